@@ -69,7 +69,8 @@ def broker_without_database(settings: Settings, sweeps: Mapping[str, Sweep]) -> 
       SettingsError: When a required setting is missing.
     """
     broker = message_broker(settings)
-    install(broker, settings.model_copy(update={"database_url": None}), workers=False)
+    without = settings.model_copy(update={"database_url": None, "databases": {}, "replica_urls": ()})
+    install(broker, without, workers=False)
     for sweep in sweeps.values():
         register(broker, sweep)
     return broker

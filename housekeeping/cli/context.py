@@ -43,7 +43,7 @@ def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep
     sweeps = configured_sweeps(settings)
     schema.use_database(settings)
     if with_schema:
-        schema.require()
+        schema.require_all()
 
     def provide() -> None:
         """Create the broker, for the first run that enqueues other runs. Most commands never need it."""

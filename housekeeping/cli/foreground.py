@@ -144,7 +144,7 @@ def close_run(sweep: Sweep, run_id: int | None, started_at: datetime) -> RunResu
 
     Afterward the run cannot commit any more. The next run takes over its lease.
     """
-    closed = Closed("partial", "shutdown", {}) if run_id is None else _closed(run_id)
+    closed = Closed("partial", "shutdown", {}) if run_id is None else _closed(run_id, sweep.database)
     if closed is None:
         return None
     return RunResult(
@@ -158,12 +158,12 @@ def close_run(sweep: Sweep, run_id: int | None, started_at: datetime) -> RunResu
     )
 
 
-def _closed(run_id: int) -> Closed | None:
+def _closed(run_id: int, database_name: str) -> Closed | None:
     results: list[Closed] = []
 
     def close() -> None:
         try:
-            with database.atomic():
+            with database.using(database_name), database.atomic():
                 results.append(runs.fail(run_id, "partial", "shutdown", None, {}))
         except (PeeweeException, HousekeepingError):
             return  # the next run marks it as lost

@@ -121,6 +121,16 @@ def _urls(value: Any) -> Any:
     return _listed(value, "URLs", r"\s*,\s*(?=\w+://)")
 
 
+def _replicas(value: Any) -> Any:
+    """Parse a list of URLs, or a JSON object of such lists by database."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return _urls(value)
+    try:
+        return {name: _urls(urls) for name, urls in json.loads(value).items()}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"URLs separated by commas, or JSON ({error})") from None
+
+
 def _modules(value: Any) -> Any:
     names = _listed(value, "names of modules")
     if any(not all(part.isidentifier() for part in str(name).split(".")) for name in names):
@@ -149,7 +159,11 @@ def _not_null(value: Any) -> Any:
 KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the characters _ . -")
 SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
 TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
-URLS: Final = BeforeValidator(_urls)
+DATABASE: Final = _matching(
+    r"(?!main$)[A-Za-z][A-Za-z0-9_-]{0,39}",
+    "at most 40 letters, digits, _ and -; main is the database of HOUSEKEEPING_DATABASE_URL",
+)
+REPLICAS: Final = BeforeValidator(_replicas)
 MODULES: Final = BeforeValidator(_modules)
 FAMILIES: Final = BeforeValidator(_families)
 NOT_NULL: Final = BeforeValidator(_not_null)

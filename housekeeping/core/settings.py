@@ -13,31 +13,34 @@ from zoneinfo import ZoneInfo
 
 import pydantic
 from dotenv.parser import parse_stream
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.sanitize import mask_secrets
 from housekeeping.core.setting_types import (
     BROKER,
+    DATABASE,
     FAMILIES,
     KEY,
     MODULES,
     NOT_NULL,
     POSTGRES,
     REDIS,
+    REPLICAS,
     SCHEMA,
     SENTRY,
     STORE,
     TABLE,
     TOKEN,
-    URLS,
     ZONE,
     json_object,
 )
 
 PREFIX: Final = "HOUSEKEEPING_"
 FILE: Final = ".env"
+#: Name of the database of ``HOUSEKEEPING_DATABASE_URL``.
+MAIN: Final = "main"
 _MAX_SHOWN: Final = 200  # characters of a wrong value
 #: Variables of the embedded servers and of the tests.
 _OTHER_PREFIXES: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
@@ -45,6 +48,9 @@ _OTHER_PREFIXES: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
 
 _MAX_DURATION_S: Final = 7 * 86_400  # a week; a longer time is probably in the wrong unit
 _MAX_AGE_S: Final = 100 * 366 * 86_400  # a hundred years; a greater age may be no date in PostgreSQL
+
+
+_Urls = tuple[Annotated[str, POSTGRES], ...]
 
 
 class ThrottleSettings(BaseModel):
@@ -100,6 +106,8 @@ class WorkerSettings(BaseModel):
     target_batch_s: Annotated[float, Field(gt=0, le=60)] | None = None
     gates: Annotated[ThrottleSettings | None, NOT_NULL] = None
     breaker: Annotated[BreakerSettings | None, NOT_NULL] = None
+    #: Name of the worker's database; all workers of a built-in family have the same one.
+    database: Annotated[str | None, NOT_NULL] = None
     table: Annotated[Annotated[str, TABLE] | None, NOT_NULL] = None
     tables: Annotated[dict[str, Annotated[str, TABLE]] | None, NOT_NULL] = None
 
@@ -141,10 +149,21 @@ class Settings(BaseSettings):
     )
 
     database_url: Annotated[str, POSTGRES] | None = None
+    #: URLs of further databases by name. `database_url` is the database ``main``.
+    databases: Annotated[
+        dict[Annotated[str, DATABASE], Annotated[str, POSTGRES]],
+        NoDecode,
+        json_object('database, such as {"ci": "postgresql://host/ci"}'),
+    ] = {}
     #: Whether connections to PostgreSQL are direct; ``auto`` tests it.
     prepared_statements: Literal["auto", "on", "off"] = "auto"
-    #: Read by actors whose ``data_consistency`` allows it.
-    replica_urls: Annotated[tuple[Annotated[str, POSTGRES], ...], NoDecode, URLS] = ()
+    #: Read by actors whose ``data_consistency`` allows it: replicas of ``main``, or a list for each database by name.
+    replica_urls: Annotated[
+        Annotated[_Urls, Tag("[list]")] | Annotated[dict[str, _Urls], Tag("[object]")],
+        Discriminator(lambda value: "[object]" if isinstance(value, dict) else "[list]"),
+        NoDecode,
+        REPLICAS,
+    ] = ()
     redis_url: Annotated[str, REDIS] | None = None
     broker_url: Annotated[str, BROKER] | None = None
     namespace: Annotated[str, KEY] = "housekeeping"
@@ -184,9 +203,20 @@ class Settings(BaseSettings):
         _reject_unknown(os.environ)
         _reject_unknown(_names_in_file(Path(FILE)), f" (in {FILE})")
         try:
-            return cls(**overrides)
+            settings = cls(**overrides)
         except pydantic.ValidationError as error:
             raise SettingsError(_one_line(error)) from None
+        if settings.databases and settings.database_url is None:
+            raise SettingsError(
+                f"{PREFIX}DATABASES is set without {PREFIX}DATABASE_URL; set this too: it is the database {MAIN}"
+            )
+        for name in settings.replicas:
+            if name not in settings.database_names:
+                raise SettingsError(
+                    f"{PREFIX}REPLICA_URLS names the database {name!r}; the databases are "
+                    f"{', '.join(settings.database_names)} ({PREFIX}DATABASES)"
+                )
+        return settings
 
     def __repr__(self) -> str:
         return mask_secrets(super().__repr__())
@@ -200,6 +230,26 @@ class Settings(BaseSettings):
           SettingsError: If it is not set.
         """
         return self.database_url or _missing("DATABASE_URL", "postgresql://user:password@host:5432/database")
+
+    @property
+    def database_names(self) -> tuple[str, ...]:
+        """The names of all databases, `MAIN` first."""
+        return (MAIN, *self.databases)
+
+    def database_urls(self) -> dict[str, str]:
+        """Return the URL of each database by name, `MAIN` first.
+
+        Raises:
+          SettingsError: If the database's URL is not set.
+        """
+        return {MAIN: self.require_database_url(), **self.databases}
+
+    @property
+    def replicas(self) -> dict[str, tuple[str, ...]]:
+        """The URLs of the replicas by database."""
+        if isinstance(self.replica_urls, dict):
+            return self.replica_urls
+        return {MAIN: self.replica_urls} if self.replica_urls else {}
 
     def require_redis_url(self) -> str:
         """Return Redis's URL.
@@ -261,6 +311,7 @@ _EXPECTED: Final = {
     "float_parsing": "a number",
     "string_type": "text",
     "model_type": "a JSON object",
+    "tuple_type": "a list of URLs",
 }
 
 
@@ -268,10 +319,14 @@ _EXPECTED: Final = {
 _NESTED: Final[dict[str, type[BaseModel]]] = {"gates": ThrottleSettings, "breaker": BreakerSettings}
 
 
+#: Parts of the place of an error that are no key of a setting.
+_NO_KEYS: Final = ("[key]", "[list]", "[object]")
+
+
 def _one_line(error: pydantic.ValidationError) -> str:
     """Describe the first error: name, value and expected form."""
     first = error.errors(include_url=False)[0]
-    field, *path = first["loc"]
+    field, *path = (part for part in first["loc"] if part not in _NO_KEYS)
     where = _variable(str(field)) + "".join(f"[{json.dumps(part)}]" for part in path)
     if first["type"] == "extra_forbidden":
         model = WorkerSettings if field == "workers" else ObjectStoreSettings

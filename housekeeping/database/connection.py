@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,7 @@ from psycopg2.extensions import parse_dsn
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError, TransactionEnded
 from housekeeping.core.sanitize import error_line, mask_secrets
 from housekeeping.database.peewee_database import Database as Database
-from housekeeping.database.peewee_database import DatabaseHandle
+from housekeeping.database.peewee_database import DatabaseHandle as DatabaseHandle
 from housekeeping.database.peewee_database import is_connection_lost as is_connection_lost
 from housekeeping.database.peewee_database import sqlstate as sqlstate
 from housekeeping.database.pooler import PreparedStatements
@@ -64,8 +64,10 @@ class GuardedConnection(Connection):
             self._lent = False
 
 
-#: Initialized once, when the application is composed (`housekeeping.app`, `install`, or a test).
+#: The current database of the thread. A run of a worker makes the worker's database the current one; otherwise it is
+#: `MAIN`. Initialized once, when the application is composed (`housekeeping.app`, `install`, or a test).
 database: Final = DatabaseHandle()
+_handles: Final[dict[str, DatabaseHandle]] = {}
 
 #: Settings of each session, or of each transaction through a pooler. Statements and waits have limits so that a slow
 #: database costs a run its batch and not its worker thread. All limits are far above a healthy batch and below the
@@ -108,7 +110,42 @@ def translate_postgres_errors() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError) as error:
-        raise DatabaseUnavailable(f"PostgreSQL did not answer: {error_line(error)}") from error
+        which = f"the database {database.selected!r}" if database.several() else "PostgreSQL"
+        raise DatabaseUnavailable(f"{which} did not answer: {error_line(error)}") from error
+
+
+def use_databases(urls: Mapping[str, str], prepared_statements: PreparedStatements) -> None:
+    """Replace the configured databases by those with these URLs, by name; nothing is connected yet.
+
+    Raises:
+      SettingsError: If libpq cannot parse a URL.
+    """
+    given = {name: connect_to(url, prepared_statements) for name, url in urls.items()}
+    for name in [name for name in database.by_name() if name not in given]:
+        with database.using(name):
+            database.initialize(None)
+    for name, handle in given.items():
+        with database.using(name):
+            database.initialize(handle)
+
+
+def handle_of(name: str) -> DatabaseHandle:
+    """Return the handle of the database with this name, whichever is current."""
+    return _handles.setdefault(name, DatabaseHandle(name))
+
+
+def bind(model: type[Model], handle: DatabaseHandle) -> None:
+    """Let the model's statements run on the handle's database."""
+    meta: Any = model._meta
+    if meta.database is not handle and isinstance(meta.database, DatabaseHandle):
+        meta.set_database(handle)
+
+
+def close_databases() -> None:
+    """Close this thread's connections to all databases."""
+    for each in database.by_name().values():
+        if not each.is_closed():
+            each.close()
 
 
 class BaseModel(Model):

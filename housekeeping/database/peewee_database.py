@@ -8,8 +8,9 @@ replaced. tests/unit/database/test_peewee_database.py fails if a release of peew
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from peewee import (  # type: ignore[attr-defined]  # the wrapper of the driver's errors is not in the stubs
@@ -24,11 +25,16 @@ from peewee import (  # type: ignore[attr-defined]  # the wrapper of the driver'
 from psycopg2 import OperationalError as DriverOperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.context import waiting_for
 from housekeeping.database.pooler import PreparedStatements, leads_to_pooler, rejects_options, use_pooler
 from housekeeping.database.times import read_extreme_times
 
 T = TypeVar("T")
+
+#: The configured databases by name.
+_databases: Final[dict[str, Database]] = {}
+_current: Final[ContextVar[str]] = ContextVar("current_database", default=MAIN)
 
 #: PostgreSQL's code for a column that does not exist.
 _UNDEFINED_COLUMN: Final = "42703"
@@ -38,10 +44,59 @@ _BLOCKS: Final = ("ctx", "transactions", "commit_callbacks")
 
 
 class DatabaseHandle(DatabaseProxy):
-    """Proxy that begins the transactions of its database. peewee's own would begin plain ones."""
+    """Proxy of the database with the given name, or of the database that is current in this thread.
+
+    It begins the transactions of its database. peewee's own would begin plain ones.
+
+    Parameters:
+      name: None for the current database: `MAIN`, or within `using` another one.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        # peewee's proxies reject other attributes, and begin without a database.
+        object.__setattr__(self, "_fixed_name", name)
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    @property
+    def selected(self) -> str:
+        """The name of this handle's database."""
+        name: str | None = self._fixed_name
+        return name or _current.get()
+
+    @property
+    def obj(self) -> Database | None:
+        """The database; None if there is none of this name."""
+        return _databases.get(self.selected)
+
+    @obj.setter
+    def obj(self, database: Database | None) -> None:
+        if database is None:
+            _databases.pop(self.selected, None)
+        else:
+            _databases[self.selected] = database
+
+    @staticmethod
+    @contextmanager
+    def using(name: str) -> Iterator[None]:
+        """Make the database with this name the current one in the block, for this thread."""
+        before = _current.set(name)
+        try:
+            yield
+        finally:
+            _current.reset(before)
+
+    @staticmethod
+    def by_name() -> dict[str, Database]:
+        """Return every configured database by name, `MAIN` first."""
+        return dict(sorted(_databases.items(), key=lambda each: each[0] != MAIN))
+
+    @staticmethod
+    def several() -> bool:
+        """Return whether several databases are configured, so that texts must name them."""
+        return len(_databases) > 1
 
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
-        return self.obj.transaction(*args, **kwargs)
+        return self.__getattr__("transaction")(*args, **kwargs)
 
 
 class _Transaction(_transaction):

@@ -16,6 +16,7 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.sanitize import error_line, mask_secrets
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.context import MessageContext, current_message, waiting_for
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import Database, connect_to, database, sqlstate
@@ -56,6 +57,7 @@ class Replica(Database):
       url: URL of the replica; it connects with its first statement.
       clock: Monotonic clock.
       prepared_statements: As in `connect_to`.
+      primary: Name of the database of which it is a replica.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Replica(Database):
         url: str,
         clock: Callable[[], float] = time.monotonic,
         prepared_statements: PreparedStatements = "auto",
+        primary: str = MAIN,
     ) -> None:
         template = connect_to(url)
         options = f"{template.connect_params['options']} {_READ_ONLY}"
         parameters = {**template.connect_params, **_CONNECTION, "options": options}
         super().__init__(template.database, prepared_statements=prepared_statements, **parameters)
         self._url = url
+        self._primary = primary
         self._clock = clock
         self._failure_lock = threading.Lock()
         self._skipped_until = 0.0
@@ -94,9 +98,9 @@ class Replica(Database):
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         if self.in_transaction():
             return super().execute_sql(sql, params)
-        routing = _routing.get()
+        routing = _routing.get().get(self._primary)
         if routing is None or not routing.uses(self) or self.is_closed():
-            return _primary().execute_sql(sql, params)
+            return _primary(self._primary).execute_sql(sql, params)
         try:
             cursor = super().execute_sql(sql, params)
         except (OperationalError, InterfaceError) as error:
@@ -104,7 +108,7 @@ class Replica(Database):
                 raise
             self._skip_for_a_minute(error_line(error))
             routing.use_primary()
-            return _primary().execute_sql(sql, params)
+            return _primary(self._primary).execute_sql(sql, params)
         routing.used = "replica"
         return cursor
 
@@ -148,6 +152,7 @@ class Replicas:
       urls: URLs of the replicas; without any, everything is read from the primary.
       clock: Monotonic clock.
       prepared_statements: As in `connect_to`.
+      primary: Name of the database of which they are replicas.
     """
 
     def __init__(
@@ -155,8 +160,9 @@ class Replicas:
         urls: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         prepared_statements: PreparedStatements = "auto",
+        primary: str = MAIN,
     ) -> None:
-        self._all = [Replica(url, clock, prepared_statements) for url in urls]
+        self._all = [Replica(url, clock, prepared_statements, primary) for url in urls]
         self._turn = itertools.count()
         self._clock = clock
 
@@ -191,15 +197,17 @@ class Replicas:
 
 
 class ReadRouting:
-    """Server that the current message reads from, chosen at its first read and kept until it ends.
+    """Server that the current message reads one database from, chosen at its first read and kept until it ends.
 
     Parameters:
       message: The message.
       choose: Returns a replica, or None for the primary.
+      name: Name of the database.
     """
 
-    def __init__(self, message: MessageContext | None, choose: Callable[[], Replica | None]) -> None:
+    def __init__(self, message: MessageContext | None, choose: Callable[[], Replica | None], name: str = MAIN) -> None:
         self.message = message
+        self.name = name
         self.used: ReadSource = "primary"
         self._choose = choose
         self._chosen: list[Replica | None] = []
@@ -208,7 +216,7 @@ class ReadRouting:
         """Return the database of the chosen replica, or of the primary."""
         if not self._chosen:
             self._chosen.append(self._choose())
-        return self._chosen[0] or _primary()
+        return self._chosen[0] or _primary(self.name)
 
     def uses(self, replica: Replica) -> bool:
         """Return whether the message reads from this replica and has not ended."""
@@ -219,15 +227,16 @@ class ReadRouting:
         self._chosen = [None]
 
 
-_routing: Final[ContextVar[ReadRouting | None]] = ContextVar("read_routing", default=None)
+_NOWHERE: Final[dict[str, ReadRouting]] = {}
+_routing: Final[ContextVar[dict[str, ReadRouting]]] = ContextVar("read_routing", default=_NOWHERE)
 
 
-def set_read_routing(routing: ReadRouting | None) -> None:
-    """Set where the current message reads; None means the primary."""
-    _routing.set(routing)
+def set_read_routing(*routings: ReadRouting) -> None:
+    """Set where the current message reads each database; other databases are read from their primaries."""
+    _routing.set({each.name: each for each in routings})
 
 
-def read_database() -> Database:
+def read_database(name: str = MAIN) -> Database:
     """Return the database that the current message may read from: a replica if its ``data_consistency`` allows one.
 
     ::
@@ -235,6 +244,9 @@ def read_database() -> Database:
         @dramatiq.actor(data_consistency="sticky")
         def remind(user_id: int) -> None:
             unread = Notification.select().where(Notification.user_id == user_id).count(housekeeping.read_database())
+
+    Parameters:
+      name: Name of the database, from ``HOUSEKEEPING_DATABASES``.
 
     A replica is used if it has replayed what was committed before the message was sent. ``sticky`` waits up to half a
     second for one, and ``delayed`` tries once more some seconds later. If the replica fails, its statements run on the
@@ -245,10 +257,10 @@ def read_database() -> Database:
       Select and lock rows that you change on the primary.
 
     Raises:
-      SettingsError: If ``HOUSEKEEPING_DATABASE_URL`` is not set.
+      SettingsError: If there is no such database, or ``HOUSEKEEPING_DATABASE_URL`` is not set.
     """
-    primary = _primary()
-    routing = _routing.get()
+    primary = _primary(name)
+    routing = _routing.get().get(name)
     if primary.in_transaction() or routing is None or routing.message is not current_message.get():
         return primary
     return routing.database()
@@ -256,14 +268,19 @@ def read_database() -> Database:
 
 def data_consistency_used() -> ReadSource:
     """Return ``replica`` if a read of the current message went to one, else ``primary``."""
-    routing = _routing.get()
-    return routing.used if routing is not None and routing.message is current_message.get() else "primary"
+    message = current_message.get()
+    replica = any(each.used == "replica" and each.message is message for each in _routing.get().values())
+    return "replica" if replica else "primary"
 
 
-def _primary() -> Database:
-    if database.obj is None:
+def _primary(name: str) -> Database:
+    databases = database.by_name()
+    if name not in databases and name != MAIN:
+        raise SettingsError(
+            f"there is no database {name!r}; the databases are {', '.join(databases)} (HOUSEKEEPING_DATABASES)"
+        )
+    if name not in databases:
         raise SettingsError(
             "HOUSEKEEPING_DATABASE_URL is not set; it should be a URL such as postgresql://host/database"
         )
-    primary: Database = database.obj
-    return primary
+    return databases[name]

@@ -12,7 +12,6 @@ from peewee import Field, Model
 from transitions import Machine
 
 from housekeeping.core.errors import DeclarationError, IllegalEvent, RecordChanged
-from housekeeping.database.connection import database
 
 #: After a conflict the record is read again and the event retried at once (document 6, リトライ仕様).
 CONFLICT_RETRIES: Final = 3
@@ -115,7 +114,7 @@ class StateMachine:
                 unchanged &= version == getattr(record, version.name)
                 values[version] = (getattr(record, version.name) or 0) + 1
             update: Any = type(record).update(values).where(unchanged).returning(*values)
-            with database.atomic():
+            with type(record)._meta.database.atomic():
                 written = next(iter(update.tuples().execute()), None)
                 if written is not None and within_transaction is not None:
                     within_transaction()

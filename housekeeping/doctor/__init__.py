@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import redis
@@ -14,10 +16,11 @@ from peewee import PeeweeException
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import brokers, columns, postgres, redis_server, stages, tables
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem, problems_of
-from housekeeping.sweeps.registry import Finding
+from housekeeping.sweeps.registry import Finding, by_database
 from housekeeping.workers import families
 
 #: Random characters that cannot be guessed. The dashboard does not limit attempts.
@@ -33,7 +36,8 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     Parameters:
       sweeps: The workers by name. Workers that are disabled or not set up are skipped.
     """
-    problems = _problems(sweeps)
+    by_name = by_database(sweeps.values())
+    problems = {worker: found for workers in by_name.values() for worker, found in _problems(workers).items()}
     enabled = {name: sweep for name, sweep in sweeps.items() if sweep.enabled and name not in problems}
     checks: list[tuple[str, Check]] = []
     if settings.database_url is None:
@@ -41,8 +45,10 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             "error", "postgres", "connection", "HOUSEKEEPING_DATABASE_URL is not set", "set it: postgresql://..."
         )
     else:
-        checks += [("postgres", module.examine) for module in (postgres, tables, columns, stages)]
-        checks.append(("postgres", postgres.outbox))
+        for name in by_name:
+            area = f"postgres {name}" if settings.databases else "postgres"
+            of_database = (postgres.examine, tables.examine, columns.examine, stages.examine, postgres.outbox)
+            checks += [(area, partial(_of_database, name, area, check)) for check in of_database]
     if settings.redis_url is None:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     else:
@@ -67,9 +73,21 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             yield Finding("error", area, "connection", error_line(error), "the checks that need it were skipped")
 
 
-def _problems(sweeps: dict[str, Sweep]) -> dict[str, SetupProblem]:
+def _of_database(name: str, area: str, check: Check, settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield the findings of a check in one database, for its workers."""
+    workers = {each.name: each for each in sweeps.values() if each.database == name}
+    findings = check(settings, workers)
+    while True:
+        with database.using(name), translate_postgres_errors():
+            finding = next(findings, None)
+        if finding is None:
+            return
+        yield replace(finding, area=area) if finding.area == "postgres" else finding
+
+
+def _problems(sweeps: list[Sweep]) -> dict[str, SetupProblem]:
     try:
-        return problems_of(sweeps.values())
+        return problems_of(sweeps)
     except (HousekeepingError, PeeweeException):  # the PostgreSQL check reports it
         return {}
 

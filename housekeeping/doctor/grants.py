@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from peewee import Model
@@ -31,13 +31,21 @@ _RESERVED: Final = frozenset(
 )
 
 
-def needed_rights(settings: Settings) -> dict[str, tuple[str, ...]]:
+def needed_rights(settings: Settings, workers: Container[str] | None = None) -> dict[str, tuple[str, ...]]:
     """Return the rights that the workers need, by configured table name.
+
+    Parameters:
+      workers: The names of the workers of one database; by default all.
 
     They include the rights that a family declares and those of its sweeps' statements, such as subqueries of a
     predicate or the tables that a user's own action changes.
     """
-    return {table: rights for family in families(settings) for table, (_, rights) in tables_of(family).items()}
+    found = [
+        family
+        for family in families(settings)
+        if workers is None or any(sweep.name in workers for sweep in family.sweeps)
+    ]
+    return {table: rights for family in found for table, (_, rights) in tables_of(family).items()}
 
 
 def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:

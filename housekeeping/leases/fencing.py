@@ -21,6 +21,7 @@ from housekeeping.core.errors import (
     SchemaMissing,
 )
 from housekeeping.core.sanitize import error_line
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.context import current_message
 from housekeeping.database.connection import BaseModel, database, sqlstate
 from housekeeping.database.times import UtcDateTimeField
@@ -227,7 +228,10 @@ def _translate_errors() -> Iterator[None]:
     A worker's thread keeps it for the next message.
     """
     if database.obj is None:
-        raise DatabaseNotConfigured("no database is configured (HOUSEKEEPING_DATABASE_URL)")
+        which = "no database is configured (HOUSEKEEPING_DATABASE_URL)"
+        if database.selected != MAIN:
+            which = f"there is no database {database.selected!r} (HOUSEKEEPING_DATABASES)"
+        raise DatabaseNotConfigured(which)
     close = database.is_closed() and current_message.get() is None
     try:
         yield

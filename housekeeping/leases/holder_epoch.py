@@ -8,6 +8,7 @@ from collections.abc import Callable
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
+from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database
 from housekeeping.leases.fencing import (
     Connection,
@@ -24,16 +25,17 @@ logger = logging.getLogger(__name__)
 
 
 class HolderEpoch:
-    """Epoch of the holder with this token.
+    """Epoch of the holder with this token, in the ledger of one database.
 
     Attributes:
       number: The epoch; None while it has none.
     """
 
-    def __init__(self, key: str, token: str) -> None:
+    def __init__(self, key: str, token: str, database_name: str = MAIN) -> None:
         self.number: int | None = None
         self._key = key
         self._token = token
+        self._database = database_name
         self._began_without = True
         self._has_fenced = False
         self._error: HousekeepingError | None = None
@@ -46,9 +48,10 @@ class HolderEpoch:
             holder does not end.
         """
         try:
-            self._began_without = not needs_epoch(self._key)
-            if not self._began_without:
-                self.number = acquire_epoch(self._key, self._token)
+            with database.using(self._database):
+                self._began_without = not needs_epoch(self._key)
+                if not self._began_without:
+                    self.number = acquire_epoch(self._key, self._token)
         except HousekeepingError as error:
             # Work that needs no database continues. Work that needs it gets the error from `fence`.
             self._error = error
@@ -66,23 +69,28 @@ class HolderEpoch:
         if self._error is not None:
             kind = DatabaseUnavailable if isinstance(self._error, DatabaseUnavailable) else HousekeepingError
             raise kind(f"lease {self._key!r} has no epoch: {self._error}")
-        if self.number is not None and not self._began_without:
-            check_epoch(self._key, self.number, connection)
-        # A first epoch is missing again after a rollback.
-        elif self.number is None or not is_latest(self._key, self.number, connection):
-            self.number = first_epoch(self._key, self._token, is_held, connection)
+        with database.using(self._database):
+            if self.number is not None and not self._began_without:
+                check_epoch(self._key, self.number, connection)
+            # A first epoch is missing again after a rollback.
+            elif self.number is None or not is_latest(self._key, self.number, connection):
+                self.number = first_epoch(self._key, self._token, is_held, connection)
         self._has_fenced = True
 
     def forget(self) -> None:
         """Delete an epoch that nothing was fenced with, so that the next holders need none."""
         if self.number is not None and not self._has_fenced and not in_transaction():
-            forget_epoch(self._key, self.number)
+            with database.using(self._database):
+                forget_epoch(self._key, self.number)
 
 
 def in_transaction() -> bool:
-    """Return whether this thread has an open transaction on the library's connection."""
-    if database.obj is None or database.is_closed():
-        return False
-    # The driver also knows transactions that were begun without peewee.
-    status = database.connection().info.transaction_status
-    return database.in_transaction() or status in (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
+    """Return whether this thread has an open transaction on one of the library's connections."""
+    for each in database.by_name().values():
+        if each.is_closed():
+            continue
+        # The driver also knows transactions that were begun without peewee.
+        status = each.connection().info.transaction_status
+        if each.in_transaction() or status in (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR):
+            return True
+    return False

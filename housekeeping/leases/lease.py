@@ -21,6 +21,7 @@ from housekeeping.core.errors import (
     RedisUnavailable,
 )
 from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
 from housekeeping.leases.fencing import Connection
@@ -81,6 +82,7 @@ class ExclusiveLease:
       with_epoch: Whether holders have an epoch for `fence`, if a database is configured. False for callers that issue
         it themselves.
       worker: Name of the worker, shown to people who look for the holder; by default that of the current message.
+      database: Name of the database whose transactions `fence` protects. All holders of a key name the same one.
 
     Raises:
       DeclarationError: If the ttl is too short to be renewed in time.
@@ -96,6 +98,7 @@ class ExclusiveLease:
         *,
         with_epoch: bool = True,
         worker: str | None = None,
+        database: str = MAIN,
     ) -> None:
         if not isinstance(ttl, timedelta) or ttl < SHORTEST_TTL:
             raise DeclarationError(f"lease {key!r}: ttl is {ttl!r}; it should be a timedelta of at least 3 seconds")
@@ -149,7 +152,7 @@ class ExclusiveLease:
             metrics.LEASES_HELD.add(holder_of(token).worker or "")
             return False
         self._token, self._pid = token, os.getpid()
-        self._epoch = HolderEpoch(self.key, token) if self._with_epoch else None
+        self._epoch = HolderEpoch(self.key, token, self._database) if self._with_epoch else None
         if self._epoch is not None:
             self._acquire(self._epoch)
         return True
@@ -266,8 +269,8 @@ class ExclusiveLease:
         longer than its ttl.
 
         Parameters:
-          connection: The application's own connection to the database of ``HOUSEKEEPING_DATABASE_URL``, of any driver
-            with ``%s`` parameters; by default the library's own.
+          connection: The application's own connection to the lease's database, of any driver with ``%s`` parameters; by
+            default the library's own.
 
         Raises:
           LeaseLost: If the lease has a newer holder. Let it roll the transaction back.

@@ -18,7 +18,7 @@ from dramatiq import Middleware
 from dramatiq.middleware import AgeLimit, Callbacks, Pipelines, TimeLimit
 from periodiq import PeriodiqMiddleware
 
-from housekeeping.core.settings import Settings
+from housekeeping.core.settings import MAIN, Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.replicas import Replicas
 from housekeeping.database.wal_position import WalPositionReader
@@ -100,7 +100,8 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
             client,
             namespace,
             WalPositionReader(settings.database_url, prepared_statements=settings.prepared_statements),
-            Replicas(settings.replica_urls, prepared_statements=settings.prepared_statements),
+            Replicas(settings.replicas.get(MAIN, ()), prepared_statements=settings.prepared_statements),
+            _replicas_of_other_databases(settings),
         ),
         deduplication,
         leases,
@@ -120,6 +121,18 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         within_actors(_own(given, TimeLimit) or TimeLimit()),
         ShutdownNotifications(timedelta(seconds=settings.grace_s), shutdown is not None and shutdown.notify_shutdown),
     ]
+
+
+def _replicas_of_other_databases(settings: Settings) -> dict[str, tuple[WalPositionReader, Replicas]]:
+    how = settings.prepared_statements
+    return {
+        name: (
+            WalPositionReader(settings.databases[name], prepared_statements=how),
+            Replicas(urls, prepared_statements=how, primary=name),
+        )
+        for name, urls in settings.replicas.items()
+        if name != MAIN
+    }
 
 
 def _own(given: Sequence[Middleware], kind: type[M]) -> M | None:

@@ -7,7 +7,7 @@ from typing import Any
 from dramatiq import Broker, MessageProxy, Middleware
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from housekeeping.database.connection import database
+from housekeeping.database.connection import Database, database
 
 
 class Connections(Middleware):
@@ -20,17 +20,18 @@ class Connections(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        if database.obj is None or database.is_closed():
-            return
-        # The status also shows a transaction that peewee did not begin, and a dead server.
-        if database.in_transaction() or database.connection().info.transaction_status != TRANSACTION_STATUS_IDLE:
-            _close()
+        for each in database.by_name().values():
+            if each.is_closed():
+                continue
+            # The status also shows a transaction that peewee did not begin, and a dead server.
+            if each.in_transaction() or each.connection().info.transaction_status != TRANSACTION_STATUS_IDLE:
+                _close(each)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self.after_process_message(broker, message)
 
 
-def _close() -> None:
-    while database.in_transaction():  # peewee does not close a connection inside a transaction
-        database.pop_transaction()
-    database.close()
+def _close(unusable: Database) -> None:
+    while unusable.in_transaction():  # peewee does not close a connection inside a transaction
+        unusable.pop_transaction()
+    unusable.close()

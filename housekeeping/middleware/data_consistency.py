@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import redis
@@ -18,7 +20,7 @@ from housekeeping.core.middleware_errors import Requeue
 from housekeeping.core.redis_client import text, translate_redis_errors
 from housekeeping.core.telemetry.context import current_message
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.replicas import ReadRouting, ReplicaChoice, Replicas, set_read_routing
+from housekeeping.database.replicas import ReadRouting, Replica, ReplicaChoice, Replicas, set_read_routing
 from housekeeping.database.wal_position import WalPosition, WalPositionReader
 from housekeeping.middleware.deduplication.keys import position_prefix
 from housekeeping.middleware.deduplication.options import KEY, POSITION, POSITION_REMEMBERED
@@ -54,13 +56,25 @@ class DataConsistency(Middleware):
 
     Parameters:
       client, namespace: Of the Redis in which deduplication remembers the positions of dropped duplicates.
+      positions: Reads the positions that messages carry, which are those of the database ``main``.
+      replicas: Replicas of ``main``.
+      others: Replicas of the other databases by name. One of them is read once it has replayed the position at the time
+        of the message's first read, which is later than that of the sender.
     """
 
-    def __init__(self, client: redis.Redis, namespace: str, positions: WalPositionReader, replicas: Replicas) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        namespace: str,
+        positions: WalPositionReader,
+        replicas: Replicas,
+        others: Mapping[str, tuple[WalPositionReader, Replicas]] = MappingProxyType({}),
+    ) -> None:
         self._client = client
         self._prefix = position_prefix(namespace)
         self._positions = positions
         self._replicas = replicas
+        self._others = others
         self._thread = _ThreadState()
 
     @contextmanager
@@ -80,7 +94,7 @@ class DataConsistency(Middleware):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         # A message that goes back into the queue keeps its position, which covers what its sender saw.
-        if not self._asked_for(broker, message) or POSITION in message.options:
+        if not self._replicas or not self._asked_for(broker, message) or POSITION in message.options:
             return
         position = self._thread.shared or self._positions.current()
         if position is not None:
@@ -89,22 +103,28 @@ class DataConsistency(Middleware):
             self._thread.shared = position
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        set_read_routing(None)
+        set_read_routing()
         if not self._asked_for(broker, message):
             return
         delayed = broker.get_actor(message.actor_name).options["data_consistency"] == "delayed"
-        if delayed and _WAITED not in message.options and self._caught_up(message).lagging:
+        if delayed and self._replicas and _WAITED not in message.options and self._caught_up(message).lagging:
             message.options[_WAITED] = True
             logger.info("Message requeued, because all replicas lag", job_status="waits_for_replica")
             raise Requeue(f"{message.message_id} waits for a replica", _LATER)
         # The replica is chosen at the first read: most runs need none, and until its run starts a message may still
         # replace duplicates, whose positions count.
-        set_read_routing(ReadRouting(current_message.get(), lambda: self._caught_up(message).replica))
+        context = current_message.get()
+        routings = [ReadRouting(context, partial(self._replica_of, name), name) for name in self._others]
+        if self._replicas:
+            routings.append(ReadRouting(context, lambda: self._caught_up(message).replica))
+        set_read_routing(*routings)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         self._replicas.close_unusable()
+        for _, replicas in self._others.values():
+            replicas.close_unusable()
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         self.after_process_message(broker, message)
@@ -112,16 +132,20 @@ class DataConsistency(Middleware):
     def _asked_for(self, broker: Broker, message: Message[Any] | MessageProxy) -> bool:
         actor = broker.actors.get(message.actor_name)
         wanted = None if actor is None else actor.options.get("data_consistency")
-        return bool(self._replicas) and wanted in ("sticky", "delayed")
+        return bool(self._replicas or self._others) and wanted in ("sticky", "delayed")
+
+    def _replica_of(self, name: str) -> Replica | None:
+        """Find a replica of another database that has replayed the current position."""
+        positions, replicas = self._others[name]
+        position = positions.current()
+        return None if position is None else replicas.caught_up(position, _pause()).replica
 
     def _caught_up(self, message: MessageProxy) -> ReplicaChoice:
         """Find a replica that has caught up with the message."""
         position = self._position(message)
         if position is None:
             return ReplicaChoice(None, lagging=False)
-        context = current_message.get()
-        # The wait ends when the process is asked to stop.
-        return self._replicas.caught_up(position, context.stopping.wait if context else time.sleep)
+        return self._replicas.caught_up(position, _pause())
 
     def _position(self, message: MessageProxy) -> WalPosition | None:
         """Return the newest position of the message and its dropped duplicates; None if unknown."""
@@ -139,3 +163,9 @@ class DataConsistency(Middleware):
             return None
         of_duplicates = WalPosition.parse(text(answer))
         return own if of_duplicates is None else max(own, of_duplicates)
+
+
+def _pause() -> Callable[[float], object]:
+    """Return a function that waits, for a shorter time when the process is asked to stop."""
+    context = current_message.get()
+    return context.stopping.wait if context else time.sleep

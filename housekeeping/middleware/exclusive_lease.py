@@ -15,6 +15,7 @@ from dramatiq.middleware import MiddlewareError
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip
 from housekeeping.core.redis_client import milliseconds
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly
 from housekeeping.leases.lease import SHORTEST_TTL, ExclusiveLease, RedisLeaseStore, current_lease
@@ -65,10 +66,12 @@ class ExclusiveLeases(Middleware):
         if option is None:
             return
         name = actor.actor_name
-        if not isinstance(option, dict) or not {"key", "ttl"} <= set(option) <= {"key", "ttl", "if_held"}:
+        if not isinstance(option, dict) or not {"key", "ttl"} <= set(option) <= {"key", "ttl", "if_held", "database"}:
             raise InvalidOption(f"{name}: exclusive_lease is {option!r}; it should be such as {_EXAMPLE}")
         if option.get("if_held", "skip") not in ("skip", "retry"):
             raise InvalidOption(f'{name}: if_held is {option["if_held"]!r}; it should be "skip" or "retry"')
+        if not isinstance(option.get("database", MAIN), str):
+            raise InvalidOption(f"{name}: database is {option['database']!r}; it should be the name of a database")
         if not isinstance(option["ttl"], timedelta) or option["ttl"] < SHORTEST_TTL:
             raise InvalidOption(
                 f"{name}: exclusive_lease ttl is {option['ttl']!r}; it should be a timedelta of at least 3 seconds"
@@ -87,7 +90,7 @@ class ExclusiveLeases(Middleware):
         if option is None:
             return None
         key = option["key"] if isinstance(option["key"], str) else _computed_key(actor, message, option["key"])
-        lease = ExclusiveLease(key, option["ttl"], self._store)
+        lease = ExclusiveLease(key, option["ttl"], self._store, database=option.get("database", MAIN))
         token = lease.request()
         self._thread.lease, self._thread.token = lease, token
         return [self._store.name(key)], [token, milliseconds(lease.ttl)]

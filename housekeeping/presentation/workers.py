@@ -12,7 +12,7 @@ from peewee import ProgrammingError
 from housekeeping.core.errors import DeclarationError, SchemaMissing, UnknownWorker, WrongArgument
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import PREFIX
-from housekeeping.database.connection import sqlstate, translate_postgres_errors
+from housekeeping.database.connection import database, sqlstate, translate_postgres_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.workers import is_built_in
 
@@ -59,10 +59,10 @@ def translate_table_errors(sweep: Sweep) -> Iterator[None]:
       SchemaMissing: A table does not exist, or the family of a built-in worker is not set up.
     """
     try:
-        with translate_postgres_errors():
+        with database.using(sweep.database), translate_postgres_errors():
             yield
     except (ProgrammingError, DeclarationError) as error:
-        with translate_postgres_errors():
+        with database.using(sweep.database), translate_postgres_errors():
             problem = sweep.lacks()
         if problem is not None:
             raise SchemaMissing(f"{sweep.name}: not set up: {problem.text}; {_remedy(sweep)}") from error

@@ -15,7 +15,8 @@ from peewee import Expression, Model, PeeweeException
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, HousekeepingError, SettingsError
 from housekeeping.core.sanitize import typed_error_line
-from housekeeping.core.settings import WorkerSettings
+from housekeeping.core.settings import MAIN, WorkerSettings
+from housekeeping.database.connection import database as current_database
 from housekeeping.database.primary_key import identify
 from housekeeping.leases.renewal import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import check_types
@@ -125,6 +126,7 @@ class Sweep:
         table.
       feature_category, data_consistency: Recorded as actor options.
       actor_options: Further options of the actor.
+      database: Name of the database with the tables and with the ledger of the runs, from ``HOUSEKEEPING_DATABASES``.
       partitioned: Models whose key is read from their table before a run, for `stages` that use `key_of`. A sweep whose
         `order` ends with the columns of the key does not need it.
       setup_problem: Returns what the worker lacks to run at all, such as a table; None: nothing. A worker that is not
@@ -167,6 +169,7 @@ class Sweep:
     feature_category: str = "not_owned"
     data_consistency: DataConsistency = "always"
     actor_options: Mapping[str, Any] = field(default_factory=dict)
+    database: str = MAIN
     partitioned: tuple[type[Model], ...] = ()
     enabled: bool = True
     setup_problem: Callable[[], SetupProblem | None] | None = None
@@ -300,7 +303,10 @@ class Sweep:
         Raises:
           peewee.PeeweeException: When the database cannot be asked.
         """
-        return self.setup_problem() if self.enabled and self.setup_problem is not None else None
+        if not self.enabled or self.setup_problem is None:
+            return None
+        with current_database.using(self.database):
+            return self.setup_problem()
 
     def stages_for_run(self) -> tuple[Stage, ...]:
         """Return the stages of a run, in order, adapted to the tables of this database.

@@ -51,6 +51,7 @@ class SweepOptions(TypedDict, total=False):
     feature_category: str
     data_consistency: DataConsistency
     actor_options: Mapping[str, Any]
+    database: str
     partitioned: tuple[type[Model], ...]
     enabled: bool
     setup_problem: Callable[[], SetupProblem | None] | None

@@ -11,6 +11,8 @@ from dramatiq import Actor, Broker
 
 from housekeeping.core.errors import RunTakenOver
 from housekeeping.core.middleware_errors import Requeue
+from housekeeping.core.telemetry import metrics
+from housekeeping.database.connection import database
 from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
 from housekeeping.sweeps.engine.results import RunResult
@@ -28,6 +30,8 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
     schedule: dict[str, Any] = {"schedule": sweep.schedule} if sweep.schedule and sweep.enabled else {}
     actor = _declare(broker, sweep, sweep.name, _actor_function(sweep, shards), **schedule)
     actor_registry.remember(actor)
+    if database.several():
+        metrics.WORKER_DATABASE.set(1, sweep.name, sweep.database)
     return actor
 
 

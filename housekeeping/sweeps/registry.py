@@ -13,6 +13,7 @@ from peewee import Model
 from housekeeping.core.errors import DeclarationError, SettingsError
 from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
+from housekeeping.database.connection import database
 from housekeeping.database.times import STATEMENT_TIME
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stages.actions import Delete, Transition
@@ -73,6 +74,14 @@ class Family:
     examine: Callable[[], Iterator[Finding]] | None = None
     unconfigured: Callable[[], str | None] | None = None
     automatic: bool = False
+
+
+def by_database(sweeps: Iterable[Sweep]) -> dict[str, list[Sweep]]:
+    """Return the sweeps of each configured database, by its name, `MAIN` first."""
+    found: dict[str, list[Sweep]] = {name: [] for name in database.by_name()}
+    for sweep in sweeps:
+        found.setdefault(sweep.database, []).append(sweep)
+    return found
 
 
 def family_of(module: ModuleType) -> Family:

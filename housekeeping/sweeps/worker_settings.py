@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.declaration import Sweep
 
 #: Settings with the name and type of a field.
-_SAME_NAME: Final = ("enabled", "schedule", "batch_size")
+_SAME_NAME: Final = ("enabled", "schedule", "batch_size", "database")
 #: Settings in seconds, and their fields.
 _DURATIONS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
 

@@ -13,9 +13,10 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.time_parsing import parse_future_time
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
 from housekeeping.sweeps.ledger.overrides import Override
@@ -58,32 +59,37 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         return redirect(url_for("worker", name=name), 303)
 
     def set_override(override: Override) -> Response:
-        with translate_postgres_errors():
+        with database.using(snapshots.sweep(override.worker).database), translate_postgres_errors():
             overrides.switch(override)
         return done(override.worker, f"{describe_override(override)}.")
 
     @app.post("/workers/<name>/pause")
     def pause(name: str) -> Response:
-        snapshots.sweep(name)
-        return set_override(Override(name, "paused", _reason(), _until(), said_by=_SAID_BY))
+        sweep = snapshots.sweep(name)
+        return set_override(Override(name, "paused", _reason(), _until(sweep), said_by=_SAID_BY))
 
     @app.post("/workers/<name>/narrow")
     def narrow(name: str) -> Response:
-        snapshots.sweep(name)
+        sweep = snapshots.sweep(name)
         batch_size, max_runtime_s = _number("batch_size", _LARGEST_BATCH), _number("max_runtime_s", 86_400)
         if batch_size is None and max_runtime_s is None:
             raise WrongArgument("nothing to narrow; give records per batch, seconds per run, or both")
         max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
         return set_override(
             Override(
-                name, "narrow", _reason(), _until(), said_by=_SAID_BY, batch_size=batch_size, max_runtime=max_runtime
+                name,
+                "narrow",
+                _reason(),
+                _until(sweep),
+                said_by=_SAID_BY,
+                batch_size=batch_size,
+                max_runtime=max_runtime,
             )
         )
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:
-        snapshots.sweep(name)
-        with translate_postgres_errors():
+        with database.using(snapshots.sweep(name).database), translate_postgres_errors():
             ended = overrides.resume(name, _SAID_BY)
         return done(name, f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}.")
 
@@ -93,11 +99,11 @@ def _reason() -> str | None:
     return in_one_line(request.form.get("reason", "").strip(), _LONGEST_REASON) or None
 
 
-def _until() -> datetime | None:
+def _until(sweep: Sweep) -> datetime | None:
     until = request.form.get("until", "").strip()
     if not until:
         return None
-    with translate_postgres_errors():
+    with database.using(sweep.database), translate_postgres_errors():
         return parse_future_time(until, database_now())
 
 

@@ -15,7 +15,7 @@ from werkzeug.wrappers import Response
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.presentation.workers import parse_argument, translate_table_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.attempts import REASONS
@@ -72,7 +72,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     def worker(name: str) -> str:
         sweep = snapshots.sweep(name)
         current = snapshots.current()
-        with translate_postgres_errors():
+        with database.using(sweep.database), translate_postgres_errors():
             rows = history.recent(worker=name, limit=RUNS)
             changes: Any = SwitchChange.select().where(SwitchChange.worker == name)
             changes = list(changes.order_by(SwitchChange.id.desc()).limit(_CHANGES))
@@ -86,9 +86,12 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
             live=True,
         )
 
-    @app.get("/runs/<int:run_id>")
-    def run(run_id: int) -> str:
-        with translate_postgres_errors():
+    @app.get("/runs/<label>")
+    def run(label: str) -> str:
+        name, run_id = history.parse_run_label(label) or abort(404)
+        if name not in database.by_name():
+            abort(404, "no database has this name")
+        with database.using(name), translate_postgres_errors():
             row = history.find(run_id) or abort(404, "no run has this id, or it is older than 30 days")
             found = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
         attempts = sorted({each.run_id: each for each in found}.values(), key=lambda each: each.run_id)

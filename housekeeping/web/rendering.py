@@ -15,9 +15,11 @@ from markupsafe import Markup, escape
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import printable
 from housekeeping.core.wording import counted, format_duration
+from housekeeping.database.connection import database
 from housekeeping.presentation.formatting import format_run_counts, format_time
 from housekeeping.sweeps.insight.backlog import Ended
 from housekeeping.sweeps.insight.status import is_lost, outcome_in_words
+from housekeeping.sweeps.ledger.history import run_label
 from housekeeping.web.alert_help import help_for, topic
 
 _BAR: Final = 6  # px, including a gap of one
@@ -41,6 +43,8 @@ def configure_templates(app: Flask) -> None:
         "is_lost": is_lost,
         "counted": counted,
         "run_counts": format_run_counts,
+        "run_label": run_label,
+        "several_databases": database.several,
     }
 
 
@@ -67,12 +71,12 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False, indent=2)
 
 
-def runs_chart(runs: Sequence[Ended], *, linked: bool = False) -> Markup:
+def runs_chart(runs: Sequence[Ended], *, linked_in: str | None = None) -> Markup:
     """Return a bar per run, oldest first, with its duration as height and a mark under failed runs.
 
     Parameters:
-      linked: Whether a click on a bar opens its run. The bars are not reachable by keyboard: fifty of them would come
-        before the table of runs, which has the same links.
+      linked_in: Name of the runs' database, if a click on a bar opens its run. The bars are not reachable by keyboard:
+        fifty of them would come before the table of runs, which has the same links.
     """
     if not runs:
         return Markup("")
@@ -88,10 +92,11 @@ def runs_chart(runs: Sequence[Ended], *, linked: bool = False) -> Markup:
             f'<g class="bar {escape(run.outcome)}"><title>{escape(printable(title))}</title>'
             f'<rect x="{left}" y="{_HEIGHT - height}" width="{_BAR - 1}" height="{height}"/>{mark}</g>'
         )
-        bars.append(f'<a href="/runs/{run.run_id}" tabindex="-1">{bar}</a>' if linked else bar)
+        link = "" if linked_in is None else f"/runs/{run_label(run.run_id, linked_in)}"
+        bars.append(f'<a href="{link}" tabindex="-1">{bar}</a>' if link else bar)
     failed = sum(_is_bad(run) for run in runs)
     label = f"the last {len(runs)} runs, {failed} of them failed; longest duration {longest:.1f} s"
-    return _svg("".join(bars), len(runs) * _BAR, _HEIGHT + _FOOT, label, role="group" if linked else "img")
+    return _svg("".join(bars), len(runs) * _BAR, _HEIGHT + _FOOT, label, role="img" if linked_in is None else "group")
 
 
 def backlog_chart(runs: Sequence[Ended], width: int = 300) -> Markup:

@@ -20,7 +20,7 @@ from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
-from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.alerts import Alert
@@ -30,6 +30,7 @@ from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.processes.alerts import process_alerts
 from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes, read_processes
+from housekeeping.sweeps.registry import by_database
 
 _FRESH_S: Final = 2.0  # maximum age of a snapshot; counting backlogs is expensive
 _PATIENCE_S: Final = 1.0  # maximum wait for another thread's read before a page shows the last snapshot
@@ -45,7 +46,7 @@ class Snapshot:
       runs: The last runs by worker, oldest first.
       leases_complete: False if Redis is unavailable and only the database's leases are included.
       errors: What could not be read, one line each.
-      clock: Difference between this machine's clock and the database's; `None` if unknown.
+      clocks: Differences between this machine's clock and those of the databases that answered, by their names.
       processes: Workers and schedulers by their heartbeats.
       alerts: Alerts of the whole installation.
     """
@@ -57,9 +58,14 @@ class Snapshot:
     leases: Sequence[HeldLease] = ()
     leases_complete: bool = False
     errors: list[str] = field(default_factory=list)
-    clock: ClockSkew | None = None
+    clocks: dict[str, ClockSkew] = field(default_factory=dict)
     processes: Processes = UNKNOWN
     alerts: Sequence[Alert] = ()
+
+    @property
+    def wrong_clocks(self) -> dict[str, ClockSkew]:
+        """Return the differences that are too large, by database."""
+        return {name: clock for name, clock in self.clocks.items() if clock.exceeded}
 
     @property
     def problems(self) -> dict[str, SetupProblem]:
@@ -124,26 +130,30 @@ class SnapshotCache:
 
     def _read(self) -> Snapshot:
         found, settings = Snapshot(SYSTEM_CLOCK.now()), self.settings
-        with _noting(found.errors), translate_postgres_errors():
-            found.clock = read_database_clock()
-            found.at = found.clock.server_at
-            for name, sweep in self.sweeps.items():
-                status = worker_status(sweep, found.at, settings.timezone)
-                found.statuses[name], found.runs[name] = status, last_ended(sweep, RUNS)
+        statuses: dict[str, WorkerStatus] = {}
+        for name, sweeps in by_database(self.sweeps.values()).items():
+            with _noting(found.errors), database.using(name), translate_postgres_errors():
+                found.clocks[name] = clock = read_database_clock()
+                for sweep in sweeps:
+                    status = worker_status(sweep, clock.server_at, settings.timezone)
+                    statuses[sweep.name], found.runs[sweep.name] = status, last_ended(sweep, RUNS)
+        found.at = next((clock.server_at for clock in found.clocks.values()), found.at)
+        found.statuses = {name: statuses[name] for name in self.sweeps if name in statuses}
         with _noting(found.errors, "; queues and dead letters are not shown"):
             found.queues = queue_lengths(settings, sorted({sweep.queue for sweep in self.sweeps.values()}))
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
         found.processes = read_processes(client, settings.namespace, found.at)
-        ever_ran = True  # assumed if the ledger cannot be read
-        with _noting(found.errors), translate_postgres_errors():
-            ever_ran = run_queries.any_by_a_worker_process()
+        ever_ran: list[bool] = []
+        for name in found.clocks:
+            with _noting(found.errors), database.using(name), translate_postgres_errors():
+                ever_ran.append(run_queries.any_by_a_worker_process())
         found.alerts = process_alerts(
             [sweep for name, sweep in self.sweeps.items() if name not in found.problems],
             found.processes,
             {name: lengths.waiting for name, lengths in found.queues.items()},
             found.at,
             settings.timezone,
-            ever_ran=ever_ran,
+            ever_ran=any(ever_ran) or not ever_ran,  # assumed if no ledger can be read
         )
         with _noting(found.errors):
             found.leases, found.leases_complete = self.leases(), True

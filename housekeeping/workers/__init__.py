@@ -7,14 +7,18 @@ This module lists the families and applies the settings to them: which run, thei
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from peewee import Model
+
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import Settings, WorkerSettings
+from housekeeping.database.connection import bind, database, handle_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.family_setup import FamilySetup
+from housekeeping.sweeps.ledger.models import MODELS as LEDGER
 from housekeeping.sweeps.registry import Family, declared_by, each_once, family_of, imported
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
@@ -64,7 +68,23 @@ def _built_in(settings: Settings) -> Iterator[Family]:
             yield replace(family, automatic=not _has_tables_named(family, settings))
         elif name in named:
             yield family
-    yield from map(family_of, _MAINTENANCE)
+    for module in _MAINTENANCE:
+        yield from _for_each_database(module, settings)
+
+
+def _for_each_database(module: Any, settings: Settings) -> Iterator[Family]:
+    """Yield the family of a module that cleans the library's own tables, for the ledger of each database."""
+    family = family_of(module)
+    yield family
+    for name in settings.databases:
+        copies = [replace(sweep, name=f"{sweep.name}.{name}", database=name) for sweep in family.sweeps]
+        yield replace(family, name=f"{family.name}.{name}", sweeps=copies)
+    for name, given in settings.workers.items():
+        if given.database is not None and any(name.startswith(sweep.name) for sweep in family.sweeps):
+            raise SettingsError(
+                f'HOUSEKEEPING_WORKERS["{name}"]["database"] is {given.database!r}, but each database has a worker of '
+                "its own for this; leave the key out"
+            )
 
 
 def _named(built_in: Sequence[str] | None) -> Sequence[str] | None:
@@ -103,7 +123,9 @@ def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str
             raise SettingsError(
                 f'HOUSEKEEPING_WORKERS["{name}"] is not a worker; the workers are {", ".join(sorted(known))}'
             )
-    return {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
+    configured = {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
+    _check_databases(found, configured, settings)
+    return configured
 
 
 def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
@@ -115,8 +137,11 @@ def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
       SettingsError: When ``HOUSEKEEPING_WORKERS`` has an unknown table or key for one of them, or a wrong value.
       DeclarationError: When two sweeps have the same name.
     """
-    found = each_once([declared_by("install", own), *([family_of(_outbox)] if _have_events(own) else [])])
-    return {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
+    outboxes = _for_each_database(_outbox, settings) if _have_events(own) else ()
+    found = each_once([declared_by("install", own), *outboxes])
+    configured = {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
+    _check_databases(found, configured, settings)
+    return configured
 
 
 def is_built_in(worker: str) -> bool:
@@ -127,6 +152,40 @@ def is_built_in(worker: str) -> bool:
 def _have_events(sweeps: Sequence[Sweep]) -> bool:
     tables = [each for sweep in sweeps for each in sweep.declared_stages() if isinstance(each, TableStage)]
     return any(table.event is not None for table in tables)
+
+
+def _check_databases(families: Iterable[Family], configured: Mapping[str, Sweep], settings: Settings) -> None:
+    """Bind each model to the database of its workers.
+
+    Raises:
+      SettingsError: A worker's database is not configured, or workers of one table have different databases.
+    """
+    if settings.database_url is None:
+        return
+    users: dict[type[Model], Sweep] = {}
+    for family in families:
+        for sweep in (configured[each.name] for each in family.sweeps):
+            if sweep.database not in settings.database_names:
+                raise SettingsError(
+                    f"{sweep.name} has the database {sweep.database!r}; the databases are "
+                    f"{', '.join(settings.database_names)} (HOUSEKEEPING_DATABASES)"
+                )
+            for model in _models_of(family, sweep):
+                other = users.setdefault(model, sweep)
+                if other.database != sweep.database:
+                    raise SettingsError(
+                        f"{sweep.name} has the database {sweep.database!r}, and {other.name} has {other.database!r}; "
+                        f"both use the table {model._meta.table_name}, so they need the same one"
+                    )
+                bind(model, handle_of(sweep.database) if settings.databases else database)
+
+
+def _models_of(family: Family, sweep: Sweep) -> Iterable[type[Model]]:
+    """Return the models of the application's tables; workers of a built-in family share all tables of the family."""
+    if family.name in FAMILIES:
+        return family.models.values()
+    models = [stage.model for stage in sweep.declared_stages() if isinstance(stage, TableStage)]
+    return [model for model in models if model not in LEDGER]
 
 
 def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:

@@ -19,8 +19,9 @@ from housekeeping.core.wording import counted
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import exists, grants, missing_rights, needed_rights, own_tables_grants
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.schema import use_database
-from housekeeping.sweeps.registry import Finding, Level
+from housekeeping.sweeps.registry import Finding, Level, by_database
 from housekeeping.workers import configured_sweeps
 
 #: Worst finding -> exit status; 2 is for wrong usage and settings.
@@ -53,7 +54,7 @@ def doctor(as_json: bool, role: str | None) -> None:
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     if role is not None:
-        _print_grants(role, settings)
+        _print_grants(role, settings, sweeps)
         return
     if settings.database_url is not None:
         use_database(settings)
@@ -70,13 +71,24 @@ def doctor(as_json: bool, role: str | None) -> None:
     sys.exit(_EXIT[worst])
 
 
-def _print_grants(role: str, settings: Settings) -> None:
-    needed = needed_rights(settings)
+def _print_grants(role: str, settings: Settings, sweeps: dict[str, Sweep]) -> None:
+    if settings.database_url is not None:
+        use_database(settings)
+    if not settings.databases:
+        _print_grants_in_database(role, settings)
+        return
+    for name, workers in by_database(sweeps.values()).items():
+        click.echo(f"-- database {name}")
+        with database.using(name):
+            _print_grants_in_database(role, settings, {each.name for each in workers})
+
+
+def _print_grants_in_database(role: str, settings: Settings, workers: set[str] | None = None) -> None:
+    needed = needed_rights(settings, workers)
     for statement in (*own_tables_grants(role, settings), *grants(role, needed)):
         click.echo(f"{statement};")
     if settings.database_url is None:
         return
-    use_database(settings)
     try:
         with translate_postgres_errors():
             missing = {table: tuple(missing_rights(table, rights)) for table, rights in needed.items() if exists(table)}

@@ -14,7 +14,7 @@ from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.redis_client import translate_redis_errors
 from housekeeping.core.sanitize import error_line
-from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.workers import find_worker, parse_argument
@@ -42,7 +42,7 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     settings, sweeps = load_workers()
     sweep = find_worker(sweeps, name)
     run_argument = parse_argument(sweep, argument)
-    with translate_postgres_errors():
+    with database.using(sweep.database), translate_postgres_errors():
         warning = _warning(sweep)
     broker = broker_without_database(settings, sweeps)
     try:

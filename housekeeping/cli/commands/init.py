@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +15,9 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import postgres, tables
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.registry import Family, by_database
 from housekeeping.workers import configured_sweeps, families
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
@@ -44,32 +46,38 @@ def init(with_tables: bool, with_sample_data: bool) -> None:
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     schema.use_database(settings)
-    with translate_postgres_errors():
-        other = postgres.other_server()
+    for name, workers in by_database(sweeps.values()).items():
+        with database.using(name), translate_postgres_errors():
+            _init_database(settings, {each.name: each for each in workers}, with_tables, with_sample_data)
+
+
+def _init_database(settings: Settings, workers: dict[str, Sweep], with_tables: bool, with_sample_data: bool) -> None:
+    """Create the tables in the current database, for its workers."""
+    other = postgres.other_server()
     if other is not None:
         raise Refused(f"{other}; use PostgreSQL 13 or later")
     migrations = schema.init()
-    name = settings.schema_name
     result = "up to date" if not migrations else "created" if migrations == len(schema.MIGRATIONS) else "upgraded"
-    click.echo(f"schema {name}: {result}")
-    with translate_postgres_errors():
-        if with_tables:
-            _create_tables(settings)
-        if with_sample_data:
-            for line in add_sample_rows(settings):
-                click.echo(line)
-        for warning in tables.partitions(settings, {name: each for name, each in sweeps.items() if each.enabled}):
-            click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
+    place = f"database {database.selected}, " if settings.databases else ""
+    click.echo(f"{place}schema {settings.schema_name}: {result}")
+    found = [family for family in families(settings) if any(sweep.name in workers for sweep in family.sweeps)]
+    if with_tables:
+        for family in found:
+            _create_tables(family)
+    if with_sample_data:
+        for line in add_sample_rows(settings, found):
+            click.echo(line)
+    for warning in tables.partitions(settings, {name: each for name, each in workers.items() if each.enabled}):
+        click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
 
 
-def _create_tables(settings: Settings) -> None:
-    for family in families(settings):
-        for model in family.models.values():
-            meta: Any = model._meta
-            exists = model.table_exists()
-            if not exists:
-                database.create_tables([model])
-            click.echo(f"table {meta.table_name}: {'already exists' if exists else 'created'}")
+def _create_tables(family: Family) -> None:
+    for model in family.models.values():
+        meta: Any = model._meta
+        exists = model.table_exists()
+        if not exists:
+            database.create_tables([model])
+        click.echo(f"table {meta.table_name}: {'already exists' if exists else 'created'}")
 
 
 ROWS: Final = 300  # in each of the larger tables
@@ -82,19 +90,22 @@ _ENDED: Final = ("success", "success", "failed", "canceled", "skipped")
 Rows = list[dict[str, Any]]
 
 
-def add_sample_rows(settings: Settings) -> list[str]:
-    """Add rows to the empty tables of the built-in workers in one transaction, and return a line per table.
+def add_sample_rows(settings: Settings, found: Iterable[Family] | None = None) -> list[str]:
+    """Add rows to the empty tables of the built-in families in one transaction, and return a line per table.
+
+    Parameters:
+      found: Families whose tables are in the current database; by default all.
 
     Git refs are left out if the settings have no folder with repositories.
 
     Raises:
       WrongArgument: One of the tables has rows; nothing is changed.
     """
-    active = {family.name for family in families(settings)}
+    active = {family.name: family for family in (families(settings) if found is None else found)}
     makers = {name: make for name, make in _MAKERS.items() if name in active}
     if settings.repositories_root is None:
         makers.pop("batched_git_ref_updates", None)
-    models = [model for family in families(settings) if family.name in makers for model in family.models.values()]
+    models = [model for name, family in active.items() if name in makers for model in family.models.values()]
     with database.atomic():
         for model in models:
             if model.select().limit(1).exists():

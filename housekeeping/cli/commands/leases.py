@@ -60,7 +60,7 @@ def list_leases(as_json: bool) -> None:
             _holder(each),
             format_duration(each.held_for_s),
             ("?" if unreachable else "lost") if each.remaining_s is None else format_duration(each.remaining_s),
-            *("-" if number is None else str(number) for number in (each.epoch, each.run_id)),
+            *("-" if shown is None else str(shown) for shown in (each.epoch, each.run_label)),
             "-" if each.silent_for_s is None else f"{format_duration(each.silent_for_s)} ago",
         )
     print_table(rows)
@@ -91,7 +91,7 @@ def _servers() -> tuple[redis.Redis, str]:
     client = redis_client(settings.require_redis_url())
     if settings.database_url is not None:
         use_database(settings)
-        schema.require()
+        schema.require_all()
     return client, settings.namespace
 
 

@@ -14,12 +14,15 @@ from peewee import PeeweeException
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.wording import format_duration
+from housekeeping.database.connection import database
 from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.declaration import SetupProblem
 from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.insight.status import next_tick, state_of
+from housekeeping.sweeps.ledger.history import name_database
 from housekeeping.sweeps.ledger.overrides import Override, overrides
 from housekeeping.sweeps.ledger.schema import use_database
+from housekeeping.sweeps.registry import by_database
 from housekeeping.workers import configured_sweeps
 
 
@@ -33,38 +36,46 @@ def list_workers(as_json: bool) -> None:
     """
     settings = load_settings()
     sweeps = configured_sweeps(settings)
-    current_overrides: dict[str, Override] | None = None
+    current_overrides: dict[str, Override] = {}
     problems: dict[str, SetupProblem] = {}
+    known: set[str] = set()
     if settings.database_url is not None:
         use_database(settings)
-        with progress("reading overrides"), suppress(PeeweeException):
-            problems = problems_of(sweeps.values())
-            current_overrides = overrides()
+        for database_name, workers in by_database(sweeps.values()).items():
+            with progress("reading overrides"), suppress(PeeweeException), database.using(database_name):
+                problems |= problems_of(workers)
+                current_overrides |= overrides()
+                known.add(database_name)
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
         problem = problems.get(name)
-        state = state_of(sweep, (current_overrides or {}).get(name), problem)
+        state = state_of(sweep, current_overrides.get(name), problem)
         rows.append(
-            {
-                "worker": name,
-                "schedule": sweep.schedule,
-                "next_tick": None if problem else next_tick(sweep, now, settings.timezone),
-                "batch_size": sweep.batch_size,
-                "max_runtime_s": sweep.max_runtime.total_seconds(),
-                "state": "unknown" if current_overrides is None and state == "on" else state,
-                "not_set_up": problem.text if problem else None,
-            }
+            name_database(
+                {
+                    "worker": name,
+                    "schedule": sweep.schedule,
+                    "next_tick": None if problem else next_tick(sweep, now, settings.timezone),
+                    "batch_size": sweep.batch_size,
+                    "max_runtime_s": sweep.max_runtime.total_seconds(),
+                    "state": "unknown" if sweep.database not in known and state == "on" else state,
+                    "not_set_up": problem.text if problem else None,
+                },
+                sweep.database,
+            )
         )
     if as_json:
         click.echo(json.dumps(rows, default=lambda value: value.isoformat()))
         return
-    listed = table("WORKER", "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">MAX RUNTIME", "STATE")
+    named = ["DATABASE"] if settings.databases else []
+    listed = table("WORKER", *named, "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">MAX RUNTIME", "STATE")
     for row, sweep in zip(rows, sweeps.values(), strict=True):
         if row["not_set_up"]:
             continue
         listed.add_row(
             row["worker"],
+            *([sweep.database] if named else []),
             row["schedule"] or "-",
             format_time(row["next_tick"], "%Y-%m-%d %H:%M"),
             str(row["batch_size"]),

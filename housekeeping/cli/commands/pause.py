@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import click
 
 from housekeeping.cli.context import load_workers
-from housekeeping.core.errors import WrongArgument
+from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.time_parsing import parse_future_time
 from housekeeping.presentation.workers import find_worker
@@ -85,10 +86,12 @@ def resume(name: str | None, every: bool) -> None:
     Ticks and messages during the pause were skipped, not kept. The next run finds all rows that are stale by then.
     """
     _, sweeps = load_workers()
-    for sweep in _workers(sweeps, name, every):
-        with translate_postgres_errors():
-            ended = overrides.resume(sweep.name, _operator())
+
+    def end(sweep: Sweep) -> None:
+        ended = overrides.resume(sweep.name, _operator())
         click.echo(f"{sweep.name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}")
+
+    _for_each(_workers(sweeps, name, every), end)
 
 
 def _override(
@@ -102,15 +105,29 @@ def _override(
     max_runtime: timedelta | None = None,
 ) -> None:
     _, sweeps = load_workers()
-    with translate_postgres_errors():
+
+    def set_override(sweep: Sweep) -> None:
         ends = None if until is None else parse_future_time(until, database_now())
-    for sweep in _workers(sweeps, name, every):
         override = Override(
             sweep.name, state, reason, ends, said_by=_operator(), batch_size=batch_size, max_runtime=max_runtime
         )
-        with translate_postgres_errors():
-            overrides.switch(override)
+        overrides.switch(override)
         click.echo(describe_override(override))
+
+    _for_each(_workers(sweeps, name, every), set_override)
+
+
+def _for_each(sweeps: Iterable[Sweep], change: Callable[[Sweep], None]) -> None:
+    """Make a change for each worker in its database, also if the database of another worker does not answer."""
+    unavailable: list[DatabaseUnavailable] = []
+    for sweep in sweeps:
+        try:
+            with database.using(sweep.database), translate_postgres_errors():
+                change(sweep)
+        except DatabaseUnavailable as error:
+            unavailable.append(error)
+    if unavailable:
+        raise unavailable[0]
 
 
 def _workers(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[Sweep]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from typing import Any, Final, get_args
 
 import click
@@ -12,12 +13,12 @@ from rich.table import Table
 
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import fit_name, out, print_table, progress, table
-from housekeeping.core.errors import WrongArgument
+from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import format_duration
 from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts, format_run_counts, format_time
 from housekeeping.presentation.time_parsing import parse_since
 from housekeeping.presentation.workers import find_worker
@@ -26,7 +27,7 @@ from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.insight.explain import Explanation, explain_run
 from housekeeping.sweeps.insight.status import outcome_in_words
 from housekeeping.sweeps.ledger import history
-from housekeeping.sweeps.ledger.history import RUNNING, RunRecord
+from housekeeping.sweeps.ledger.history import RUNNING, RunRecord, parse_run_label
 from housekeeping.sweeps.ledger.runs import Outcome
 
 _REASON_WIDTH: Final = 60  # characters in the list; the details and --json have all of it
@@ -37,15 +38,17 @@ _REASON_WIDTH: Final = 60  # characters in the list; the details and --json have
 @click.option("--since", help="Only runs that started since: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
 @click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs with this outcome.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Maximum number of runs.")
-@click.option("--before", type=click.IntRange(1), metavar="ID", help="Only runs before this one; shows the next page.")
+@click.option("--before", metavar="ID", help="Only runs of this run's database before this one; shows the next page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def runs(
-    which: str | None, since: str | None, outcome: str | None, limit: int, before: int | None, as_json: bool
+    which: str | None, since: str | None, outcome: str | None, limit: int, before: str | None, as_json: bool
 ) -> None:
     """List the runs of all workers or of worker NAME, newest first, or show the run with this ID.
 
     A run is one attempt of any trigger: schedule, enqueue, cli or parent. AGE is the time since its start. The list
     includes skipped and missed ticks. "lost?" is a run without a recent heartbeat; the next run takes over from it.
+
+    With several databases, the ID of a run is preceded by the name of its database, as in ci:4711, unless that is main.
 
     \b
     housekeeping runs user_status_cleanup.batch --since 2h
@@ -53,18 +56,25 @@ def runs(
     housekeeping runs 4711
     """
     settings, sweeps = load_workers()
-    with progress("reading the ledger"), translate_postgres_errors():
-        now = database_now()
-        if which is not None and which.isdecimal():
+    with progress("reading the ledger"):
+        if which is not None and (run := parse_run_label(which)) is not None:
             if since or outcome or before:
                 raise WrongArgument(f"run {which} is a single run; --since, --outcome and --before filter lists")
-            _print_run(run_with(int(which)), sweeps, settings, now, as_json)
+            with using_database_of(run), translate_postgres_errors():
+                _print_run(run_with(run), sweeps, settings, database_now(), as_json)
             return
+        names, last_id = list(database.by_name()), None
+        if before is not None:
+            last = parse_run_label(before)
+            if last is None:
+                raise WrongArgument(f"--before is {before!r}; it should be the ID of a run")
+            names, last_id = [last[0]], last[1]
+        elif which in sweeps:
+            names = [sweeps[which].database]
+        now, found = _recent(names, since, worker=which, outcome=outcome, before=last_id, limit=limit + 1)
         # The ledger also has runs of workers that are no longer declared.
-        if which is not None and not history.recent(worker=which, limit=1):
+        if which is not None and not found and not _recent(names, None, worker=which, limit=1)[1]:
             find_worker(sweeps, which)
-        after = None if since is None else parse_since(since, now)
-        found = history.recent(worker=which, since=after, outcome=outcome, before=before, limit=limit + 1)
     found, more = found[:limit], len(found) > limit
     if as_json:
         click.echo(json.dumps({"runs": [each.as_json() for each in found], "more": more}))
@@ -73,18 +83,55 @@ def runs(
     else:
         _print_list(found, sweeps, now)
         if more:
-            out.print(f"\nolder runs: add --before {found[-1].run_id}; one run: housekeeping runs ID", soft_wrap=True)
+            out.print(f"\nolder runs: add --before {found[-1].label}; one run: housekeeping runs ID", soft_wrap=True)
 
 
-def run_with(run_id: int) -> RunRecord:
-    """Return the run with this id.
+def _recent(names: list[str], since: str | None, *, limit: int, **conditions: Any) -> tuple[datetime, list[RunRecord]]:
+    """Return the time and the runs of these databases, newest first.
+
+    A database that does not answer is named on stderr, if another one answers.
+    """
+    now, found = datetime.now(UTC), []
+    unavailable: list[DatabaseUnavailable] = []
+    for name in names:
+        try:
+            with database.using(name), translate_postgres_errors():
+                now = database_now()
+                after = None if since is None else parse_since(since, now)
+                found += history.recent(since=after, limit=limit, **conditions)
+        except DatabaseUnavailable as error:
+            unavailable.append(error)
+            if len(unavailable) == len(names):
+                raise
+            click.echo(f"housekeeping: warning: {error}; its runs are not shown", err=True)
+    if len(names) > 1:
+        found.sort(key=lambda each: each.started_at, reverse=True)
+    return now, found[:limit]
+
+
+def using_database_of(run: tuple[str, int]) -> AbstractContextManager[None]:
+    """Make the database of a run the current one.
+
+    Raises:
+      WrongArgument: There is no such database.
+    """
+    name, names = run[0], database.by_name()
+    if name not in names:
+        raise WrongArgument(f"there is no database {name!r}; the databases are {', '.join(names)}")
+    return database.using(name)
+
+
+def run_with(run: tuple[str, int]) -> RunRecord:
+    """Return the run with this id in the current database, the run's.
 
     Raises:
       WrongArgument: No run has the id.
     """
+    name, run_id = run
     record = history.find(run_id) if run_id < 2**63 else None
     if record is None:
-        raise WrongArgument(f"there is no run {run_id}; runs older than 30 days are removed: housekeeping runs")
+        place = f" in the database {name!r}" if database.several() else ""
+        raise WrongArgument(f"there is no run {run_id}{place}; runs older than 30 days are removed: housekeeping runs")
     return record
 
 
@@ -93,7 +140,7 @@ def _print_list(found: list[RunRecord], sweeps: Mapping[str, Sweep], now: dateti
     for each in found:
         main_counts = _main_counts(each, sweeps)
         listed.add_row(
-            str(each.run_id),
+            each.label,
             fit_name(each.worker),
             format_duration((now - each.started_at).total_seconds()),
             format_duration(each.duration_s),
@@ -128,7 +175,7 @@ def _print_run(
         attempts = [each.run_id for each in answer.attempts]
         click.echo(json.dumps({**record.as_json(), **explained, "attempts": attempts}))
         return
-    out.print(f"run {record.run_id} of {record.worker}: {outcome_of(record)}", soft_wrap=True, style="bold")
+    out.print(f"run {record.label} of {record.worker}: {outcome_of(record)}", soft_wrap=True, style="bold")
     print_explanation(answer)
     out.print()
     print_table(_details(record, sweep, now))
@@ -188,7 +235,7 @@ def attempts_table(answer: Explanation, sweep: Sweep | None) -> Table:
         duration_s = None if each.finished_at is None else (each.finished_at - each.started_at).total_seconds()
         reason = f": {each.reason}" if each.reason and not each.error else ""
         attempts.add_row(
-            str(each.run_id),
+            each.label,
             f"{each}{reason}",
             format_time(each.started_at),
             format_duration(duration_s),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,14 +16,15 @@ from housekeeping.brokers.queues import QueueLengths, queue_lengths
 from housekeeping.cli.commands.list import print_not_set_up
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress, table
-from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
+from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable
 from housekeeping.core.redis_client import redis_client
 from housekeeping.core.sanitize import in_one_line, printable, shortened
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
-from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.presentation.formatting import describe_override, format_age, format_run_counts, format_time
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.failures.rejection_store import Standing
 from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words, worker_status
 from housekeeping.sweeps.ledger import run_queries
@@ -29,6 +32,7 @@ from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.processes.alerts import process_alerts
 from housekeeping.sweeps.processes.heartbeats import Processes, read_processes
+from housekeeping.sweeps.registry import by_database
 
 _WIDTH: Final = 200  # characters of a reason
 _ALERT_WIDTH: Final = 2_000  # characters; only the error of another program is longer
@@ -47,16 +51,24 @@ def status(as_json: bool) -> None:
 
     Without Redis or RabbitMQ, the command shows the rest and a warning ("redis" in --json is "ok" or the reason).
 
-    Exit status: 0 if PostgreSQL answered, with or without alerts; 1 if it did not; 2 wrong settings or no schema.
+    With several databases, a line names each one that does not answer, and the rest is shown.
+
+    Exit status: 0 if PostgreSQL answered, with or without alerts; 1 if it did not, or the database main did not; 2
+    wrong settings or no schema.
     """
     settings, sweeps = load_workers()
     with progress("reading"):
-        with translate_postgres_errors():
-            clock = read_database_clock()
-            now = clock.server_at
-            statuses = [worker_status(sweep, now, settings.timezone) for sweep in sweeps.values()]
-            ever_ran = run_queries.any_by_a_worker_process()
-            problems = {each.worker: each.problem for each in statuses if each.problem is not None}
+        databases = [_read(name, workers, settings) for name, workers in by_database(sweeps.values()).items()]
+        main = databases[0]
+        answered = [each for each in databases if each.error is None]
+        if main.error is not None and not answered:
+            raise main.error
+        clock = answered[0].clock
+        assert clock is not None
+        now, ever_ran = clock.server_at, any(each.ever_ran for each in databases)
+        found = {each.worker: each for database in answered for each in database.statuses}
+        statuses = [found[name] for name in sweeps if name in found]
+        problems = {each.worker: each.problem for each in statuses if each.problem is not None}
         queues, leases, unreachable = _redis(settings, sorted({sweep.queue for sweep in sweeps.values()}))
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
         processes = read_processes(client, settings.namespace, now)
@@ -69,9 +81,9 @@ def status(as_json: bool) -> None:
         ever_ran=ever_ran,
     )
     if as_json:
-        document = {
+        document: dict[str, Any] = {
             "now": now.isoformat(),
-            "clock_skew_s": clock.seconds,
+            "clock_skew_s": None if main.clock is None else main.clock.seconds,
             "workers": [each.as_json() for each in statuses],
             "queues": {name: lengths.as_json() for name, lengths in queues.items()},
             "leases": [each.as_json() for each in leases],
@@ -79,10 +91,13 @@ def status(as_json: bool) -> None:
             "processes": [each.as_json() for each in processes.listed],
             "alarms": [each.as_json() for each in alerts],
         }
+        if settings.databases:
+            document["databases"] = {each.name: "ok" if each.error is None else str(each.error) for each in databases}
         click.echo(json.dumps(document))
+        _exit(main)
         return
     statuses = [each for each in statuses if each.problem is None]
-    print_table(workers_table(statuses, now))
+    print_table(workers_table(statuses, now, with_database=bool(settings.databases)))
     print_not_set_up(problems)
     out.print()
     print_table(_last_runs_table(statuses, now))
@@ -99,8 +114,12 @@ def status(as_json: bool) -> None:
     for each_status in statuses:
         if each_status.switch is not None:
             out.print(_override_line(each_status.switch), style="yellow", soft_wrap=True)
-    if clock.exceeded:
-        out.print(clock_line(clock), soft_wrap=True)
+    for each_database in databases:
+        of_database = f"database {each_database.name}: " if settings.databases else ""
+        if each_database.clock is not None and each_database.clock.exceeded:
+            out.print(clock_line(each_database.clock, of_database), soft_wrap=True)
+        if each_database.error is not None:
+            out.print(_unavailable_line(each_database), soft_wrap=True)
     for alert in alerts:
         out.print(_alert_line(str(alert), alert.name), soft_wrap=True)
     for each_status in statuses:
@@ -112,11 +131,52 @@ def status(as_json: bool) -> None:
     for each_status in statuses:
         for alert in each_status.alarms:
             out.print(_alert_line(f"{each_status.worker}: {alert}", alert.name), soft_wrap=True)
+    _exit(main)
 
 
-def clock_line(clock: ClockSkew) -> Text:
+@dataclass(slots=True)
+class _Database:
+    """One database with the status of its workers, or why it could not be read.
+
+    Attributes:
+      ever_ran: Whether a worker process has carried out a run; assumed if it could not be read.
+    """
+
+    name: str
+    workers: list[Sweep]
+    clock: ClockSkew | None = None
+    statuses: list[WorkerStatus] = field(default_factory=list)
+    ever_ran: bool = True
+    error: Exception | None = None
+
+
+def _read(name: str, workers: list[Sweep], settings: Settings) -> _Database:
+    found = _Database(name, workers)
+    try:
+        with database.using(name), translate_postgres_errors():
+            clock = read_database_clock()
+            found.statuses = [worker_status(sweep, clock.server_at, settings.timezone) for sweep in workers]
+            found.ever_ran = run_queries.any_by_a_worker_process()
+            found.clock = clock
+    except DatabaseUnavailable as error:
+        found.error = error
+    return found
+
+
+def _exit(main: _Database) -> None:
+    if main.error is not None:
+        sys.exit(1)
+
+
+def _unavailable_line(found: _Database) -> Text:
+    workers = ", ".join(each.name for each in found.workers)
+    text = f"{found.error}; not shown: {workers}"
+    return Text.assemble(("UNAVAILABLE", "bold red"), f" {in_one_line(text, _ALERT_WIDTH)}")
+
+
+def clock_line(clock: ClockSkew, of_database: str = "") -> Text:
     """Return the alert about the difference between this machine's clock and the database's."""
-    return _alert_line(str(clock), "clock")
+    return _alert_line(f"{of_database}{clock}", "clock")
 
 
 def _alert_line(text: str, name: str) -> Text:
@@ -125,12 +185,14 @@ def _alert_line(text: str, name: str) -> Text:
     return Text.assemble(("ALERT", "bold red"), f" {whole} ({name})")
 
 
-def workers_table(statuses: list[WorkerStatus], now: datetime) -> Table:
+def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database: bool = False) -> Table:
     """Return a table of the workers with state, backlog, throughput and next tick."""
-    rows = table("WORKER", "STATE", ">BACKLOG", ">OLDEST ROW", ">ARRIVED/H", ">PROCESSED/H", ">NEXT TICK")
+    named = ["DATABASE"] if with_database else []
+    rows = table("WORKER", *named, "STATE", ">BACKLOG", ">OLDEST ROW", ">ARRIVED/H", ">PROCESSED/H", ">NEXT TICK")
     for each in statuses:
         rows.add_row(
             each.worker,
+            *([each.database] if named else []),
             each.state,
             "?" if each.waiting is None else str(each.waiting),
             _ago(each.oldest, now),

@@ -23,7 +23,7 @@ from housekeeping.core.errors import SettingsError, WrongArgument
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.error_reporting import require_sentry
-from housekeeping.database.connection import database
+from housekeeping.database.connection import close_databases
 from housekeeping.middleware.telemetry.health import PageServer, Readiness, with_health
 from housekeeping.middleware.telemetry.metrics import require_prometheus
 
@@ -45,8 +45,8 @@ def _check_settings(queues: tuple[str, ...] = ()) -> Settings:
     settings.require_redis_url()
     if settings.sentry_dsn is not None:
         require_sentry()
-    # Child processes must not inherit the connection.
-    database.close()
+    # Child processes must not inherit a connection.
+    close_databases()
     return settings
 
 

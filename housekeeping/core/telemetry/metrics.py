@@ -171,6 +171,9 @@ OLDEST: Final = Gauge(
 )
 ALARM: Final = Gauge("housekeeping_alarm", "Whether the alert was active after the last run.", ("worker", "alarm"))
 ALARM_LIMIT: Final = Gauge("housekeeping_alarm_limit", "Threshold of the alert.", ("worker", "alarm"))
+WORKER_DATABASE: Final = Gauge(
+    "housekeeping_worker_database", "1 for the database of the worker, if there are several.", ("worker", "database")
+)
 CLOCK_SKEW: Final = Gauge(
     "housekeeping_clock_skew_seconds",
     "How far this machine's clock was ahead of the database's at the start of the last run; negative if behind.",

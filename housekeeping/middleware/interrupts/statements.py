@@ -70,7 +70,14 @@ def statement_of_this_thread() -> StatementInProgress | None:
     peewee keeps each thread's connection in a `threading.local`, whose attributes other threads cannot see. The
     dictionary behind the attributes can be shared.
     """
-    if database.obj is None:
-        return None
-    own = vars(database.obj._state)
-    return StatementInProgress(lambda: own.get("conn"))
+    states = [vars(each._state) for each in database.by_name().values()]
+    return StatementInProgress(lambda: _active(states)) if states else None
+
+
+def _active(states: list[dict[str, Any]]) -> Any:
+    """Return the connection that executes a statement, or else any open one."""
+    connections = [state["conn"] for state in states if state.get("conn") is not None]
+    active = (
+        each for each in connections if not each.closed and each.info.transaction_status == TRANSACTION_STATUS_ACTIVE
+    )
+    return next(active, connections[0] if connections else None)

@@ -19,13 +19,16 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, LeaseLost
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, SkipEnqueue, fail_message_on_error
 from housekeeping.core.sanitize import error_line
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
+from housekeeping.database.connection import database
 from housekeeping.middleware.deduplication.options import RETRY_WAITS
 from housekeeping.middleware.schedule.setup_checks import SetupChecks
 from housekeeping.middleware.schedule.tick_recorder import (
     TickRecorder,
+    database_of,
     is_completed,
     last_recorded,
     log_tick,
@@ -72,10 +75,12 @@ class Schedule(Middleware):
         self._zone = zone
         self._catch_up = catch_up
         self._store = TickStore(client, namespace)
-        self._recorder = TickRecorder(self._store)
+        self._recorder = TickRecorder(self._store, self._database_of)
         self._heartbeats = SchedulerHeartbeats(client, namespace)
         self._setup = SetupChecks()
         self._schedules: dict[str, Cron] = {}
+        #: By sweep: the name of its database.
+        self._databases: dict[str, str] = {}
         self._unavailable_at: datetime | None = None
         self._flushed_at: datetime | None = None
         #: By actor: the last tick that was over when Redis last knew the actor, or when this process first asked.
@@ -86,6 +91,7 @@ class Schedule(Middleware):
         return {"schedule", "periodic"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
+        self._databases[actor.actor_name] = database_of(actor)
         # Also replaces an application's `periodic=periodiq.cron(...)`: periodiq's CronSpec never fires on some days.
         spec = actor.options.get("schedule") or actor.options.get("periodic")
         if spec is None:
@@ -252,8 +258,16 @@ class Schedule(Middleware):
     def tick_skipped(self, message: Message[Any] | MessageProxy, reason: str) -> None:
         """Record the outcome ``skipped`` for a tick whose message was dropped, such as a duplicate."""
         tick = tick_of(message)
-        if tick is not None and reason not in (_ALREADY_SENT, RETRY_WAITS) and not is_completed(message.message_id):
+        if tick is None or reason in (_ALREADY_SENT, RETRY_WAITS):
+            return
+        with database.using(self._database_of(message.actor_name)):
+            completed = is_completed(message.message_id)
+        if not completed:
             self._recorder.record(message.actor_name, "skipped", reason, tick, message.message_id)
+
+    def _database_of(self, name: str) -> str:
+        # Another release may have actors that are unknown here.
+        return self._databases.get(name, MAIN)
 
     def _record_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
         tick = tick_of(claimed)

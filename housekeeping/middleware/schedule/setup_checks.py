@@ -25,7 +25,8 @@ class SetupChecks:
 
     def __init__(self) -> None:
         self._problems: dict[str, SetupProblem] = {}
-        self._unavailable_at: datetime | None = None
+        #: By database: when it last did not answer.
+        self._unavailable_at: dict[str, datetime] = {}
 
     def is_set_up(self, actor: Actor[..., Any], now: datetime) -> bool:
         """Return whether to send the actor's ticks; never raises. Actors that are no sweeps are always set up."""
@@ -34,11 +35,11 @@ class SetupChecks:
             return True
         name = actor.actor_name
         # Waiting for the database once per actor would take more than a minute.
-        if self._unavailable_at != now:
+        if self._unavailable_at.get(sweep.database) != now:
             try:
                 self._note(name, sweep.lacks())
             except (PeeweeException, HousekeepingError) as error:
-                self._unavailable_at = now
+                self._unavailable_at[sweep.database] = now
                 logger.warning("Setup could not be checked", worker=name, error=error_line(error))
         return name not in self._problems
 

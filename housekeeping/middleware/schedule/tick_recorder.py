@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -14,6 +15,7 @@ from peewee import DataError, IntegrityError, PeeweeException, fn
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line, typed_error_line
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database
@@ -53,10 +55,14 @@ class TickRecorder:
 
     While PostgreSQL is down, a row is kept as a note in Redis. The next scheduler that wakes up writes it to the
     ledger. While Redis is down too, the row stays in memory until this process finishes its next message.
+
+    Parameters:
+      database_of: Returns the name of the database with the ledger of an actor, by the actor's name.
     """
 
-    def __init__(self, store: TickStore) -> None:
+    def __init__(self, store: TickStore, database_of: Callable[[str], str]) -> None:
         self._store = store
+        self._database_of = database_of
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=_MAX_UNWRITTEN)
 
     @property
@@ -71,7 +77,8 @@ class TickRecorder:
             return
         row = outcome_row(outcome, reason, message_id)
         try:
-            run_start.record(worker, **row, tick=tick, trigger="schedule")
+            with database.using(self._database_of(worker)):
+                run_start.record(worker, **row, tick=tick, trigger="schedule")
         except PeeweeException as error:
             self._keep(worker, tick, row, error)
 
@@ -81,7 +88,8 @@ class TickRecorder:
             return
         row = outcome_row("failed", reason, message_id)
         try:
-            _write_once(worker, tick, row, unless_any=True)
+            with database.using(self._database_of(worker)):
+                _write_once(worker, tick, row, unless_any=True)
         except PeeweeException as error:
             self._keep(worker, tick, {**row, _UNLESS_ANY: True}, error)
 
@@ -109,9 +117,14 @@ class TickRecorder:
           redis.RedisError: Redis does not answer; the rows are kept.
         """
         self._note_unwritten()
+        unavailable: set[str] = set()
         for note in self._store.notes():
+            name = self._database_of(note.worker)
+            if name in unavailable:
+                continue
             try:
-                self._write(note, schedules)
+                with database.using(name):
+                    self._write(note, schedules)
             except _UNWRITABLE as error:
                 # The other notes are still written. This one stays, because a newer release may be able to read it.
                 logger.error(
@@ -122,7 +135,7 @@ class TickRecorder:
                 )
             except PeeweeException as error:
                 logger.error("Outcome of a tick could not be recorded yet", worker=note.worker, error=error_line(error))
-                return
+                unavailable.add(name)
 
     def _write(self, note: Note, schedules: dict[str, Cron]) -> None:
         if not self.has_ledger:
@@ -221,13 +234,20 @@ def _lock_ticks(worker: str) -> None:
     database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping ticks {worker}",))
 
 
+def database_of(actor: Actor[..., Any] | None) -> str:
+    """Return the name of the database with the actor's ledger: a sweep's own, otherwise `MAIN`."""
+    sweep = None if actor is None else actor.options.get("sweep")
+    return MAIN if sweep is None else str(sweep.database)
+
+
 def last_recorded(actor: Actor[..., Any], before: datetime) -> datetime | None:
     """Return the actor's last tick in the ledger before a time; None without one, or without a database.
 
     Raises:
       peewee.PeeweeException: When the database does not answer.
     """
-    return None if database.obj is None else _last_recorded(actor.actor_name, before)
+    with database.using(database_of(actor)):
+        return None if database.obj is None else _last_recorded(actor.actor_name, before)
 
 
 def _last_recorded(worker: str, before: datetime) -> datetime | None:
@@ -236,7 +256,7 @@ def _last_recorded(worker: str, before: datetime) -> datetime | None:
 
 
 def is_completed(message_id: str) -> bool:
-    """Return whether the ledger has a completed run of this message; False when it cannot be read."""
+    """Return whether the current ledger has a completed run of this message; False when it cannot be read."""
     if database.obj is None:
         return False
     try:

@@ -16,7 +16,7 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.redis_client import redis_client, translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
+from housekeeping.database.connection import close_databases
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.processes.heartbeats import Kind, read_processes
 
@@ -48,7 +48,7 @@ class Readiness:
     def _look(self) -> Iterator[str]:
         has_database = self._settings.database_url is not None
         try:
-            for check in (self._ping, schema.require) if has_database else (self._ping,):
+            for check in (self._ping, schema.require_all) if has_database else (self._ping,):
                 try:
                     check()
                 except (HousekeepingError, PeeweeException) as error:
@@ -56,7 +56,7 @@ class Readiness:
             processes = read_processes(self._client, self._settings.namespace, datetime.now(UTC))
         finally:
             if has_database:
-                database.close()
+                close_databases()
         alive = [each.heartbeat for each in processes.every if each.alive and each.heartbeat.kind == self._kind]
         here = [each for each in alive if each.host == socket.gethostname()]
         if not here:

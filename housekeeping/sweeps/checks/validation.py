@@ -12,7 +12,7 @@ from peewee import Field, Model, Ordering
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.sanitize import described
-from housekeeping.database.connection import database
+from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.primary_key import is_implicit_key, key_of
 from housekeeping.sweeps.stages.call import Call, CallStage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -91,7 +91,7 @@ def check_stage(name: str, table: TableStage) -> None:
     check_order(name, table.order)
     kind = table.model
     meta: Any = kind._meta
-    if meta.database is not database:
+    if not isinstance(meta.database, DatabaseHandle):
         raise DeclarationError(f"{name}: {kind.__name__} should be derived from housekeeping.BaseModel")
     key = key_of(kind)
     if not key:

@@ -13,10 +13,12 @@ from peewee import PeeweeException
 from housekeeping.core.clock import Clock, RunBudget
 from housekeeping.core.errors import BreakerTripped, ClocksDiffer
 from housekeeping.core.sanitize import error_line
+from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.context import WaitTimes, current_message, wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly, run_shielded
 from housekeeping.database.clock_skew import ClockSkew
+from housekeeping.database.connection import database
 from housekeeping.database.replicas import data_consistency_used
 from housekeeping.sweeps.checks.references import warn_of_references
 from housekeeping.sweeps.checks.unique_keys import stages_of
@@ -94,7 +96,14 @@ def _run_and_record(request: RunRequest) -> RunResult:
     progress = RunProgress.of(request)
     budget = RunBudget(sweep.max_runtime, progress.clock)
     interrupt: BaseException | None = None
-    with structlog.contextvars.bound_contextvars(worker=sweep.name, message_id=request.message_id):
+    with (
+        database.using(sweep.database),
+        structlog.contextvars.bound_contextvars(
+            worker=sweep.name,
+            message_id=request.message_id,
+            **{} if sweep.database == MAIN else {"database": sweep.database},
+        ),
+    ):
         try:
             end = run_interruptibly(_run, request, progress, budget)
         except BaseException as error:

@@ -42,7 +42,11 @@ REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of the ledger; `outcome` is ``running`` while it is open, ``silent`` without heartbeats."""
+    """One run of the ledger; `outcome` is ``running`` while it is open, ``silent`` without heartbeats.
+
+    Attributes:
+      label: What the run is called, see `history.run_label`.
+    """
 
     run_id: int
     trigger: str
@@ -53,6 +57,7 @@ class Attempt:
     counts: dict[str, Any]
     error: str | None
     heartbeat_age_s: float | None = None
+    label: str = ""
 
     def __str__(self) -> str:
         return outcome_in_words(None if self.outcome in ("running", "silent") else self.outcome, self.heartbeat_age_s)
@@ -70,6 +75,7 @@ class Attempt:
             record.counts,
             record.error,
             None if record.silent_s is None else round(record.silent_s, 3),
+            record.label,
         )
 
 

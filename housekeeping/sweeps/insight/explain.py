@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
 
@@ -11,11 +11,12 @@ from peewee import fn
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.wording import counted
+from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.attempts import REASONS, Attempt, meaning_of
 from housekeeping.sweeps.insight.status import next_tick
 from housekeeping.sweeps.ledger import history
-from housekeeping.sweeps.ledger.history import RunRecord
+from housekeeping.sweeps.ledger.history import RunRecord, name_database, run_label
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import override_of
 from housekeeping.sweeps.processes.alerts import no_living_scheduler, no_living_worker
@@ -71,10 +72,14 @@ class Explanation:
     origin: str | None = None
     next_step: str | None = None
     queued: str | None = None
+    database: str = field(default_factory=lambda: database.selected)
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of ``housekeeping why --json``."""
-        return asdict(self)
+        values = asdict(self)
+        for attempt in (*values["attempts"], values["newer_run"] or {}):
+            attempt.pop("label", None)
+        return name_database(values, values.pop("database"))
 
 
 def why(
@@ -209,8 +214,12 @@ def _origin(record: RunRecord) -> str:
     if record.tick is not None:
         origin += f" for the tick {record.tick:%Y-%m-%d %H:%M} UTC"
     if lost := history.took_over_from(record):
-        origin += f"; it took over from lost {'run' if len(lost) == 1 else 'runs'} {', '.join(map(str, lost))}"
+        origin += f"; it took over from lost {'run' if len(lost) == 1 else 'runs'} {', '.join(map(_label, lost))}"
     return origin
+
+
+def _label(run_id: int) -> str:
+    return run_label(run_id, database.selected)
 
 
 def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
@@ -219,8 +228,8 @@ def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
         return None
     taker = history.taken_over_by(record)
     if taker is not None:
-        return f"run {taker} took over"
-    later = next((each.run_id for each in attempts if each.run_id > record.run_id), None)
+        return f"run {_label(taker)} took over"
+    later = next((each.label for each in attempts if each.run_id > record.run_id), None)
     if later is not None:
         return f"the next attempt at its message is run {later}"
     if record.outcome is None and record.message_id is not None:

@@ -122,6 +122,11 @@ def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limi
       DatabaseUnavailable: PostgreSQL does not answer.
       DeclarationError: A stage identifies its rows by columns that are not unique.
     """
+    with database.using(sweep.database):
+        return _plan(sweep, argument, clock, limit)
+
+
+def _plan(sweep: Sweep, argument: Any, clock: Clock | None, limit: int) -> Plan:
     with translate_postgres_errors(), _snapshot():
         skew = read_database_clock()
         now = clock.now() if clock else skew.server_at

@@ -11,6 +11,7 @@ from peewee import fn
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line
+from housekeeping.core.settings import MAIN
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
@@ -53,6 +54,7 @@ class WorkerStatus:
       rejected: Rejections of the last runs by argument and cause, most rows first.
       rejected_more: The number of further causes and arguments.
       problem: Why the worker is not set up; None when it is.
+      database: Name of its database.
     """
 
     worker: str
@@ -69,11 +71,12 @@ class WorkerStatus:
     alarms: list[Alert] = field(default_factory=list)
     rejected: Sequence[Standing] = ()
     rejected_more: int = 0
+    database: str = MAIN
 
     def as_json(self) -> dict[str, Any]:
         """Return one element of ``workers`` in ``housekeeping status --json``."""
         first = as_cursor((self.oldest,)) or [None]
-        return {
+        values = {
             "worker": self.worker,
             "state": self.state,
             "not_set_up": self.problem.text if self.problem else None,
@@ -91,6 +94,7 @@ class WorkerStatus:
             "rejected": [each.as_json() for each in self.rejected],
             "rejected_more": self.rejected_more,
         }
+        return history.name_database(values, self.database)
 
 
 def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None = None) -> State:
@@ -116,7 +120,14 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
     """
     last, problem, switch = last_run(sweep), sweep.lacks(), override_of(sweep.name)
     status = WorkerStatus(
-        sweep.name, state_of(sweep, switch, problem), switch, sweep.schedule, last, _last_success(sweep), problem
+        sweep.name,
+        state_of(sweep, switch, problem),
+        switch,
+        sweep.schedule,
+        last,
+        _last_success(sweep),
+        problem,
+        database=sweep.database,
     )
     if problem is not None:
         return status

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from housekeeping.core.settings import MAIN
+from housekeeping.database.connection import database
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.runs import PREDICATE, SILENCE
 
 #: Filter value of `recent` for open runs.
 RUNNING: Final = "running"
+#: A name begins with a letter, so 03:00 is a time.
+_LABEL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_-]*):)?([0-9]{1,30})")
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
 _NEVER_BEGAN: Final = ("skipped", "missed")
+
+
+def run_label(run_id: int, name: str) -> str:
+    """Return what a run is called: its id, after the name of its database unless that is `MAIN`."""
+    return str(run_id) if name == MAIN else f"{name}:{run_id}"
+
+
+def parse_run_label(text: str) -> tuple[str, int] | None:
+    """Return the database's name and the id that a `run_label` consists of; None for another text."""
+    found = _LABEL.fullmatch(text)
+    return None if found is None else (found[1] or MAIN, int(found[2]))
+
+
+def name_database(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the values with the name of their database, if there are several databases."""
+    return {**values, "database": name} if database.several() else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,12 @@ class RunRecord:
     backlog_exact: bool | None
     silent_s: float | None
     lost: bool
+    database: str = MAIN
+
+    @property
+    def label(self) -> str:
+        """What the run is called, see `run_label`."""
+        return run_label(self.run_id, self.database)
 
     @property
     def duration_s(self) -> float | None:
@@ -52,11 +79,11 @@ class RunRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Return one element of ``runs`` in ``housekeeping runs --json``."""
-        names = [name for name in self.__slots__ if name not in ("silent_s", "lost")]
+        names = [name for name in self.__slots__ if name not in ("silent_s", "lost", "database")]
         values = {name: getattr(self, name) for name in names}
         times = {name: value.isoformat() for name, value in values.items() if isinstance(value, datetime)}
         duration_s = None if self.duration_s is None else round(self.duration_s, 3)
-        return {**values, **times, "duration_s": duration_s, "maybe_lost": self.lost}
+        return name_database({**values, **times, "duration_s": duration_s, "maybe_lost": self.lost}, self.database)
 
 
 def recent(
@@ -160,4 +187,5 @@ def _record(run: Any) -> RunRecord:
         run.backlog_exact,
         None if ended else (run.read_at - run.heartbeat_at).total_seconds(),
         not ended and run.silent,
+        database.selected,
     )

@@ -12,10 +12,12 @@ from peewee import InterfaceError, OperationalError
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, Refused
 from housekeeping.core.redis_client import text, translate_redis_errors
 from housekeeping.core.sanitize import error_line
+from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, sqlstate, translate_postgres_errors
 from housekeeping.leases.fencing import Lease, next_epoch
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.leases.store import RedisLeaseStore
+from housekeeping.sweeps.ledger.history import name_database, run_label
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.processes.heartbeats import seconds_since
 
@@ -43,6 +45,7 @@ class HeldLease:
       run_id: The open run that holds it; None for plain actors and application code.
       silent_for_s: Age of that run's last heartbeat in seconds.
       token: Secret of the holder; not shown.
+      database: Name of the database with the epoch and the run.
     """
 
     key: str
@@ -55,6 +58,12 @@ class HeldLease:
     run_id: int | None = None
     silent_for_s: float | None = None
     token: str = field(default="", repr=False)
+    database: str = MAIN
+
+    @property
+    def run_label(self) -> str | None:
+        """What its run is called."""
+        return None if self.run_id is None else run_label(self.run_id, self.database)
 
     @property
     def holder(self) -> str:
@@ -63,7 +72,8 @@ class HeldLease:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the token."""
-        return {name: value for name, value in asdict(self).items() if name != "token"}
+        values = {name: value for name, value in asdict(self).items() if name not in ("token", "database")}
+        return name_database(values, self.database)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,7 @@ class _Epoch:
     token: str
     run_id: int | None
     silent_for_s: float | None
+    database: str
 
 
 def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
@@ -87,7 +98,7 @@ def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
     in_redis = {} if client is None else {key: (token, left) for key, token, left in _scanned(client, namespace)}
-    known = {} if database.obj is None else _known(list(in_redis))
+    known = {key: epochs[-1] for key, epochs in _known_everywhere(list(in_redis)).items()}
     found = []
     for key, (token, left_ms) in in_redis.items():
         epoch = known.get(key)
@@ -115,15 +126,20 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
     """
     store = RedisLeaseStore(client, namespace)
     # Read before Redis: a holder that begins later has another epoch, which is not raised.
-    epoch = None if database.obj is None else _known([key]).get(key)
+    known = _known_everywhere([key], of_all=True).get(key, [])
+    epoch = known[-1] if known else None
     token, left = store.owner(key), store.remaining(key)
     if token is None and (epoch is None or epoch.run_id is None):
         raise UnknownLease(f"no lease {key!r} is held; to see the held ones: housekeeping leases list")
     holder = token if token is not None or epoch is None else epoch.token
     if expected is not None and holder != expected:
         raise _another_holder(key)
-    if database.obj is not None:
-        _raise_epoch(key, epoch.epoch if epoch else None)
+    for each in known:
+        with database.using(each.database):
+            _raise_epoch(key, each.epoch)
+    for name in database.by_name() if not known else ():
+        with database.using(name):
+            _raise_epoch(key, None)
     if token is None:
         return _held(key, epoch.token if epoch else "", None, epoch)
     try:
@@ -185,8 +201,31 @@ def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, in
                     yield text(name).removeprefix(prefix), text(token), left
 
 
+def _known_everywhere(keys: list[str], *, of_all: bool = False) -> dict[str, list[_Epoch]]:
+    """Return these leases and all with an open run, from each database; of one key, those with an open run last.
+
+    Parameters:
+      of_all: Whether every database must answer. Otherwise one must.
+    """
+    found: dict[str, list[_Epoch]] = {}
+    unavailable: list[DatabaseUnavailable] = []
+    databases = database.by_name()
+    for name in databases:
+        try:
+            with database.using(name):
+                for key, epoch in _known(keys).items():
+                    found.setdefault(key, []).append(epoch)
+        except DatabaseUnavailable as error:
+            unavailable.append(error)
+    if unavailable and (len(unavailable) == len(databases) or (of_all and not found.keys() & set(keys))):
+        raise unavailable[0]
+    for epochs in found.values():
+        epochs.sort(key=lambda each: each.run_id is not None)
+    return found
+
+
 def _known(keys: list[str]) -> dict[str, _Epoch]:
-    """Return these leases and all with an open run, from the database."""
+    """Return these leases and all with an open run, from the current database."""
     # PostgreSQL cannot store a null character in a text.
     keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
@@ -201,7 +240,7 @@ def _known(keys: list[str]) -> dict[str, _Epoch]:
         known = {}
         for key, epoch, token in leases:
             run_id, silent_for_s = runs.get((holder_of(token).worker or "", epoch), (None, None))
-            known[key] = _Epoch(epoch, token, run_id, silent_for_s)
+            known[key] = _Epoch(epoch, token, run_id, silent_for_s, database.selected)
         return known
 
 
@@ -218,4 +257,5 @@ def _held(key: str, token: str, remaining_s: float | None, epoch: _Epoch | None)
         epoch.run_id if epoch else None,
         round(epoch.silent_for_s, 1) if epoch and epoch.silent_for_s is not None else None,
         token,
+        epoch.database if epoch else MAIN,
     )

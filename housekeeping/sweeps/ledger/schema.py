@@ -6,9 +6,9 @@ from typing import Final
 
 from peewee import ProgrammingError
 
-from housekeeping.core.errors import SchemaMissing
+from housekeeping.core.errors import DatabaseUnavailable, SchemaMissing
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import connect_to, database, translate_postgres_errors
+from housekeeping.database.connection import database, translate_postgres_errors, use_databases
 from housekeeping.sweeps.ledger.models import MODELS, Run
 
 #: Applied in order, each once, in one transaction. A released migration is never changed.
@@ -161,12 +161,12 @@ _ADVISORY_LOCK: Final = 0x686F757365  # "house"
 
 
 def use_database(settings: Settings) -> None:
-    """Bind all tables to the database of the settings; nothing is connected yet.
+    """Use the databases of the settings; nothing is connected yet.
 
     Raises:
-      SettingsError: When its URL is missing or invalid.
+      SettingsError: When a URL is missing or invalid.
     """
-    database.initialize(connect_to(settings.require_database_url(), settings.prepared_statements))
+    use_databases(settings.database_urls(), settings.prepared_statements)
     use_schema(settings.schema_name)
 
 
@@ -197,8 +197,27 @@ def init() -> int:
     return len(missing)
 
 
+def require_all() -> None:
+    """Call `require` for each database. One that does not answer is passed over if another one does.
+
+    Raises:
+      SchemaMissing: A database lacks the tables, or they are too old.
+      DatabaseUnavailable: When no database answers.
+    """
+    unavailable: list[DatabaseUnavailable] = []
+    databases = database.by_name()
+    for name in databases:
+        try:
+            with database.using(name):
+                require()
+        except DatabaseUnavailable as error:
+            unavailable.append(error)
+    if len(unavailable) == len(databases):
+        raise unavailable[0]
+
+
 def require() -> None:
-    """Raise SchemaMissing unless the tables exist in the version that this code needs.
+    """Raise SchemaMissing unless the current database has the tables in the version that this code needs.
 
     Raises:
       SchemaMissing: The tables are missing or too old; the text names the command.
@@ -211,11 +230,18 @@ def require() -> None:
             version = 0
     name = Run._meta.schema
     if version == 0:
-        raise SchemaMissing(f"the schema {name!r} is not in this database; run: housekeeping init")
+        raise SchemaMissing(f"the schema {name!r} is not in {database_in_words()}; run: housekeeping init")
     if version < len(MIGRATIONS):
+        place = f" in {database_in_words()}" if database.several() else ""
         raise SchemaMissing(
-            f"the schema {name!r} is at version {version}, this code needs {len(MIGRATIONS)}; run: housekeeping init"
+            f"the schema {name!r}{place} is at version {version}, this code needs {len(MIGRATIONS)}; "
+            "run: housekeeping init"
         )
+
+
+def database_in_words() -> str:
+    """Return how a text calls the current database; its name only if there are several."""
+    return f"the database {database.selected!r}" if database.several() else "this database"
 
 
 def _version() -> int:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.database.connection import Database, database
+from housekeeping.database.connection import Database
 from housekeeping.sweeps.insight.explain import explain_run
 from housekeeping.sweeps.ledger import history, run_start, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
@@ -23,18 +23,18 @@ Plans = Callable[[], list[str]]
 def plans(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Plans:
     """What PostgreSQL plans for the statements of this test, without the values."""
     sent: list[tuple[Any, Any]] = []
-    execute = type(database.obj).execute_sql
+    execute = type(postgres).execute_sql
 
     def noting(self: Any, sql: Any, params: Any = None, *more: Any) -> Any:
         sent.append((sql, params))
         return execute(self, sql, params, *more)
 
-    monkeypatch.setattr(type(database.obj), "execute_sql", noting)
+    monkeypatch.setattr(type(postgres), "execute_sql", noting)
 
     def explain() -> list[str]:
         selects = [(sql, params) for sql, params in sent if sql.startswith("SELECT")]
         assert selects
-        return ["\n".join(line for (line,) in execute(database.obj, f"EXPLAIN {sql}", p)) for sql, p in selects]
+        return ["\n".join(line for (line,) in execute(postgres, f"EXPLAIN {sql}", p)) for sql, p in selects]
 
     return explain
 
