@@ -19,8 +19,9 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
 from housekeeping.core.settings import PREFIX, Settings
-from housekeeping.database.connection import Database
+from housekeeping.database.connection import Database, database
 from housekeeping.testing import ManualClock, plugin
+from tests import two_databases
 from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
 from tests.pgbouncer_server import PgBouncer, pgbouncer
@@ -32,6 +33,7 @@ from tests.twins.running import pytest_collection_modifyitems as pytest_collecti
 from tests.twins.running import pytest_generate_tests as pytest_generate_tests
 from tests.twins.running import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.twins.running import twin as twin
+from tests.two_databases import MainDatabase
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,9 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
     parser.addoption(
         "--topology",
-        choices=("direct", "pgbouncer", "sentinel"),
+        choices=("direct", "pgbouncer", "sentinel", "two-databases"),
         default="direct",
-        help="what leads to the servers of the tests: a pooler to PostgreSQL, or Sentinel to Redis",
+        help="what leads to the servers of the tests: a pooler to PostgreSQL, or Sentinel to Redis; or that workers "
+        "have another database than main",
     )
 
 
@@ -49,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell lets what it starts in the background pass over Ctrl-C, and so would the processes that tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("topology") == "two-databases":
+        two_databases.declare_in_second_database()
     # Where this tree is not the one that is installed, as in a copy of it.
     if not config.pluginmanager.is_registered(plugin):
         config.pluginmanager.register(plugin, "housekeeping")
@@ -112,7 +117,7 @@ def pooler(urls: Urls) -> Iterator[PgBouncer]:
 def housekeeping_settings(housekeeping_settings: Settings, request: pytest.FixtureRequest) -> Settings:
     """The kit's settings; with ``--topology``, the database is reached through a pooler, or Redis through Sentinel."""
     topology = request.config.getoption("topology")
-    if topology == "direct":
+    if topology in ("direct", "two-databases"):
         return housekeeping_settings
     if topology == "sentinel":
         servers: SentinelServers = request.getfixturevalue("sentinels")
@@ -124,6 +129,27 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
         pytest.skip(marker.kwargs["reason"])
     through = request.getfixturevalue("pooler").through(housekeeping_settings.require_database_url())
     return housekeeping_settings.model_copy(update={"database_url": through})
+
+
+@pytest.fixture(autouse=True)
+def second_database_is_current(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--topology=two-databases``, the thread of the test uses the database of its workers."""
+    if request.config.getoption("topology") != "two-databases":
+        yield
+        return
+    marker = request.node.get_closest_marker("one_database_only")
+    if marker is not None:
+        pytest.skip(marker.kwargs["reason"])
+    with database.using(two_databases.SECOND):
+        yield
+
+
+@pytest.fixture(scope="session")
+def main_database(urls: Urls) -> Iterator[MainDatabase]:
+    """The database ``main`` of ``--topology=two-databases``."""
+    main = MainDatabase(urls.database)
+    yield main
+    main.drop()
 
 
 @pytest.fixture
@@ -161,9 +187,14 @@ def broker_url(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-def settings(housekeeping_settings: Settings, broker_url: str | None) -> Settings:
+def settings(housekeeping_settings: Settings, broker_url: str | None, request: pytest.FixtureRequest) -> Settings:
     """Settings of this test's own: two empty schemas (the application's and the library's) and a key prefix."""
-    return housekeeping_settings.model_copy(update={"broker_url": broker_url})
+    settings = housekeeping_settings.model_copy(update={"broker_url": broker_url})
+    if request.config.getoption("topology") != "two-databases":
+        return settings
+    main: MainDatabase = request.getfixturevalue("main_database")
+    second = {two_databases.SECOND: settings.require_database_url()}
+    return settings.model_copy(update={"database_url": main.url_of(settings), "databases": second})
 
 
 @pytest.fixture(scope="session")
@@ -183,10 +214,18 @@ def library_schema(spare_schema: SpareSchema, housekeeping_settings: Settings) -
 
 @pytest.fixture
 def housekeeping_database(
-    library_schema: None, spare_schema: SpareSchema, housekeeping_settings: Settings, housekeeping_database: Database
-) -> Database:
+    library_schema: None,
+    spare_schema: SpareSchema,
+    housekeeping_settings: Settings,
+    housekeeping_database: Database,
+    request: pytest.FixtureRequest,
+) -> Iterator[Database]:
     spare_schema.created(housekeeping_settings.schema_name)
-    return housekeeping_database
+    if request.config.getoption("topology") != "two-databases":
+        yield housekeeping_database
+        return
+    with request.getfixturevalue("main_database").used_as_main(housekeeping_settings):
+        yield housekeeping_database
 
 
 @pytest.fixture

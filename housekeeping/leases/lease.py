@@ -113,6 +113,7 @@ class ExclusiveLease:
         self._interrupting = False
         self._with_epoch = with_epoch
         self._worker = worker
+        self._database = database
         self._epoch: HolderEpoch | None = None
         if client is None:
             client = shared_redis.get()

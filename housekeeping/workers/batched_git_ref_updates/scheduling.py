@@ -18,6 +18,7 @@ from housekeeping.sweeps import (
     Position,
     RedisUnavailable,
     StagePlan,
+    database,
     deferred,
     translate_redis_errors,
 )
@@ -182,13 +183,13 @@ def pending_projects(after: int | None, until: int | None, limit: int) -> list[i
     # A SELECT and not a WITH: before a statement that may write, the connection is checked with a round trip. A project
     # that a replica does not have yet is enqueued by the next run. One that is already done costs an empty cleanup.
     query: Any = Select((page,), (page.c.project_id,)).tuples()
-    return [project for (project,) in query.execute(housekeeping.read_database())]
+    return [project for (project,) in query.execute(_read_database())]
 
 
 def count_pending_projects(limit: int) -> int:
     """Return the number of projects with pending deletions, counted up to `limit`."""
     query: Any = _each_project(None, None).limit(limit).select_from(fn.COUNT(SQL("1")))
-    number: int = next(iter(query.tuples().execute(housekeeping.read_database())))[0]
+    number: int = next(iter(query.tuples().execute(_read_database())))[0]
     return number
 
 
@@ -201,7 +202,7 @@ def deferred_among(projects: Sequence[int]) -> set[int]:
         return set()
     later = deferred(CLEANUP, projects).alias("later")
     found: Any = Select((later,), (later.c.subject,)).where(~_has_rows(later, Deletion.id > _LAST_ID)).tuples()
-    return {int(subject) for (subject,) in found.execute(housekeeping.read_database())}
+    return {int(subject) for (subject,) in found.execute(_read_database())}
 
 
 def count_deferred() -> int:
@@ -209,8 +210,12 @@ def count_deferred() -> int:
     later = deferred(CLEANUP).alias("later")
     old, new = _has_rows(later, Deletion.id <= _LAST_ID), _has_rows(later, Deletion.id > _LAST_ID)
     counted: Any = Select((later,), (fn.COUNT(later.c.subject.distinct()),)).where(old & ~new).tuples()
-    number: int = next(iter(counted.execute(housekeeping.read_database())))[0]
+    number: int = next(iter(counted.execute(_read_database())))[0]
     return number
+
+
+def _read_database() -> Any:
+    return housekeeping.read_database(database.selected)
 
 
 def _has_rows(later: Any, which: Any) -> Any:
