@@ -18,7 +18,7 @@ import redis
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.core.settings import PREFIX, Settings
+from housekeeping.core.settings import MAIN, PREFIX, Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.testing import ManualClock, plugin
 from tests import two_databases
@@ -33,7 +33,7 @@ from tests.twins.running import pytest_collection_modifyitems as pytest_collecti
 from tests.twins.running import pytest_generate_tests as pytest_generate_tests
 from tests.twins.running import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.twins.running import twin as twin
-from tests.two_databases import MainDatabase
+from tests.two_databases import OtherDatabase
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -145,11 +145,11 @@ def second_database_is_current(request: pytest.FixtureRequest) -> Iterator[None]
 
 
 @pytest.fixture(scope="session")
-def main_database(urls: Urls) -> Iterator[MainDatabase]:
-    """The database ``main`` of ``--topology=two-databases``."""
-    main = MainDatabase(urls.database)
-    yield main
-    main.drop()
+def other_database(urls: Urls) -> Iterator[OtherDatabase]:
+    """A second database; with ``--topology=two-databases``, the database ``main``."""
+    other = OtherDatabase(urls.database)
+    yield other
+    other.drop()
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def settings(housekeeping_settings: Settings, broker_url: str | None, request: p
     settings = housekeeping_settings.model_copy(update={"broker_url": broker_url})
     if request.config.getoption("topology") != "two-databases":
         return settings
-    main: MainDatabase = request.getfixturevalue("main_database")
+    main: OtherDatabase = request.getfixturevalue("other_database")
     second = {two_databases.SECOND: settings.require_database_url()}
     return settings.model_copy(update={"database_url": main.url_of(settings), "databases": second})
 
@@ -224,7 +224,7 @@ def housekeeping_database(
     if request.config.getoption("topology") != "two-databases":
         yield housekeeping_database
         return
-    with request.getfixturevalue("main_database").used_as_main(housekeeping_settings):
+    with request.getfixturevalue("other_database").used_as(MAIN, housekeeping_settings):
         yield housekeeping_database
 
 

@@ -34,7 +34,7 @@ def declare_in_second_database() -> None:
         object.__setattr__(sweep, "database", SECOND)
 
 
-class MainDatabase:
+class OtherDatabase:
     """A database of its own on the tests' server.
 
     Parameters:
@@ -53,15 +53,15 @@ class MainDatabase:
         self._spare = SpareSchema(self.url)
 
     @contextmanager
-    def used_as_main(self, settings: Settings) -> Iterator[None]:
-        """Let ``main`` be this database, with the library's tables, while a test runs."""
+    def used_as(self, name: str, settings: Settings) -> Iterator[None]:
+        """Give this database a name, and the library's tables, while a test runs."""
         self._spare.give(settings.schema_name)
-        with database.using(MAIN):
+        with database.using(name):
             database.initialize(connect_to(self.url_of(settings)))
             schema.init()
         self._spare.created(settings.schema_name)
         yield
-        with database.using(MAIN):
+        with database.using(name):
             if database.obj is not None:
                 database.obj.close()
             database.initialize(None)

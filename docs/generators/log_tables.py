@@ -32,7 +32,7 @@ _TOGETHER: Final = {"spent.as_fields()": ("db_s", "redis_s")}
 #: Fields of every line within a run or message.
 _CONTEXT: Final = (
     *("event", "level", "timestamp", "logger"),
-    *("worker", "message_id", "run_id", "feature_category", "data_consistency"),
+    *("worker", "database", "message_id", "run_id", "feature_category", "data_consistency"),
 )
 
 

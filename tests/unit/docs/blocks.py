@@ -33,6 +33,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/rabbitmq.md": "tests/acceptance/test_rabbitmq_page.py",
     "docs/howto/redis-sentinel.md": "tests/acceptance/test_redis_sentinel_page.py",
+    "docs/howto/several-databases.md": "tests/acceptance/test_several_databases.py",
     "docs/howto/testing.md": "tests/integration/testing/test_page.py",
     # Takes minutes. `test_commands` checks its options.
     "docs/explanation/simulator.md": "tests/unit/docs/test_commands.py",
