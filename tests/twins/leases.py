@@ -144,6 +144,6 @@ TWINS: Final[list[Twin]] = [
         "L6",
         "allows_a_lease_in_a_transaction",
         _LEASES + "test_lease_in_an_open_transaction_raises",
-        instead(lease, "_in_transaction", lambda: False),
+        instead(lease, "in_transaction", lambda: False),
     ),
 ]
