@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from peewee import SQL, BigIntegerField, PeeweeException, TextField
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
@@ -59,6 +59,23 @@ class Lease(BaseModel):
     class Meta:
         table_name = "leases"
         schema = "housekeeping"
+
+
+class Fence(NamedTuple):
+    """What PostgreSQL compares before a holder's commit.
+
+    The epoch alone would not do: after a failover to a replica that had not received the last acquisitions, the new
+    primary issues their epochs again.
+
+    Attributes:
+      key: The key of the lease.
+      epoch: The holder's epoch.
+      holder: The holder's token.
+    """
+
+    key: str
+    epoch: int
+    holder: str
 
 
 class Connection(Protocol):
@@ -140,41 +157,46 @@ def first_epoch(key: str, token: str, is_held: Callable[[], bool], connection: C
     return epoch
 
 
-def forget_epoch(key: str, epoch: int) -> None:
+def forget_epoch(fence: Fence) -> None:
     """Delete the epoch of a holder that ended without a fence; without a row, the next holders need no epoch.
 
     Epochs of earlier holders stay outdated, because their row is missing. An error only leaves the row.
     """
     try:
         with _translate_errors():
-            Lease.delete().where((Lease.key == key) & (Lease.epoch == epoch)).execute()
+            Lease.delete().where(is_of(*fence)).execute()
     except (HousekeepingError, PeeweeException):
         return
 
 
-def check_epoch(key: str, epoch: int, connection: Connection | None = None) -> None:
-    """Check that the epoch is still the latest, and hold back the next one until the current transaction ends.
+def is_of(key: Any, epoch: Any, holder: Any) -> Any:
+    """Return the condition that a row of `Lease` is still that of this holder."""
+    return (Lease.key == key) & (Lease.epoch == epoch) & (Lease.holder == holder)
+
+
+def check_epoch(fence: Fence, connection: Connection | None = None) -> None:
+    """Check that the holder is still the latest, and hold back the next one until the current transaction ends.
 
     Parameters:
       connection: The connection of the transaction; by default the library's own.
 
     Raises:
-      LeaseLost: If a higher epoch exists. The transaction must be rolled back.
+      LeaseLost: If there is a newer holder. The transaction must be rolled back.
       HousekeepingError: Outside of a transaction, where the check would protect nothing.
     """
-    if not is_latest(key, epoch, connection):
+    if not is_latest(fence, connection):
         # The row can also be missing because the lease was neither acquired nor fenced for a long time.
-        raise LeaseLost(f"lease {key!r} has a newer holder; epoch {epoch} is outdated")
+        raise LeaseLost(f"lease {fence.key!r} has a newer holder; epoch {fence.epoch} is outdated")
 
 
-def is_latest(key: str, epoch: int, connection: Connection | None = None) -> bool:
-    """Return whether the epoch is still the latest, and if so hold back the next one, see `check_epoch`."""
-    where = "WHERE key = %s AND epoch = %s"
+def is_latest(fence: Fence, connection: Connection | None = None) -> bool:
+    """Return whether the holder is still the latest, and if so hold back the next one, see `check_epoch`."""
+    where = "WHERE key = %s AND epoch = %s AND holder = %s"
     # FOR SHARE, so that the epoch of the next holder waits until this transaction ends.
     latest = _fetch_row(
         connection,
         f"SELECT used_at < clock_timestamp() - interval '1 day' FROM {_leases()} {where} FOR SHARE",  # noqa: S608
-        (key, epoch),
+        fence,
     )
     if latest is not None and latest[0]:
         # Unused rows are deleted, but not that of a lease held for a month. SKIP LOCKED, because two transactions of
@@ -183,9 +205,9 @@ def is_latest(key: str, epoch: int, connection: Connection | None = None) -> boo
             connection,
             f"UPDATE {_leases()} SET used_at = clock_timestamp() WHERE key = "  # noqa: S608
             f"(SELECT key FROM {_leases()} {where} FOR NO KEY UPDATE SKIP LOCKED) RETURNING 1",
-            (key, epoch),
+            fence,
         )
-    _refuse_outside_of_transaction(key, connection)
+    _refuse_outside_of_transaction(fence.key, connection)
     return latest is not None
 
 

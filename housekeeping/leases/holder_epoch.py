@@ -13,6 +13,7 @@ from housekeeping.database.connection import database
 from housekeeping.leases.fencing import (
     Connection,
     DatabaseNotConfigured,
+    Fence,
     acquire_epoch,
     check_epoch,
     first_epoch,
@@ -28,11 +29,11 @@ class HolderEpoch:
     """Epoch of the holder with this token, in the ledger of one database.
 
     Attributes:
-      number: The epoch; None while it has none.
+      fence: The epoch with its holder; None while it has none.
     """
 
     def __init__(self, key: str, token: str, database_name: str = MAIN) -> None:
-        self.number: int | None = None
+        self.fence: Fence | None = None
         self._key = key
         self._token = token
         self._database = database_name
@@ -51,14 +52,14 @@ class HolderEpoch:
             with database.using(self._database):
                 self._began_without = not needs_epoch(self._key)
                 if not self._began_without:
-                    self.number = acquire_epoch(self._key, self._token)
+                    self.fence = Fence(self._key, acquire_epoch(self._key, self._token), self._token)
         except HousekeepingError as error:
-            # Work that needs no database continues. Work that needs it gets the error from `fence`.
+            # Work that needs no database continues. Work that needs it gets the error from `check`.
             self._error = error
             if not isinstance(error, DatabaseNotConfigured):
                 logger.warning("Lease %r has no epoch: %s", self._key, error)
 
-    def fence(self, is_held: Callable[[], bool], connection: Connection | None) -> None:
+    def check(self, is_held: Callable[[], bool], connection: Connection | None) -> None:
         """Let the open transaction commit only if the lease has no newer holder.
 
         Parameters:
@@ -70,18 +71,20 @@ class HolderEpoch:
             kind = DatabaseUnavailable if isinstance(self._error, DatabaseUnavailable) else HousekeepingError
             raise kind(f"lease {self._key!r} has no epoch: {self._error}")
         with database.using(self._database):
-            if self.number is not None and not self._began_without:
-                check_epoch(self._key, self.number, connection)
+            if self.fence is not None and not self._began_without:
+                check_epoch(self.fence, connection)
             # A first epoch is missing again after a rollback.
-            elif self.number is None or not is_latest(self._key, self.number, connection):
-                self.number = first_epoch(self._key, self._token, is_held, connection)
+            elif self.fence is None or not is_latest(self.fence, connection):
+                self.fence = Fence(
+                    self._key, first_epoch(self._key, self._token, is_held, connection), self._token
+                )
         self._has_fenced = True
 
     def forget(self) -> None:
         """Delete an epoch that nothing was fenced with, so that the next holders need none."""
-        if self.number is not None and not self._has_fenced and not in_transaction():
+        if self.fence is not None and not self._has_fenced and not in_transaction():
             with database.using(self._database):
-                forget_epoch(self._key, self.number)
+                forget_epoch(self.fence)
 
 
 def in_transaction() -> bool:

@@ -283,7 +283,7 @@ class ExclusiveLease:
             self.check()
         if self._token is None or self._epoch is None:
             raise HousekeepingError(f"lease {self.key!r} has no epoch: it is not held")
-        self._epoch.fence(self.renew, connection)
+        self._epoch.check(self.renew, connection)
 
     def __enter__(self) -> ExclusiveLease:
         tries = 0

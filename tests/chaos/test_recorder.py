@@ -37,7 +37,7 @@ def begun() -> run_start.Attempt:
 def test_run_aborted_before_its_first_batch_counts_no_batch(trial: Trial, outcome: runs.Outcome) -> None:
     early, late = begun(), begun()
     with database.atomic():
-        runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
+        runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, late.fence)
 
     runs.fail(early.run_id, outcome, "shutdown" if outcome == "partial" else "lease_lost", None, {"failed": 0})
 
@@ -47,10 +47,12 @@ def test_run_aborted_before_its_first_batch_counts_no_batch(trial: Trial, outcom
 def test_batch_after_one_with_a_higher_epoch_is_reported(trial: Trial) -> None:
     early, late = begun(), begun()
     with database.atomic():
-        runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, (KEY, late.epoch or 0))
+        runs.advance(late.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, late.fence)
 
     with database.atomic():  # by a run that does not check its epoch
         runs.advance(early.run_id, {"failed": 0}, {"pass": "x", "after": [1]}, None)
 
     [complaint] = trial.recorder.complaints()
-    assert f"run {early.run_id} with epoch {early.epoch} of {KEY} committed after epoch {late.epoch}" in complaint
+    assert early.fence is not None and late.fence is not None
+    outdated = f"run {early.run_id} with epoch {early.fence.epoch} of {KEY} committed"
+    assert f"{outdated} after epoch {late.fence.epoch}" in complaint

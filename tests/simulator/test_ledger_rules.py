@@ -118,7 +118,7 @@ def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") ->
 
 def in_batch(attempt: run_start.Attempt, then: Callable[[], None] = lambda: None) -> None:
     with database.atomic():
-        runs.advance(attempt.run_id, {"settled": 1}, {"pass": "rows", "after": [1]}, ("k", attempt.epoch or 0))
+        runs.advance(attempt.run_id, {"settled": 1}, {"pass": "rows", "after": [1]}, attempt.fence)
         then()
 
 
@@ -157,7 +157,8 @@ def test_each_epoch_is_higher_than_all_before(two: Two) -> None:
     epochs: list[int | None] = []
 
     def work() -> None:
-        epochs.extend(_sure(begun(f"m{number}", f"t{number}")).epoch for number in range(3))
+        fences = [_sure(begun(f"m{number}", f"t{number}")).fence for number in range(3)]
+        epochs.extend(fence and fence.epoch for fence in fences)
 
     assert alone(two, work) == ["first"]
     assert epochs == [1, 2, 3]
@@ -181,7 +182,7 @@ def test_interrupted_run_is_resumed_and_a_finished_one_is_not(two: Two) -> None:
         second = _sure(begun(token="t2"))
         assert second.cursor == {"pass": "rows", "after": [1]}
         with database.atomic():
-            runs.finish(second.run_id, "done", None, counts={}, cursor=None, lease=("k", second.epoch or 0))
+            runs.finish(second.run_id, "done", None, counts={}, cursor=None, fence=second.fence)
         assert begun(token="t3") is None
         assert _sure(begun("m2", "t3")).cursor is None
 

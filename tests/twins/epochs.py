@@ -21,9 +21,9 @@ _LOST: Final = "tests/integration/middleware/test_lost_leases.py::"
 
 
 def _checks_the_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
-    def is_latest(key: str, epoch: int, connection: Any = None) -> bool:
-        query = f'SELECT 1 FROM "{fencing.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s'
-        return database.execute_sql(query, (key, epoch)).fetchone() is not None
+    def is_latest(fence: fencing.Fence, connection: Any = None) -> bool:
+        query = f'SELECT 1 FROM "{fencing.Lease._meta.schema}".leases WHERE key = %s AND epoch = %s AND holder = %s'
+        return database.execute_sql(query, fence).fetchone() is not None
 
     patch.setattr(holder_epoch, "is_latest", is_latest)
 

@@ -86,11 +86,11 @@ class Executor:
         self._now = now
         self._budget = budget
         self._lease = lease
-        self._fence = None if lease.lease is None or attempt.epoch is None else (lease.lease.key, attempt.epoch)
+        self._fence = attempt.fence
         self._row_limit = row_limit or RowLimit()
         self._traversal = Traversal(stages, attempt.cursor)
         self._announcer = Announcer(request.sweep.name, attempt.run_id)
-        self._one_round_trip = OneRoundTrip(request.sweep.name, attempt, self._fence)
+        self._one_round_trip = OneRoundTrip(request.sweep.name, attempt)
         target = request.sweep.target_batch
         self.sizer = BatchSizer(stages, target, budget, progress.clock, ignores_pause=request.force)
         self.sizer.apply(override)
@@ -386,7 +386,7 @@ class Executor:
     def _finish(self, verdict: Verdict, state: RunState) -> None:
         outcome, reason = verdict
         cursor = self._cursor(state.place)
-        runs.finish(self._run_id, outcome, reason, counts=state.counts, cursor=cursor, lease=self._fence)
+        runs.finish(self._run_id, outcome, reason, counts=state.counts, cursor=cursor, fence=self._fence)
 
     def _cursor(self, place: Place) -> Cursor | None:
         return self._traversal.cursor_at(place)

@@ -61,17 +61,14 @@ class Committed:
 class OneRoundTrip:
     """Committer of the batches of one run, each in one round trip.
 
-    Parameters:
-      lease: Key and epoch of the run's lease; None: it has none.
-
     Attributes:
       heartbeat_at: The row's last heartbeat; None after another statement has written one.
     """
 
-    def __init__(self, worker: str, attempt: Attempt, lease: tuple[str, int] | None) -> None:
+    def __init__(self, worker: str, attempt: Attempt) -> None:
         self._worker = worker
         self._run_id = attempt.run_id
-        self._lease = lease
+        self._fence = attempt.fence
         self.heartbeat_at = attempt.heartbeat_at
 
     def commit(
@@ -166,7 +163,7 @@ class OneRoundTrip:
         place = fn.JSONB_BUILD_OBJECT("pass", stage.name, "after", position)
         advanced, accepted = batch_row.advance_cte(
             self._run_id,
-            self._lease,
+            self._fence,
             counts=counts.concat(fn.JSONB_BUILD_OBJECT(*added)),
             cursor=Case(None, [(number("picked") > 0, place)], cursor),
             is_done=ends_run & (number("picked") < stage.batch_size),

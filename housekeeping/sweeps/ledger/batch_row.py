@@ -8,6 +8,7 @@ from typing import Any
 from peewee import CTE, SQL, Case, Select, fn
 
 from housekeeping.database.connection import database
+from housekeeping.leases.fencing import Fence, is_of
 from housekeeping.sweeps.ledger.models import NOW, Lease, Run
 from housekeeping.sweeps.ledger.overrides import OVERRIDE
 from housekeeping.sweeps.ledger.runs import Counts, Cursor, is_open, taken_over
@@ -23,7 +24,7 @@ class Resynchronized:
 
 
 def advance_cte(
-    run_id: int, lease: tuple[str, int] | None, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
+    run_id: int, fence: Fence | None, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
 ) -> tuple[CTE, CTE]:
     """Return two CTEs for the statement of a batch: the update of the run's row, and the check of run and lease.
 
@@ -45,12 +46,11 @@ def advance_cte(
     ).where(is_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))
     beat = Run.heartbeat_at.cast("text").alias("heartbeat_at")
     advanced = run.returning(OVERRIDE.alias("override"), beat).cte("advanced")
-    if lease is None:
+    if fence is None:
         return advanced, Select((advanced,), [SQL("1")]).cte("accepted")
-    key, epoch = lease
     # FOR SHARE: a new holder gets its epoch only after this batch has ended. The run's row is locked first, as `begin`
     # does, so that the two cannot wait for each other.
-    held = (Lease.key == key) & (Lease.epoch == epoch) & fn.EXISTS(Select((advanced,), [SQL("1")]))
+    held = is_of(*fence) & fn.EXISTS(Select((advanced,), [SQL("1")]))
     return advanced, Lease.select(Lease.key).where(held).for_update("FOR SHARE").cte("accepted")  # type: ignore[arg-type]
 
 

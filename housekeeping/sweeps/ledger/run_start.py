@@ -12,7 +12,7 @@ from peewee import fn
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.database.connection import database
-from housekeeping.leases.fencing import next_epoch
+from housekeeping.leases.fencing import Fence, next_epoch
 from housekeeping.sweeps.ledger import run_queries, runs
 from housekeeping.sweeps.ledger.models import NOW, Rejection, Run
 from housekeeping.sweeps.ledger.runs import STOPPED, Counts, Cursor, Outcome, Resume, Trigger
@@ -42,7 +42,7 @@ class Attempt:
       run_id: Its row.
       started_at: By the database's clock.
       cursor: Where the run resumes; None: at the front.
-      epoch: Fencing token of its lease; None: it has no lease.
+      fence: Key, epoch and holder of its lease; None: it has no lease.
       history: The worker's last runs, newest first, without those that were stopped before their first change.
       clock_skew: How far this machine's clock is from the database's.
       rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
@@ -52,7 +52,7 @@ class Attempt:
     run_id: int
     started_at: datetime
     cursor: Cursor | None
-    epoch: int | None
+    fence: Fence | None
     history: Sequence[PastRun]
     clock_skew: ClockSkew
     rejected: bool = False
@@ -95,7 +95,7 @@ def begin(
             return None
         # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read: this
         # waits for a holder that is committing its last batch and may end as done.
-        epoch = None if lease is None else next_epoch(*lease)
+        fence = None if lease is None else Fence(lease[0], next_epoch(*lease), lease[1])
         last, rejected = _last_runs(worker, subject)
         cursor = _stopped_at(last[0], resume) if last else None
         before = SYSTEM_CLOCK.now()
@@ -104,13 +104,13 @@ def begin(
             message_id=message_id,
             tick=tick,
             trigger=trigger,
-            epoch=epoch,
+            epoch=fence and fence.epoch,
             cursor=cursor,
             counts=counts or {},
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
         history = [PastRun(outcome, counts) for outcome, *_, counts in last]
-        return Attempt(run_id, started_at, cursor, epoch, history, skew, rejected, heartbeat_at)
+        return Attempt(run_id, started_at, cursor, fence, history, skew, rejected, heartbeat_at)
 
 
 def _lock_message(message_id: str) -> None:

@@ -11,6 +11,7 @@ from peewee import Query, fn
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.connection import database
+from housekeeping.leases.fencing import Fence, is_of
 from housekeeping.sweeps.ledger.models import NOW, Lease, Run
 from housekeeping.sweeps.ledger.overrides import OVERRIDE, Override, override_from
 
@@ -41,14 +42,14 @@ class Closed:
     counts: Counts
 
 
-def advance(run_id: int, counts: Counts, cursor: Cursor | None, lease: tuple[str, int] | None) -> Override | None:
+def advance(run_id: int, counts: Counts, cursor: Cursor | None, fence: Fence | None) -> Override | None:
     """Write counts and cursor in the batch's transaction, and return the worker's override, if any.
 
     Raises:
       RunTakenOver: Another run considered this one dead; the caller's transaction must roll back.
       LeaseLost: Another holder has begun since; likewise.
     """
-    return _write(run_id, lease, counts=counts, cursor=cursor, heartbeat_at=NOW)
+    return _write(run_id, fence, counts=counts, cursor=cursor, heartbeat_at=NOW)
 
 
 def beat(run_id: int) -> Override | None:
@@ -80,7 +81,7 @@ def finish(
     *,
     counts: Counts,
     cursor: Cursor | None,
-    lease: tuple[str, int] | None = None,
+    fence: Fence | None = None,
 ) -> None:
     """Close the run's row in the transaction of its last batch.
 
@@ -89,7 +90,7 @@ def finish(
     """
     _write(
         run_id,
-        lease,
+        fence,
         counts=counts,
         cursor=cursor,
         heartbeat_at=NOW,
@@ -103,15 +104,15 @@ def finish(
 _writes: Final = QueryCache()
 
 
-def _write(run_id: int, lease: tuple[str, int] | None, **columns: Any) -> Override | None:
+def _write(run_id: int, fence: Fence | None, **columns: Any) -> Override | None:
     given = {name: value for name, value in columns.items() if value is not NOW}
-    form = (tuple(columns), tuple(given), lease is None)
-    statement = _writes.get(Run._meta.schema, form, lambda: CompiledQuery(_writing(columns, given, lease)))
+    form = (tuple(columns), tuple(given), fence is None)
+    statement = _writes.get(Run._meta.schema, form, lambda: CompiledQuery(_writing(columns, given, fence)))
     values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
-    for worker, override in statement.rows(run_id, *(lease or (None, None)), *values):
+    for worker, override in statement.rows(run_id, *(fence or (None, None, None)), *values):
         return override_from(worker, override)
-    if lease is not None and Run.select(Run.id).where(is_open(run_id)).exists():
-        raise LeaseLost(f"lease {lease[0]!r} has been taken by another holder since epoch {lease[1]}")
+    if fence is not None and Run.select(Run.id).where(is_open(run_id)).exists():
+        raise LeaseLost(f"lease {fence.key!r} has been taken by another holder since epoch {fence.epoch}")
     raise taken_over(run_id)
 
 
@@ -123,15 +124,15 @@ def is_open(run_id: Any) -> Any:
     return (Run.id == run_id) & Run.outcome.is_null()
 
 
-def _writing(columns: dict[str, Any], given: dict[str, Any], lease: tuple[str, int] | None) -> Query:
-    """Return the update of an open run. Its parameters are run id, lease key, epoch, and the given columns."""
-    run_id, key, epoch = Parameter(0), Parameter(1), Parameter(2)
+def _writing(columns: dict[str, Any], given: dict[str, Any], fence: Fence | None) -> Query:
+    """Return the update of an open run. Its parameters are run id, fence, and the given columns."""
+    run_id, key, epoch, holder = (Parameter(number) for number in range(4))
     condition = is_open(run_id)
-    if lease is not None:
+    if fence is not None:
         # FOR SHARE: a new holder gets its epoch only after this batch has ended.
-        held = Lease.select(Lease.key).where((Lease.key == key) & (Lease.epoch == epoch)).for_update("FOR SHARE")  # type: ignore[arg-type]
+        held = Lease.select(Lease.key).where(is_of(key, epoch, holder)).for_update("FOR SHARE")  # type: ignore[arg-type]
         condition &= fn.EXISTS(held)
-    places = {name: Parameter(number) for number, name in enumerate(given, start=3)}
+    places = {name: Parameter(number) for number, name in enumerate(given, start=4)}
     query: Query = Run.update(**{**columns, **places}).where(condition).returning(Run.worker, OVERRIDE).tuples()
     return query
 

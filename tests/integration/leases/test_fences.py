@@ -246,7 +246,7 @@ def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redi
     begun = run_start.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
     obtained()
 
-    assert begun is not None and begun.epoch == 1
+    assert begun is not None and begun.fence == (KEY, 1, "token")
     assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 2)]
 
 

@@ -14,7 +14,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.errors import HousekeepingError, LeaseLost
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
-from housekeeping.leases.fencing import acquire_epoch, check_epoch
+from housekeeping.leases.fencing import Fence, acquire_epoch, check_epoch
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.models import NOW, Lease
@@ -27,9 +27,13 @@ def forget(key: str) -> None:
     assert Lease.delete().where(Lease.key == key).execute() == 1
 
 
-def fence(key: str, epoch: int) -> None:
+def acquired(holder: str) -> Fence:
+    return Fence("k", acquire_epoch("k", holder), holder)
+
+
+def fence(holder: Fence) -> None:
     with database.atomic():
-        check_epoch(key, epoch)
+        check_epoch(holder)
 
 
 def is_recent(key: str) -> bool:
@@ -48,23 +52,32 @@ def test_epoch_is_higher_than_before_its_row_was_deleted(postgres: Database) -> 
 
 def test_holder_whose_epoch_row_was_deleted_cannot_commit(postgres: Database) -> None:
     # L3
-    epoch = acquire_epoch("k", "sleeper")
-    fence("k", epoch)
+    sleeper = acquired("sleeper")
+    fence(sleeper)
     forget("k")
 
     with pytest.raises(LeaseLost):
-        fence("k", epoch)
-    acquire_epoch("k", "successor")
+        fence(sleeper)
+    acquired("successor")
     with pytest.raises(LeaseLost):
-        fence("k", epoch)
+        fence(sleeper)
+
+
+def test_holder_whose_epoch_was_issued_again_cannot_commit(postgres: Database) -> None:
+    # L3: a failover to a replica that has not received the last acquisition
+    sleeper = acquired("sleeper")
+    Lease.update(holder="successor on the new primary").execute()
+
+    with pytest.raises(LeaseLost):
+        fence(sleeper)
 
 
 def test_epoch_is_drawn_after_its_row_is_locked(postgres: Database, admin: Connection, settings: Settings) -> None:
     # L3: one drawn while it waited might be lower than that of another who waited less
-    first = acquire_epoch("k", "first")
+    first = acquired("first")
     with ThreadPoolExecutor(1) as another:
         with postgres.atomic():
-            check_epoch("k", first)
+            check_epoch(first)
             beginning = another.submit(acquire_epoch, "k", "second")
             wait_for_a_lock(admin, settings)
             with psycopg2.connect(settings.database_url) as own, own.cursor() as cursor:
@@ -75,7 +88,7 @@ def test_epoch_is_drawn_after_its_row_is_locked(postgres: Database, admin: Conne
             own.close()
         second = beginning.result(PATIENCE_S)
 
-    assert first < meanwhile < second
+    assert first.epoch < meanwhile < second
 
 
 def wait_for_a_lock(admin: Connection, settings: Settings) -> None:
@@ -130,17 +143,17 @@ def test_fence_on_an_older_schema_names_the_init_command(
 
 def test_fence_keeps_the_epoch_row_of_a_long_held_lease(postgres: Database) -> None:
     # L3
-    epoch = acquire_epoch("k", "holder for months")
+    holder = acquired("holder for months")
     Lease.update(used_at=LONG_AGO).execute()
 
-    fence("k", epoch)
+    fence(holder)
 
     assert is_recent("k")
 
 
 def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres: Database, settings: Settings) -> None:
     # L3: both would note that the lease is in use
-    epoch = acquire_epoch("k", "holder for months")
+    holder = acquired("holder for months")
     Lease.update(used_at=LONG_AGO).execute()
     own = psycopg2.connect(settings.database_url)
     try:
@@ -148,8 +161,8 @@ def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres:
             postgres.execute_sql("SET LOCAL lock_timeout = '1s'")
             with own.cursor() as cursor:
                 cursor.execute(f"SELECT 1 FROM {settings.schema_name}.leases WHERE key = 'k' FOR SHARE")
-            check_epoch("k", epoch)
-        check_epoch("k", epoch, own)
+            check_epoch(holder)
+        check_epoch(holder, own)
         own.commit()
     finally:
         own.close()
@@ -158,10 +171,10 @@ def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres:
 
 
 def test_fence_of_a_new_lease_writes_nothing(postgres: Database, settings: Settings) -> None:
-    epoch = acquire_epoch("k", "holder")
+    holder = acquired("holder")
     table = f"{settings.schema_name}.leases"
     before = postgres.execute_sql(f"SELECT ctid FROM {table}").fetchall()
 
-    fence("k", epoch)
+    fence(holder)
 
     assert postgres.execute_sql(f"SELECT ctid FROM {table}").fetchall() == before

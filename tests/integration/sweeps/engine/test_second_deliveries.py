@@ -87,7 +87,7 @@ def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, 
         begun = run_start.begin(
             "worker", message_id=message_id, tick=None, trigger="enqueue", lease=("worker", f"token of {message_id}")
         )
-        assert begun is not None and begun.epoch is not None
+        assert begun is not None and begun.fence is not None
         return begun
 
     def third() -> Attempt:
@@ -100,8 +100,7 @@ def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, 
     runs.finish(interrupted.run_id, "failed", None, counts={}, cursor=place)
     last = of("second")
     with ThreadPoolExecutor(1) as another, postgres.atomic():
-        assert last.epoch is not None
-        runs.finish(last.run_id, "done", None, counts={}, cursor=None, lease=("worker", last.epoch))
+        runs.finish(last.run_id, "done", None, counts={}, cursor=None, fence=last.fence)
         waiting = another.submit(third)
         await_waiting(admin)
 

@@ -241,7 +241,7 @@ def test_statement_that_outlives_its_connection_commits_nothing(
     add_statuses(5, DUE)
     begun = run_start.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
     assert begun is not None and begun.heartbeat_at is not None
-    late = OneRoundTrip("w", begun, None)
+    late = OneRoundTrip("w", begun)
     (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
     batch = Batch("w", begun.run_id, begun.started_at)
     counts = {"deleted_rows": 0, "batches": 0}

@@ -55,7 +55,7 @@ def commits_nothing(postgres: Database, run: run_start.Attempt) -> bool:
     """Whether the run's next batch is refused."""
     try:
         with postgres.atomic():
-            runs.advance(run.run_id, {}, None, (KEY, 1))
+            runs.advance(run.run_id, {}, None, run.fence)
     except LeaseLost:
         return True
     return False
