@@ -10,6 +10,7 @@ from typing import Any, Final
 import dramatiq.middleware
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy
+from dramatiq.common import current_millis
 from dramatiq.errors import Retry
 from dramatiq.middleware import Shutdown
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
@@ -32,6 +33,10 @@ MAX_RETRIES: Final = 25  # promise R1
 REDISCOVERED_DELAY: Final = timedelta(minutes=10)
 #: How long the mark of a waiting retry outlives its due time, for a worker that is slow to fetch it.
 _LATE: Final = timedelta(seconds=30)
+#: Option of a message that was put back: when it may come again, by the clock of the process that put it back.
+_NOT_BEFORE: Final = "not_before"
+#: Longest difference of two clocks that delays are corrected for, in milliseconds. Worse clocks are repaired.
+_MOST_SKEW_MS: Final = 3_600_000
 #: Modules that call actors.
 _CALLERS: Final = ("dramatiq.", "housekeeping.middleware.", "housekeeping.core.thread_interrupt")
 
@@ -107,8 +112,8 @@ class Retries(dramatiq.middleware.Retries):
 
         try:
             if isinstance(exception, Requeue | Shutdown):
-                delay = exception.delay if isinstance(exception, Requeue) else None
-                enqueue_reliably(broker, message, delay or None)
+                delay = (exception.delay or 0) if isinstance(exception, Requeue) else 0
+                enqueue_reliably(broker, message, _with_clock_skew(message, delay) or None)
                 return
             if exception is None:
                 return
@@ -171,3 +176,18 @@ def _leave_out_callers(error: BaseException) -> None:
         frames = frames.tb_next
     if frames is not None:  # otherwise a hook failed
         error.__traceback__ = frames
+
+
+def _with_clock_skew(message: MessageProxy, delay: int) -> int:
+    """Return the delay in milliseconds, longer by as much as the message came too early the last time.
+
+    Dramatiq compares the time when a message is due with the clock of whichever process holds it. If that clock is
+    ahead, the message comes at once, and would be put back thousands of times.
+    """
+    if not delay:
+        return 0
+    now, not_before = current_millis(), message.options.get(_NOT_BEFORE)
+    if isinstance(not_before, int):
+        delay += min(max(0, not_before - now), _MOST_SKEW_MS)
+    message.options[_NOT_BEFORE] = now + delay
+    return delay

@@ -255,7 +255,7 @@ class Postgres:
             note("run began", row["worker"], key, row["message_id"], row["epoch"], row["cursor"])
         elif before is None:
             note("recorded", row["worker"], key, row["message_id"], row["tick"], row["outcome"], row["reason"])
-        elif (before["counts"], before["cursor"]) != (row["counts"], row["cursor"]) or row["outcome"] == "done":
+        elif _work(before) != _work(row) or row["outcome"] == "done":
             note("committed by", row["worker"], key, row["epoch"], row["cursor"])
         if before is not None and before["outcome"] is None and row["outcome"] is not None:
             note("run ended", row["worker"], key, row["message_id"], row["outcome"], row["reason"])
@@ -291,3 +291,8 @@ class Postgres:
         seen.add(at.waits_for)
         others = [each for each in self._locks.get(at.waits_for, {}) if each is not at]
         return start in others or any(self._circle(start, each, seen) for each in others)
+
+
+def _work(run: Row) -> tuple[Any, ...]:
+    """Return the cursor and the numbers of records. A run also notes other things when its row is closed."""
+    return run["cursor"], {name: count for name, count in run["counts"].items() if isinstance(count, int)}

@@ -12,6 +12,7 @@ import dramatiq
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import current_millis
 from dramatiq.middleware import TimeLimitExceeded, raise_thread_exception
 
 from housekeeping import embedded
@@ -222,3 +223,27 @@ def test_requeued_message_uses_no_retry(broker: RedisBroker) -> None:  # R5, L4
 
     [waiting] = queued(broker, "default.DQ")
     assert "retries" not in waiting.options
+
+
+def test_message_that_comes_too_early_is_put_back_for_longer(broker: RedisBroker) -> None:
+    # The clock of the process that delivered it is 50 minutes ahead.
+    actor = failing(broker, Requeue("not now", timedelta(minutes=5)), max_retries=0)
+    now = current_millis()
+    actor.send_with_options(not_before=now + 3_000_000)
+    with working(broker):
+        eventually(lambda: queued(broker, "default.DQ") and not queued(broker))
+
+    [waiting] = queued(broker, "default.DQ")
+    assert waiting.options["eta"] >= waiting.options["not_before"] == now + 3_300_000
+
+
+@pytest.mark.parametrize("not_before", ["soon", -1, 10**30, None])
+def test_wrong_time_of_an_earlier_delay_delays_by_an_hour_at_most(broker: RedisBroker, not_before: object) -> None:
+    actor = failing(broker, Requeue("not now", timedelta(minutes=5)), max_retries=0)
+    now = current_millis()
+    actor.send_with_options(not_before=not_before)
+    with working(broker):
+        eventually(lambda: queued(broker, "default.DQ") and not queued(broker))
+
+    [waiting] = queued(broker, "default.DQ")
+    assert now + 300_000 <= waiting.options["eta"] < now + 4_000_000
