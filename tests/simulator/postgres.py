@@ -255,7 +255,7 @@ class Postgres:
             note("run began", row["worker"], key, row["message_id"], row["epoch"], row["cursor"])
         elif before is None:
             note("recorded", row["worker"], key, row["message_id"], row["tick"], row["outcome"], row["reason"])
-        elif _work(before) != _work(row) or row["outcome"] == "done":
+        elif _work(before) != _work(row) or (before["outcome"], row["outcome"]) == (None, "done"):
             note("committed by", row["worker"], key, row["epoch"], row["cursor"])
         if before is not None and before["outcome"] is None and row["outcome"] is not None:
             note("run ended", row["worker"], key, row["message_id"], row["outcome"], row["reason"])
