@@ -75,9 +75,7 @@ class HolderEpoch:
                 check_epoch(self.fence, connection)
             # A first epoch is missing again after a rollback.
             elif self.fence is None or not is_latest(self.fence, connection):
-                self.fence = Fence(
-                    self._key, first_epoch(self._key, self._token, is_held, connection), self._token
-                )
+                self.fence = Fence(self._key, first_epoch(self._key, self._token, is_held, connection), self._token)
         self._has_fenced = True
 
     def forget(self) -> None:
