@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 from psycopg2.extensions import connection as Connection
-from redis.client import Pipeline
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
+from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
@@ -117,14 +117,14 @@ def test_thousand_projects_cost_one_scan_one_count_and_ten_bulk_commands(
     broker = installed(settings.model_copy(update={"database_url": None}))
     register(broker, project_cleanup)
     add_deletions(3000, project="n")
-    bulks: list[int] = []
-    execute = Pipeline.execute
+    bulks: list[tuple[int, bool]] = []
+    run = RedisQueues._run
 
-    def execute_and_note(self: Pipeline, raise_on_error: bool = True) -> Any:
-        bulks.append(len(self.command_stack))
-        return execute(self, raise_on_error)
+    def run_and_note(self: RedisQueues, command: Any, pipeline: Any, **options: Any) -> Any:
+        bulks.append((len(command), pipeline is None))
+        return run(self, command, pipeline, **options)
 
-    monkeypatch.setattr(Pipeline, "execute", execute_and_note)
+    monkeypatch.setattr(RedisQueues, "_run", run_and_note)
 
     run_sweep(cleanup_scheduler)
     close_all()
@@ -135,4 +135,4 @@ def test_thousand_projects_cost_one_scan_one_count_and_ten_bulk_commands(
     assert (len(scans), len(counts), len(waiting)) == (3, 3, 3)
     # Anything else might write, and is preceded by a question whether the server is there.
     assert all(sql.startswith("SELECT") for sql in scans)
-    assert bulks == [1] * 30, "a hundred projects are one script in one round trip"
+    assert bulks == [(100, True)] * 30, "a hundred projects are one script in one round trip"
