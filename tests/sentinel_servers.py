@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import pytest
 import redis
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
@@ -20,6 +21,10 @@ from housekeeping.embedded.programs import find_redis
 from tests.rabbitmq_server import free_ports
 
 SERVICE: Final = "tests"
+#: Redis-py before 8 sends no HELLO, whose answer says what a server is.
+SAYS_WHAT_IT_IS: Final = pytest.mark.skipif(
+    int(redis.__version__.partition(".")[0]) < 8, reason="this redis-py does not ask servers what they are"
+)
 #: Ports of the Sentinels that this process has started.
 PORTS: Final = set[int]()
 _START_S: Final = 20.0
@@ -135,6 +140,11 @@ class SentinelServers:
     def await_complete(self) -> None:
         """Wait until there is a replica again."""
         self._await(self._is_complete, _FAILOVER_S)
+
+    def await_replication(self) -> None:
+        """Wait until the replica has all that was written before."""
+        wanted = self._info(self.primary)["master_repl_offset"]
+        self._await(lambda: self._info(self.primary).get("slave0", {}).get("offset", 0) >= wanted, _START_S)
 
     def close(self) -> None:
         for process in self._processes.values():

@@ -22,6 +22,7 @@ from housekeeping.doctor import redis_server
 from housekeeping.embedded.programs import find_redis
 from tests.installation import Installation
 from tests.rabbitmq_server import free_ports
+from tests.sentinel_servers import SAYS_WHAT_IT_IS
 
 _START_S = 20.0
 _SAYS = "is a node of a Redis Cluster, and a Redis Cluster loses messages when it moves slots; use one primary with"
@@ -32,7 +33,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[redis.Redis
     """Two nodes in cluster mode, which have not met."""
     running, clients = list[subprocess.Popen[bytes]](), list[redis.Redis]()
     try:
-        for port in free_ports(2):
+        # Ten thousand above, a node listens to the others: there, too, no port of the system's own choice.
+        for port in [port for port in free_ports(100) if port < 22_000][:2]:
             folder = tmp_path_factory.mktemp("node")
             command = [str(find_redis().path), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
             command += ["--dir", str(folder), "--cluster-enabled", "yes"]
@@ -79,6 +81,7 @@ def url(nodes: list[redis.Redis]) -> str:
     return f"redis://127.0.0.1:{_port(nodes[0])}/0"
 
 
+@SAYS_WHAT_IT_IS
 def test_plain_url_of_a_cluster_is_rejected_with_the_first_command(url: str) -> None:
     with pytest.raises(SettingsError, match=f"^Redis at 127.0.0.1:[0-9]+ {_SAYS} Sentinel: redis\\+sentinel://"):
         redis_client(url).ping()
@@ -89,6 +92,7 @@ def test_doctor_rejects_a_cluster_that_the_connection_did_not_recognize(url: str
         list(redis_server.examine(Settings.load(_env_file=None, redis_url=f"{url}?protocol=2"), {}))
 
 
+@SAYS_WHAT_IT_IS
 def test_applications_own_broker_on_a_cluster_is_rejected_when_it_sends(url: str, settings: Settings) -> None:
     broker = RedisBroker(url=url, middleware=[])
     housekeeping.install(broker, settings.model_copy(update={"database_url": None, "redis_url": None}), workers=False)
@@ -118,6 +122,7 @@ COMMANDS = [
 ]
 
 
+@SAYS_WHAT_IT_IS
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_end_on_a_cluster_with_one_line(installation: Installation, url: str, line: str) -> None:
     ended = installation.command(*line.split(), REDIS_URL=url)
@@ -134,6 +139,7 @@ def test_doctor_command_reports_a_cluster_as_an_error(installation: Installation
     assert "a Redis Cluster loses messages when it moves slots; use" in ended.stdout + ended.stderr
 
 
+@SAYS_WHAT_IT_IS
 @pytest.mark.slow
 def test_broker_url_of_a_cluster_is_rejected_as_well(installation: Installation, url: str) -> None:
     ended = installation.command("enqueue", "user_status_cleanup.batch", BROKER_URL=url)

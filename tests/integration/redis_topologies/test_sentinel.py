@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.doctor import redis_server
 from tests.integration.middleware.applications import eventually
 from tests.integration.middleware.step_worker import StepWorker, installed
-from tests.sentinel_servers import SERVICE, SentinelServers, applications_client, sentinel_servers
+from tests.sentinel_servers import SAYS_WHAT_IT_IS, SERVICE, SentinelServers, applications_client, sentinel_servers
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +81,7 @@ def test_messages_wait_out_a_failover_and_run_after_it(behind: Settings, servers
         work: Any = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")(ran.append)
         worker = StepWorker(broker)
         work.send(1)
-        time.sleep(0.2)  # until it is replicated
+        servers.await_replication()
 
         servers.kill(old)
         with pytest.raises(Exception, match="Redis did not answer: Error 111|Redis did not answer: Sentinel names no"):
@@ -121,7 +120,7 @@ def test_silent_primary_is_left_within_the_socket_timeout(servers: SentinelServe
     old = servers.primary
     with redis_client(f"{servers.url}&socket_timeout=0.5") as client:
         client.set("silent", 1)
-        time.sleep(0.2)  # until it is replicated
+        servers.await_replication()
 
         servers.pause(old)
         with pytest.raises(redis.TimeoutError):
@@ -132,6 +131,7 @@ def test_silent_primary_is_left_within_the_socket_timeout(servers: SentinelServe
         servers.await_complete()
 
 
+@SAYS_WHAT_IT_IS
 def test_replica_that_a_sentinel_names_is_not_used(servers: SentinelServers, client: redis.Redis) -> None:
     replica = ({servers.first, servers.second} - {servers.primary}).pop()
     pool: Any = client.connection_pool
@@ -141,6 +141,7 @@ def test_replica_that_a_sentinel_names_is_not_used(servers: SentinelServers, cli
         client.get("x")
 
 
+@SAYS_WHAT_IT_IS
 def test_wrong_addresses_and_services_are_named_in_one_line(servers: SentinelServers) -> None:
     sentinel, login = servers.sentinels[0], "?sentinel_password=s3cret-sentinel"
     rejected = {
