@@ -22,7 +22,7 @@ SOURCE_SETTING: Final = "HOUSEKEEPING_EMBEDDED"
 #: What programs print for ``--version``, and the oldest major version that the library supports.
 _POSTGRES: Final = (re.compile(r"()\(PostgreSQL\) ((\d+)[\w.]*)"), 13)
 _REDIS: Final = (re.compile(r"((?:Redis|Valkey) )server v=((\d+)[\w.]*)"), 6)
-_VERSION_SECONDS: Final = 60  # a program that does not print its version by then is ignored
+VERSION_SECONDS: Final = 60  # a program that does not print its version by then is ignored
 _COPIES: Final = "programs"
 
 
@@ -124,7 +124,7 @@ def _version_output(program: Path, account: Account | None = None) -> str | None
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
-            timeout=_VERSION_SECONDS,
+            timeout=VERSION_SECONDS,
             **identity_of(account),
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -28,7 +28,7 @@ logger = named_logger(__name__)
 DEFAULT_TTL: Final = timedelta(hours=24)  # docs/reference/actor-options.md
 #: How long the mark of a running message outlives its process. Less than the broker's heartbeat timeout (60 s), so that
 #: a redelivery after a kill finds it expired.
-_RUNNING_TTL: Final = timedelta(seconds=30)
+RUNNING_TTL: Final = timedelta(seconds=30)
 _RUNNING_DELAY: Final = timedelta(seconds=5)  # before a second delivery checks again
 
 #: Begin a delivery. KEYS: the completion, the running mark, the number of the last enqueued retry. ARGV: this
@@ -155,10 +155,10 @@ class Idempotency(Middleware):
         # The token begins with the id, so that a second delivery of the message can recognize itself.
         name, token = self._name(message), f"{message.message_id}:{uuid4().hex}"
         since = elapsed()
-        sure_until = safe_until(since, _RUNNING_TTL.total_seconds())
+        sure_until = safe_until(since, RUNNING_TTL.total_seconds())
         delivery = _Delivery(name, token, self._keys(name, message), _retry_number(message), since, sure_until)
         self._thread.delivery = delivery
-        return delivery.keys, [token, milliseconds(_RUNNING_TTL), delivery.retry]
+        return delivery.keys, [token, milliseconds(RUNNING_TTL), delivery.retry]
 
     def refusal(self, state: str, message: MessageProxy) -> MiddlewareError | None:
         """Renew the running mark from now on, or return the error for a message that must not run now."""
@@ -168,7 +168,7 @@ class Idempotency(Middleware):
             delivery.renewal = renewals.start(
                 f"mark of {delivery.name}",
                 lambda: delivery.renew(lambda: self._renew_mark(delivery)),
-                _RUNNING_TTL,
+                RUNNING_TTL,
                 delivery.since,
                 interrupter(LostLease),
                 recoverable=True,
@@ -233,15 +233,15 @@ class Idempotency(Middleware):
             with translate_redis_errors():
                 mine = self._begin_script(delivery) == delivery.token
         if mine:
-            delivery.sure_until = safe_until(began_at, _RUNNING_TTL.total_seconds())
+            delivery.sure_until = safe_until(began_at, RUNNING_TTL.total_seconds())
         return mine
 
     def _begin_script(self, delivery: _Delivery) -> str:
-        return text(self._begin(keys=delivery.keys, args=[delivery.token, milliseconds(_RUNNING_TTL), delivery.retry]))
+        return text(self._begin(keys=delivery.keys, args=[delivery.token, milliseconds(RUNNING_TTL), delivery.retry]))
 
     def _renew_or_restore(self, name: str, token: str) -> bool:
         """Renew the mark, or write it again if Redis lost it and no other delivery runs."""
-        return self._marks.obtain(name, token, _RUNNING_TTL) == token
+        return self._marks.obtain(name, token, RUNNING_TTL) == token
 
     def _end_delivery(self) -> _Delivery | None:
         delivery, self._thread.delivery = self._thread.delivery, None

@@ -22,7 +22,7 @@ _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (redis_broker, "HEARTBEAT_TIMEOUT_MS", 2000),
     (runs, "HEARTBEAT", timedelta(seconds=0.5)),
     (runs, "SILENCE", timedelta(seconds=2)),
-    (idempotency, "_RUNNING_TTL", timedelta(seconds=2)),
+    (idempotency, "RUNNING_TTL", timedelta(seconds=2)),
     (idempotency, "_RUNNING_DELAY", timedelta(seconds=0.5)),
     (middleware, "_KEY_IN_USE_DELAY", timedelta(seconds=0.5)),
     (retries, "delay_before", lambda retry: timedelta(seconds=0.5)),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping.core.clock import SystemClock
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import error_reporting
+from housekeeping.core.telemetry import error_reporting, metrics
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -20,6 +22,8 @@ from tests.integration.statements import watch_statements
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
 AddStatuses = Callable[..., None]
+#: Sets this machine's clock so far ahead of the real one.
+SetAhead = Callable[[timedelta], None]
 #: Holds the result of a query locked in another session for as long as the block.
 Locked = Callable[[str], AbstractContextManager[None]]
 
@@ -67,11 +71,32 @@ def last_run(postgres: Database) -> Callable[[], Any]:
 
 
 @pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def error_hooks() -> Iterator[list[error_reporting.Hook]]:
+    """The error hooks of this process, without those of other tests."""
+    before = error_reporting.hooks[:]
+    error_reporting.hooks.clear()
+    yield error_reporting.hooks
+    error_reporting.hooks[:] = before
+
+
+@pytest.fixture
+def reported(error_hooks: list[error_reporting.Hook]) -> list[dict[str, Any]]:
     """What error trackers are told from now on."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(error_reporting, "hooks", [lambda error, about: seen.append({"error": error, **about})])
+    error_hooks.append(lambda error, about: seen.append({"error": error, **about}))
     return seen
+
+
+@pytest.fixture
+def export_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[metrics.Exporter], None]:
+    """Sets the exporter of this process's metrics."""
+    return lambda exporter: monkeypatch.setattr(metrics, "exporter", exporter)
+
+
+@pytest.fixture
+def set_ahead(monkeypatch: pytest.MonkeyPatch) -> SetAhead:
+    """Sets this machine's clock so far ahead of the real one."""
+    return lambda by: monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + by)
 
 
 @pytest.fixture

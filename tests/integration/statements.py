@@ -10,15 +10,16 @@ import pytest
 from housekeeping.database.connection import Database
 
 
-def watch_statements(patch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
-    """Call `before` with the text of each statement right before it is sent.
+def watch_statements(patch: pytest.MonkeyPatch, before: Callable[[str], object], *, with_values: bool = False) -> None:
+    """Call `before` with the text of each statement right before it is sent, with its values or placeholders for them.
 
     From its second execution, a statement in one round trip is prepared: then the text is ``EXECUTE``.
     """
     execute_sql, fetch_at_once = Database.execute_sql, Database.fetch_at_once
 
     def with_parameters(self: Database, sql: str, params: Any = None) -> Any:
-        before(sql)
+        values = with_values and params
+        before(self.connection().cursor().mogrify(sql, params).decode() if values else sql)
         return execute_sql(self, sql, params)
 
     def at_once(self: Database, text: bytes) -> Any:

@@ -42,7 +42,7 @@ def _runs_a_second_delivery(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_interrupts_a_sleeping_delivery(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Idempotency, "_goes_on", lambda self, begun: True)
+    patch.setattr(Idempotency, "_renew_mark", lambda self, delivery: True)
 
 
 def _starts_without_rechecking_the_running_mark(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def _renews_the_mark_after_the_end(patch: pytest.MonkeyPatch) -> None:
 
 def _never_restores_a_lost_mark(patch: pytest.MonkeyPatch) -> None:
     def renewed(self: Any, name: str, token: str) -> bool:
-        return bool(self._marks.renew(name, token, idempotency._RUNNING_TTL))
+        return bool(self._marks.renew(name, token, idempotency.RUNNING_TTL))
 
     patch.setattr(Idempotency, "_renew_or_restore", renewed)
 

@@ -50,7 +50,7 @@ class Counter(Metric):
 
     def add(self, *labels: str, number: float = 1) -> None:
         """Increase the counter; 0 exports it before the first count. Never raises."""
-        _exporter.measure(self, labels, lambda pending: (pending or 0) + number)
+        exporter.measure(self, labels, lambda pending: (pending or 0) + number)
 
     def export(self, child: Any, pending: Any) -> None:
         child.inc(pending)
@@ -67,7 +67,7 @@ class Gauge(Metric):
 
     def set(self, value: float, *labels: str) -> None:
         """Set the value. Never raises."""
-        _exporter.measure(self, labels, lambda pending: value)
+        exporter.measure(self, labels, lambda pending: value)
 
     def export(self, child: Any, pending: Any) -> None:
         child.set(pending)
@@ -85,14 +85,14 @@ class Histogram(Metric):
 
     def observe(self, seconds: float, *labels: str) -> None:
         """Add a duration. Never raises."""
-        _exporter.measure(self, labels, lambda pending: [*(pending or [])[1 - _MAX_PENDING_DURATIONS :], seconds])
+        exporter.measure(self, labels, lambda pending: [*(pending or [])[1 - _MAX_PENDING_DURATIONS :], seconds])
 
     def export(self, child: Any, pending: Any) -> None:
         for seconds in pending:
             child.observe(seconds)
 
 
-class _Exporter:
+class Exporter:
     """Passes measurements to prometheus-client, and keeps them while it is not imported.
 
     Parameters:
@@ -139,7 +139,7 @@ class _Exporter:
             logger.exception("Metrics are not exported")
 
 
-_exporter = _Exporter()
+exporter = Exporter()
 
 _WORKER: Final = ("worker",)
 RUNS: Final = Counter("housekeeping_runs_total", "Runs of workers and other actors that ended.", ("worker", "outcome"))
@@ -219,4 +219,4 @@ def export_pending() -> None:
 
     Every further measurement does the same. An exporter calls this before it serves its first page.
     """
-    _exporter.export_pending()
+    exporter.export_pending()

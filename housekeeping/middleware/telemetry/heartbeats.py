@@ -31,7 +31,7 @@ logger = named_logger(__name__)
 
 _LAST_HEARTBEAT_S: Final = 5.0  # time for the last heartbeat when the process ends
 #: A scheduler wakes up every minute. One that has not for so long hangs, and sends no more heartbeats.
-_AWAKE: Final = timedelta(minutes=3)
+AWAKE: Final = timedelta(minutes=3)
 
 
 class Heartbeats(Middleware):
@@ -73,7 +73,8 @@ class Heartbeats(Middleware):
 class SchedulerHeartbeats:
     """Heartbeats of a process that runs periodiq, from its first wake-up on; any other process sends none."""
 
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, awake: timedelta = AWAKE) -> None:
+        self._awake = awake
         self._store = RedisHeartbeats(client, namespace)
         self._sender: Sender | None = None
         self._woke_at = 0.0
@@ -87,8 +88,7 @@ class SchedulerHeartbeats:
             _call_at_exit(self._sender.stop)
 
     def _while_awake(self) -> dict[str, Any] | None:
-        awake = time.monotonic() - self._woke_at < _AWAKE.total_seconds()
-        return {} if awake else None
+        return {} if time.monotonic() - self._woke_at < self._awake.total_seconds() else None
 
 
 class Sender:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from dramatiq.middleware import MiddlewareError
 from peewee import SQL, Select, fn
 
 import housekeeping
@@ -116,7 +117,7 @@ class PendingProjects:
             projects = [project for project in bulk if project not in deferred_projects]
             try:
                 duplicates += self._enqueue(projects)
-            except RedisUnavailable:
+            except (RedisUnavailable, MiddlewareError):
                 if not enqueued:
                     raise
                 break  # count what was enqueued; the next batch gets the same error

@@ -110,11 +110,11 @@ def test_subscribers_get_copies_of_the_rows(event: NamedSignal) -> None:
     assert rows == ROWS
 
 
-def test_error_hook_that_raises_is_skipped(event: NamedSignal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_hook_that_raises_is_skipped(event: NamedSignal, error_hooks: list[error_reporting.Hook]) -> None:
     def fail(*about: Any, **more: Any) -> None:
         raise OSError("the tracker is away")
 
-    monkeypatch.setattr(error_reporting, "hooks", [fail])
+    error_hooks.append(fail)
     event.connect(fail)
     after = Subscriber()
     event.connect(after)

@@ -4,8 +4,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
+import psycopg2
 import pytest
 from dramatiq.middleware import Shutdown
 from peewee import InterfaceError, OperationalError, PostgresqlDatabase, fn
@@ -18,6 +20,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import Database, connect_to, database, translate_postgres_errors
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.faults import at_step, once
 
 _PID = "SELECT pg_backend_pid()"
 PATIENCE_S = 20
@@ -89,24 +92,20 @@ def test_lost_server_fails_its_transaction_and_the_next_one_works(
     assert _notes(restartable) == ["kept"]
 
 
+def _raise(error: type[BaseException]) -> None:
+    raise error
+
+
 @pytest.mark.parametrize("interrupt", [LostLease, Shutdown])
 @pytest.mark.parametrize("where", ["commit", "rollback"])
 def test_interrupt_at_the_end_of_a_transaction_leaves_none_open(
-    restartable: Database, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException], where: str
+    restartable: Database, interrupt: type[BaseException], where: str
 ) -> None:
-    step, once = getattr(PostgresqlDatabase, where), [interrupt]
-
-    def interrupted(self: Database) -> None:
-        if once:
-            raise once.pop()
-        step(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PostgresqlDatabase, where, interrupted)
-        with pytest.raises(interrupt), restartable.atomic():
-            restartable.execute_sql("INSERT INTO notes VALUES ('stopped')")
-            if where == "rollback":
-                raise ValueError("so it is rolled back")
+    interrupted = at_step(PostgresqlDatabase, where, "before", once(partial(_raise, interrupt)))
+    with interrupted, pytest.raises(interrupt), restartable.atomic():
+        restartable.execute_sql("INSERT INTO notes VALUES ('stopped')")
+        if where == "rollback":
+            raise ValueError("so it is rolled back")
 
     with restartable.atomic():
         restartable.execute_sql("INSERT INTO notes VALUES ('next')")
@@ -115,34 +114,21 @@ def test_interrupt_at_the_end_of_a_transaction_leaves_none_open(
 
 @pytest.mark.parametrize("interrupt", [LostLease, Shutdown])
 def test_an_interrupt_where_a_transaction_begins_leaves_none_open(
-    restartable: Database, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
+    restartable: Database, interrupt: type[BaseException]
 ) -> None:
-    begin = Database.begin
-
-    def interrupted(self: Database) -> None:
-        begin(self)
-        raise interrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Database, "begin", interrupted)
-        with pytest.raises(interrupt), restartable.atomic():
-            pass
+    interrupted = at_step(Database, "begin", "after", partial(_raise, interrupt))
+    with interrupted, pytest.raises(interrupt), restartable.atomic():
+        pass
 
     assert not restartable.in_transaction()
     assert restartable.connection().info.transaction_status == TRANSACTION_STATUS_IDLE
 
 
-def test_interrupted_commit_releases_its_locks_at_once(
-    restartable: Database, servers: embedded.Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: Database) -> None:
-        raise LostLease
-
+def test_interrupted_commit_releases_its_locks_at_once(restartable: Database, servers: embedded.Servers) -> None:
     restartable.execute_sql("INSERT INTO notes VALUES ('locked')")
-    with monkeypatch.context() as patch:
-        patch.setattr(PostgresqlDatabase, "commit", interrupted)
-        with pytest.raises(LostLease), restartable.atomic():
-            restartable.execute_sql("UPDATE notes SET text = 'stopped'")
+    interrupted = at_step(PostgresqlDatabase, "commit", "before", partial(_raise, LostLease))
+    with interrupted, pytest.raises(LostLease), restartable.atomic():
+        restartable.execute_sql("UPDATE notes SET text = 'stopped'")
 
     other = connect_to(servers.database_url)
     with other.atomic():
@@ -184,19 +170,16 @@ def test_each_thread_has_a_connection_of_its_own(postgres: Database) -> None:
 
 
 def test_thread_waiting_for_its_server_does_not_delay_others(
-    postgres: Database, monkeypatch: pytest.MonkeyPatch
+    postgres: Database,
 ) -> None:
-    handle: Any = Database
-    connect, waits, may_go_on = handle._connect, threading.Event(), threading.Event()
+    waits, may_go_on = threading.Event(), threading.Event()
 
-    def silent_to_others(connected: Database) -> Any:
+    def be_silent_to_others() -> None:
         if threading.current_thread() is not threading.main_thread():
             waits.set()
             assert may_go_on.wait(PATIENCE_S)
-        return connect(connected)
 
-    monkeypatch.setattr(Database, "_connect", silent_to_others)
-    with ThreadPoolExecutor(1) as another:
+    with at_step(psycopg2, "connect", "before", be_silent_to_others), ThreadPoolExecutor(1) as another:
         waiting = another.submit(postgres.connect)
         assert waits.wait(PATIENCE_S)
         postgres.close()

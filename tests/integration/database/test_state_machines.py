@@ -12,6 +12,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.errors import IllegalEvent, RecordChanged
 from housekeeping.database.connection import BaseModel, Database
 from housekeeping.database.state_machines import CONFLICT_RETRIES, StateMachine
+from tests.integration.statements import watch_statements
 
 
 class State(IntEnum):
@@ -133,15 +134,13 @@ def test_event_is_retried_three_times(
     job: Job, do: Do, monkeypatch: pytest.MonkeyPatch, conflicts: int, moved: bool
 ) -> None:
     left = [conflicts]
-    execute_sql = Database.execute_sql
 
-    def change_first(self: Database, sql: str, params: object = None) -> object:
+    def change_first(sql: str) -> None:
         if sql.startswith("UPDATE") and left[0]:
             left[0] -= 1
             do("UPDATE job SET lock_version = lock_version + 1 WHERE part = 1")
-        return execute_sql(self, sql, params)
 
-    monkeypatch.setattr(Database, "execute_sql", change_first)
+    watch_statements(monkeypatch, change_first)
     outcome = "moved"
     try:
         MACHINE.fire(job, "start", {}, version=Job.lock_version)

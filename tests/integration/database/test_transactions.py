@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg2
 import pytest
 from peewee import OperationalError, PeeweeException
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to
+from tests.faults import at_step
 
 _INSERT = "INSERT INTO notes VALUES (%s)"
 
@@ -59,16 +61,13 @@ def test_transaction_continues_after_a_rejected_first_statement(ours: Database, 
     assert _notes(ours) == []
 
 
-def test_transaction_continues_after_reconnecting_at_its_first_statement(
-    ours: Database, other: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(self: Database) -> None:
-        raise OperationalError("the server is away")
+def test_transaction_continues_after_reconnecting_at_its_first_statement(ours: Database, other: Database) -> None:
+    def away() -> None:
+        raise psycopg2.OperationalError("the server is away")
 
     _kill(ours, other)
     with pytest.raises(_BrokenOff), ours.atomic():
-        with monkeypatch.context() as patch, pytest.raises(OperationalError, match="away"):
-            patch.setattr(Database, "_connect", away)
+        with at_step(psycopg2, "connect", "before", away), pytest.raises(OperationalError, match="away"):
             ours.execute_sql(_INSERT, ("never",))
         ours.execute_sql(_INSERT, ("rolled back",))
         raise _BrokenOff

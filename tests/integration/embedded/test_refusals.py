@@ -121,7 +121,7 @@ def test_hanging_program_counts_as_not_runnable(tmp_path: Path, monkeypatch: pyt
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     program.chmod(0o755)
-    monkeypatch.setattr(programs, "_VERSION_SECONDS", 0.1)
+    monkeypatch.setattr(programs, "VERSION_SECONDS", 0.1)
     account = Account("self", os.geteuid(), os.getegid())
 
     assert programs.runnable_program(program, account, tmp_path) == tmp_path / "programs" / "redis-server"

@@ -18,10 +18,12 @@ import housekeeping
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, LeaseLost
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
+from housekeeping.leases import holder_epoch
 from housekeeping.leases.fencing import acquire_epoch
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import Lease
+from tests.faults import at_step
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
@@ -323,14 +325,13 @@ def test_lease_that_expires_while_its_epoch_is_issued_is_lost(
     acquire_epoch(KEY, "an earlier holder")
     lease, now = ExclusiveLease(KEY, TTL), [1000.0]
 
-    def slowly(key: str, token: str) -> int:
+    def sleep() -> None:
         now[0] += TTL.total_seconds()
-        return acquire_epoch(key, token)
 
     monkeypatch.setattr("housekeeping.leases.renewal.read_clock", lambda: now[0])
-    monkeypatch.setattr("housekeeping.leases.holder_epoch.acquire_epoch", slowly)
+    slowly = at_step(holder_epoch, "acquire_epoch", "before", sleep)
 
-    with pytest.raises(LeaseLost, match="while its epoch was issued"):
+    with slowly, pytest.raises(LeaseLost, match="while its epoch was issued"):
         lease.try_obtain()
     assert not lease.exists()
 

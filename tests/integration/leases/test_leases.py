@@ -25,6 +25,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease, LeaseStore, RedisLeaseStore
 from housekeeping.testing import ManualClock, MemoryLeaseStore
+from tests.faults import lose_connection, once, redis_fault
 from tests.sentinel_servers import applications_client
 
 TTL = timedelta(seconds=30)
@@ -199,23 +200,13 @@ def test_an_unreachable_store_is_an_error_not_a_free_lease() -> None:
             ExclusiveLease(KEY, TTL, store).try_obtain()
 
 
-def test_lease_acquired_without_an_answer_has_a_holder(
-    redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_acquired_without_an_answer_has_a_holder(redis_client: redis.Redis, settings: Settings) -> None:
     # L5: the command took effect, then the connection broke
-    store = RedisLeaseStore(redis_client, settings.namespace)
-    obtain, failures = store._obtain, [redis.ConnectionError("connection reset")]
+    lease = ExclusiveLease(KEY, TTL, RedisLeaseStore(redis_client, settings.namespace))
 
-    def lost_once(**given: Any) -> Any:
-        answer = obtain(**given)
-        if failures:
-            raise failures.pop()
-        return answer
+    with redis_fault(":lease:", "after", once(lose_connection)):
+        assert lease.try_obtain() is not None
 
-    monkeypatch.setattr(store, "_obtain", lost_once)
-    lease = ExclusiveLease(KEY, TTL, store)
-
-    assert lease.try_obtain() is not None
     assert lease.cancel()
 
 

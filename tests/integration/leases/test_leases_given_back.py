@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import redis
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import metrics
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
+from tests.integration.metrics.conftest import Exported
+from tests.integration.metrics.conftest import exported as exported
 
 TTL = timedelta(seconds=30)
 KEY = "報告/夜"
@@ -28,17 +27,15 @@ class UnansweredStore(RedisLeaseStore):
 
     def __init__(self, client: redis.Redis, settings: Settings, unanswered: int, heard: bool = False) -> None:
         super().__init__(client, settings.namespace)
-        self.tries = 0
-        release = self._release
+        self.tries, self._unanswered, self._heard = 0, unanswered, heard
 
-        def answered_late(**given: Any) -> Any:
-            self.tries += 1
-            answer = release(**given) if heard or self.tries > unanswered else None
-            if self.tries <= unanswered:
-                raise redis.ConnectionError("connection reset")
-            return answer
-
-        self._release = answered_late
+    def release(self, key: str, token: str) -> bool:
+        self.tries += 1
+        if self.tries > self._unanswered:
+            return super().release(key, token)
+        if self._heard:
+            super().release(key, token)
+        raise RedisUnavailable("connection reset")
 
 
 @pytest.fixture
@@ -53,11 +50,9 @@ def between_tries(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], obj
 
 
 @pytest.fixture
-def counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The workers of the leases that were counted as lost."""
-    lost: list[str] = []
-    monkeypatch.setattr(metrics, "LEASES_LOST", SimpleNamespace(add=lost.append))
-    return lost
+def lost(exported: Exported) -> Callable[[], float | None]:
+    """Returns how many leases of no worker were counted as lost; None without any."""
+    return lambda: exported("housekeeping_leases_lost_total", worker="")
 
 
 @pytest.mark.parametrize("heard", [False, True])
@@ -66,21 +61,21 @@ def test_lease_is_released_if_redis_answers_the_third_try(
     redis_client: redis.Redis,
     settings: Settings,
     caplog: pytest.LogCaptureFixture,
-    counted_as_lost: list[str],
+    lost: Callable[[], float | None],
     heard: bool,
 ) -> None:
     with ExclusiveLease(KEY, TTL, UnansweredStore(redis_client, settings, 2, heard)) as lease:
         pass
 
     assert not lease.exists()
-    assert (caplog.text, counted_as_lost) == ("", [])
+    assert (caplog.text, lost()) == ("", None)
 
 
 def test_lease_released_without_an_answer_stays_with_its_next_holder(
     redis_client: redis.Redis,
     settings: Settings,
     between_tries: Callable[[Callable[[], object]], None],
-    counted_as_lost: list[str],
+    lost: Callable[[], float | None],
 ) -> None:
     lease, successor = (ExclusiveLease(KEY, TTL, UnansweredStore(redis_client, settings, 1, True)) for _ in range(2))
     between_tries(successor.try_obtain)
@@ -88,11 +83,11 @@ def test_lease_released_without_an_answer_stays_with_its_next_holder(
 
     assert lease.cancel()
     assert successor.renew()
-    assert counted_as_lost == []
+    assert lost() is None
 
 
 def test_lease_with_another_holder_counts_as_lost(
-    redis_client: redis.Redis, settings: Settings, counted_as_lost: list[str]
+    redis_client: redis.Redis, settings: Settings, lost: Callable[[], float | None]
 ) -> None:
     lease, successor = (ExclusiveLease(KEY, TTL, RedisLeaseStore(redis_client, settings.namespace)) for _ in range(2))
     lease.try_obtain()
@@ -101,7 +96,7 @@ def test_lease_with_another_holder_counts_as_lost(
 
     assert not lease.cancel()
     assert successor.renew()
-    assert counted_as_lost == [""]
+    assert lost() == 1
 
 
 @pytest.mark.usefixtures("between_tries")

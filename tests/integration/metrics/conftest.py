@@ -15,8 +15,8 @@ Exported = Callable[..., float | None]
 
 
 @pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> Exported:
+def exported(export_to: Callable[[metrics.Exporter], None]) -> Exported:
     """Export this process's metrics from now on."""
     registry = prometheus_client.CollectorRegistry()
-    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter({"registry": registry}))
+    export_to(metrics.Exporter({"registry": registry}))
     return lambda name, **labels: registry.get_sample_value(name, labels)

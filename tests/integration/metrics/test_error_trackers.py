@@ -92,14 +92,14 @@ def test_failure_is_reported_to_sentry_once_without_a_password(
 
 
 def test_every_error_hook_is_called_although_one_raises(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error_hooks: list[error_reporting.Hook], caplog: pytest.LogCaptureFixture
 ) -> None:
     reported: list[Any] = []
 
     def broken(error: BaseException, about: dict[str, Any]) -> None:
         raise RuntimeError("the tracker is away")
 
-    monkeypatch.setattr(error_reporting, "hooks", [broken, lambda error, about: reported.append((error, about))])
+    error_hooks += [broken, lambda error, about: reported.append((error, about))]
     error = ValueError("no")
 
     error_reporting.report(error, worker="work")

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,11 @@ def test_process_without_exporters_does_not_import_them(environment: dict[str, s
     assert ended.returncode == 0, ended.stderr
 
 
-def test_forked_child_does_not_export_its_parents_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    exporter = metrics._Exporter()
-    monkeypatch.setattr(metrics, "_exporter", exporter)
+def test_forked_child_does_not_export_its_parents_counts(
+    export_to: Callable[[metrics.Exporter], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = metrics.Exporter()
+    export_to(exporter)
     monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
     metrics.RETRIES.add("work")
 

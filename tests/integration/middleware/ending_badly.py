@@ -9,8 +9,8 @@ import pytest
 from dramatiq import Actor, MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
+from tests.faults import Where, elsewhere, exchanges
 from tests.integration.middleware.deduplication.deduplicated import declared, executed
-from tests.integration.middleware.deduplication.deduplicated_faults import Where, elsewhere, exchanges
 from tests.integration.middleware.step_worker import StepWorker
 
 ONCE: Final = executed(if_deduplicated="reschedule_once")

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from queue import PriorityQueue
 from typing import Any
 
-import pytest
-import redis
 from dramatiq import Message, MessageProxy
 from dramatiq.common import dq_name
 from dramatiq.worker import ConsumerThread, WorkerThread
@@ -17,6 +15,7 @@ from housekeeping.brokers import message_broker
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
+from tests.faults import exchanges
 from tests.rabbitmq_look import Pulling, end_delays, on_rabbitmq, remove, watched
 
 _pulling: list[Pulling] = []
@@ -107,16 +106,9 @@ def delivered_again(message: MessageProxy) -> MessageProxy:
 
 
 @contextmanager
-def counting(monkeypatch: pytest.MonkeyPatch, part: str) -> Iterator[list[str]]:
-    """Count the commands sent to Redis in the block for keys that contain `part`."""
+def counting(part: str) -> Iterator[list[str]]:
+    """Count the commands sent to Redis in the block that contain `part`."""
     commands: list[str] = []
-    execute = redis.Redis.execute_command
-
-    def count(self: redis.Redis, *args: Any, **options: Any) -> Any:
-        if any(part in str(arg) for arg in args):
-            commands.append(str(args[0]))
-        return execute(self, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(redis.Redis, "execute_command", count)
+    with exchanges(everywhere=True) as made:
         yield commands
+    commands += [each.split(b"\r\n")[2].decode() for each in made.commands if part.encode() in each]

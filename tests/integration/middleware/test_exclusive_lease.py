@@ -15,12 +15,12 @@ from dramatiq import Actor, Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import SkipMessage
 
-from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.middleware.admission import Admission
+from tests.faults import exchanges, start_lost
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker
+from tests.rabbitmq_look import on_rabbitmq
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
@@ -203,40 +203,43 @@ def test_without_redis_the_message_fails_is_retried_and_does_not_run(
     step_worker: StepWorker,
     runs: list[Any],
     held: ExclusiveLease,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # L5
-    def away(*_: object) -> None:
-        raise RedisUnavailable("connection refused")
-
     declared(broker, runs).send()
-    monkeypatch.setattr(Admission, "_ask", away)
-    step_worker.run()
+    message = step_worker.fetch()
+
+    with start_lost("before"):
+        step_worker.run(message)
 
     assert runs == []
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 
 
 def test_unexpected_error_does_not_run_the_message_unprotected(
-    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
 ) -> None:
     # L5, L6: Dramatiq would log the error and run the actor
     declared(broker, runs, max_retries=0).send()
-    monkeypatch.setattr(Admission, "_ask", lambda *_: fail())
+    message = step_worker.fetch()
+    assert message is not None
 
-    assert step_worker.run().failed
+    with exchanges() as made:
+        made.at(1, "before", fail)
+        step_worker.run(message)
+
+    assert message.failed
     assert runs == []
 
 
-def test_actor_without_a_lease_calls_no_redis(
-    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Admission, "_ask", lambda *_: fail())
+def test_actor_without_a_lease_calls_no_redis(broker: RedisBroker, step_worker: StepWorker, runs: list[Any]) -> None:
     dramatiq.actor(broker=broker, actor_name="plain")(lambda: runs.append(1)).send()
+    message = step_worker.fetch()
 
-    step_worker.run()
+    with exchanges() as made:
+        step_worker.run(message)
 
     assert runs == [1]
+    assert made.total == (0 if on_rabbitmq(broker) else 1), "the acknowledgement"
 
 
 def test_of_many_concurrent_messages_one_runs(broker: RedisBroker, runs: list[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import dramatiq
@@ -23,6 +24,7 @@ from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from housekeeping.middleware import reliable_enqueue
+from tests.faults import exchanges, lose_connection, once, redis_fault
 from tests.integration.middleware import applications
 from tests.integration.middleware.applications import eventually, queued, working
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
@@ -72,7 +74,7 @@ def refused(settings: Settings) -> Iterator[RedisBroker]:
 @pytest.fixture
 def never_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if it waits for the broker."""
-    monkeypatch.setattr(reliable_enqueue, "_wait", lambda not_yet, reason: pytest.fail(f"{not_yet}: {reason}"))
+    monkeypatch.setattr(reliable_enqueue, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waits")))
 
 
 def piped(first: Actor[..., Any], then: Actor[..., Any]) -> None:
@@ -127,7 +129,7 @@ def _answers(broker: RedisBroker) -> bool:
 
 
 def test_group_whose_count_gets_no_answer_completes_once(  # R4
-    grouped: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    grouped: RedisBroker,
 ) -> None:
     step_worker = StepWorker(grouped)
     ended: list[int] = []
@@ -136,23 +138,12 @@ def test_group_whose_count_gets_no_answer_completes_once(  # R4
     group = dramatiq.group([member.message(), member.message()], broker=grouped)
     group.add_completion_callback(over.message())
     group.run()
-    [callbacks] = [each for each in grouped.middleware if isinstance(each, GroupCallbacks)]
-    counting: Any = callbacks
-    count, asked = counting._count, list[int]()
-
-    def answer_lost_at_first(**given: Any) -> Any:
-        answer = count(**given)
-        asked.append(answer)
-        if len(asked) % 2:
-            raise redis.ConnectionError("the answer got lost")
-        return answer
-
-    monkeypatch.setattr(counting, "_count", answer_lost_at_first)
-    step_worker.run()
+    with redis_fault("@counted", "after", once(lose_connection)):
+        step_worker.run()
     after_one = [message.actor_name for message in queued(grouped)]
-    step_worker.run()
+    with redis_fault("@counted", "after", once(lose_connection)):
+        step_worker.run()
 
-    assert asked == [0, 0, 1, 1]
     assert after_one == ["member"]
     assert [message.actor_name for message in queued(grouped)] == ["over"]
     step_worker.run()
@@ -247,23 +238,19 @@ def test_invalid_group_id_makes_a_dead_letter(  # R4
     assert "DataError" in dead.options["traceback"]
 
 
-def test_group_keys_are_in_one_cluster_slot(grouped: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_keys_are_in_one_cluster_slot(grouped: RedisBroker) -> None:
     member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
     group = dramatiq.group([member.message()], broker=grouped)
     group.add_completion_callback(member.message())
     group.run()
-    [callbacks] = [each for each in grouped.middleware if isinstance(each, GroupCallbacks)]
-    counting: Any = callbacks
-    count, slots = counting._count, list[int]()
 
-    def noted(keys: list[str], args: list[Any]) -> Any:
-        slots.extend(key_slot(key.encode()) for key in keys)
-        return count(keys=keys, args=args)
+    with exchanges() as made:
+        StepWorker(grouped).run()
 
-    monkeypatch.setattr(counting, "_count", noted)
-    StepWorker(grouped).run()
-
-    assert len(slots) == 2 and len(set(slots)) == 1
+    [command, *_] = [each for each in made.commands if b"@counted" in each]
+    keys = command.split(b"\r\n")[8:12:2]  # after EVALSHA, its digest and their number
+    assert keys[1].endswith(b"@counted")
+    assert len({key_slot(key) for key in keys}) == 1
 
 
 def test_custom_callbacks_middleware_keeps_its_class(settings: Settings, redis_client: redis.Redis) -> None:  # R4

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import dramatiq
+import periodiq
 import pytest
 import redis
 from dramatiq import Worker
@@ -19,6 +21,7 @@ from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat, RedisHeartbeats
 from tests.acceptance.processes import eventually
+from tests.faults import at_step, lose_connection
 
 PATIENCE_S = 20.0
 
@@ -82,27 +85,24 @@ def test_failed_and_skipped_messages_leave_no_thread_busy(broker: Any, read: Cal
 def test_unavailable_redis_is_logged_once_and_retried(
     broker: Any,
     read: Callable[[], list[Heartbeat]],
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    write, tried, away = RedisHeartbeats.write, threading.Semaphore(0), threading.Event()
+    tried, away = threading.Semaphore(0), threading.Event()
     away.set()
 
-    def failing(self: RedisHeartbeats, process_id: str, heartbeat: Heartbeat) -> None:
+    def lose() -> None:
         if away.is_set():
             tried.release()
-            raise redis.ConnectionError("gone")
-        write(self, process_id, heartbeat)
+            lose_connection()
 
-    monkeypatch.setattr(RedisHeartbeats, "write", failing)
     ran = threading.Event()
 
     @dramatiq.actor(broker=broker)
     def run() -> None:
         ran.set()
 
-    with at_work(broker):
+    with at_step(RedisHeartbeats, "write", "before", lose), at_work(broker):
         assert all(tried.acquire(timeout=PATIENCE_S) for _ in range(3))
         run.send()
         assert ran.wait(PATIENCE_S)
@@ -125,11 +125,23 @@ def test_process_without_periodiq_is_no_scheduler(
 
 
 def test_scheduler_that_stopped_waking_sends_no_heartbeat(
-    redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    redis_client: redis.Redis,
+    settings: Settings,
+    read: Callable[[], list[Heartbeat]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scheduler = SchedulerHeartbeats(redis_client, settings.namespace)
-    scheduler.wake()
-    awake = scheduler._while_awake()
-    monkeypatch.setattr(middleware, "_AWAKE", timedelta(0))
+    scheduler = SchedulerHeartbeats(redis_client, settings.namespace, awake=timedelta(seconds=0.3))
 
-    assert (awake, scheduler._while_awake()) == ({}, None)
+    def main() -> None:
+        scheduler.wake()
+
+    monkeypatch.setattr(periodiq, "main", main)
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join(PATIENCE_S)
+    eventually(lambda: [each.kind for each in read()] == ["scheduler"])
+    time.sleep(0.4)
+    redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:*"))
+    time.sleep(0.2)  # several intervals
+
+    assert read() == []

@@ -16,6 +16,7 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping.core.middleware_errors import InvalidOption
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.idempotency import Idempotency
+from tests.faults import start_lost
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
 from tests.sentinel_servers import applications_client
@@ -221,21 +222,14 @@ def test_without_redis_nothing_runs_twice(
     runs: list[Any],
     redis_client: redis.Redis,
     settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # L5: the mark was made but the answer was lost; the message fails and removes its mark
     work = declared(broker, runs)
     work.send()
-    (middleware,) = [each for each in broker.middleware if type(each).__name__ == "Admission"]
-    admit: Any = middleware._admit  # type: ignore[attr-defined]
+    message = step_worker.fetch()
 
-    def answer_lost(**given: Any) -> None:
-        admit(**given)
-        raise redis.ConnectionError("connection reset")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(middleware, "_admit", answer_lost)
-        step_worker.run()
+    with start_lost("after"):
+        step_worker.run(message)
 
     assert runs == []
     assert marks(redis_client, settings, "running") == []

@@ -20,6 +20,7 @@ from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore, current_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
+from tests.faults import at_step
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import Endless
 from tests.integration.middleware.step_worker import StepWorker
@@ -73,13 +74,11 @@ def test_actor_that_lost_its_lease_is_interrupted_and_retried(
     assert successor.renew(), "its successor's is left alone"
 
 
-def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(
-    broker: Any, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(broker: Any, step_worker: StepWorker) -> None:
     # L2: the renewal thread hangs, too
     endless, answered, asked_after = Endless(), threading.Event(), []
 
-    def silent(*_: object) -> bool:
+    def silent() -> None:
         answered.wait(PATIENCE_S)
         raise RedisUnavailable("no answer")
 
@@ -90,9 +89,9 @@ def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(
             asked_after.append(answered.is_set())
             answered.set()
 
-    monkeypatch.setattr(RedisLeaseStore, "renew", silent)
     declared(broker, work, ttl=SHORT).send()
-    step_worker.run()
+    with at_step(RedisLeaseStore, "renew", "before", silent):
+        step_worker.run()
 
     assert endless.interrupted
     assert asked_after == [False]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ import redis
 
 from housekeeping.core.settings import Settings
 from housekeeping.middleware import idempotency
-from housekeeping.middleware.admission import Admission
+from tests.faults import exchanges
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
@@ -22,11 +21,17 @@ SHORT = timedelta(seconds=3)
 PATIENCE_S = 20
 
 
+@pytest.fixture
+def short_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a running mark expire after seconds, so that it is renewed every second."""
+    monkeypatch.setattr(idempotency, "RUNNING_TTL", SHORT)
+
+
+@pytest.mark.usefixtures("short_mark")
 def test_sleeping_delivery_is_interrupted_when_another_one_runs(
-    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # I2: its mark expired while its process was stopped; the next renewal finds that out
-    monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
     endless, second_may_end, runs = Endless(), threading.Event(), list[int]()
 
     def work() -> None:
@@ -61,11 +66,11 @@ def test_sleeping_delivery_is_interrupted_when_another_one_runs(
     assert runs == [0, 1], "and its retry finds the work done"
 
 
+@pytest.mark.usefixtures("short_mark")
 def test_mark_lost_by_redis_is_restored_during_the_run(
-    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # I2
-    monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
     runs: list[str] = []
 
     def work() -> None:
@@ -116,53 +121,24 @@ def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any
     assert len(queued(broker, "default.DQ")) == 1
 
 
-class WatchedLock:
-    """Lock that reports when it is requested after the start of a renewal."""
-
-    def __init__(self, begun: threading.Event, asked: threading.Event) -> None:
-        self._lock = threading.Lock()
-        self._begun = begun
-        self._asked = asked
-
-    def __enter__(self) -> None:
-        if self._begun.is_set():
-            self._asked.set()
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-
+@pytest.mark.usefixtures("short_mark")
 def test_renewal_during_the_end_of_a_message_leaves_no_mark(
-    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # I2: otherwise the retry of a failed message would wait for an ended run
-    monkeypatch.setattr("housekeeping.middleware.idempotency._RUNNING_TTL", SHORT)
-    begun, ending, renewed, runs = threading.Event(), threading.Event(), threading.Event(), list[str]()
-    make, renew = idempotency._Delivery, idempotency._Delivery.renew
-    ours = next(each for each in broker.middleware if isinstance(each, Admission))
-    end = ours._dismiss
+    begun, ended, renewed, runs = threading.Event(), threading.Event(), threading.Event(), list[str]()
+    by_worker = threading.get_ident()
 
-    def renew_late(self: idempotency._Delivery, step: Callable[[], bool]) -> bool:
-        def late() -> bool:
+    def renew_late() -> None:
+        if threading.get_ident() != by_worker:
             begun.set()
-            assert ending.wait(PATIENCE_S)
-            try:
-                return step()
-            finally:
-                renewed.set()
+            ended.wait(0.5)  # the end waits for the renewal, or is earlier than this
 
-        return renew(self, late if runs else step)
-
-    def end_and_tell(**given: Any) -> Any:
-        answer = end(**given)
-        ending.set()
-        return answer
-
-    def watched(*given: Any) -> idempotency._Delivery:
-        made = make(*given)
-        made.renewing = WatchedLock(begun, ending)  # type: ignore[assignment]
-        return made
+    def answered() -> None:
+        if threading.get_ident() != by_worker:
+            renewed.set()
+        elif begun.is_set():
+            ended.set()
 
     def work() -> None:
         runs.append("run")
@@ -171,10 +147,9 @@ def test_renewal_during_the_end_of_a_message_leaves_no_mark(
             raise RuntimeError("disk full")
 
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
-    with monkeypatch.context() as patch:
-        patch.setattr(make, "renew", renew_late)
-        patch.setattr(ours, "_dismiss", end_and_tell)
-        patch.setattr(idempotency, "_Delivery", watched)
+    with exchanges(everywhere=True) as made:
+        made.whenever([":running:"], "before", renew_late)
+        made.whenever([":running:"], "after", answered)
         step_worker.run()
         assert renewed.wait(PATIENCE_S)
 

@@ -15,12 +15,12 @@ from dramatiq import Broker, MessageProxy, Middleware
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.leases import renewal
-from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.integration.own_stages import in_transactions
 
 PATIENCE_S = 20
 ASLEEP_S = 60.0  # longer than the mark of a running message lasts
@@ -96,16 +96,14 @@ def test_run_that_was_taken_over_leaves_the_completion_to_its_successor(  # I1, 
     add_statuses: AddStatuses,
     redis_client: redis.Redis,
     settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker, (asleep, awake) = working_on_statuses, (threading.Event(), threading.Event())
     completions: list[list[Any]] = []
-    record_batch = Executor.record_batch
 
     def completed() -> None:
         completions.append(list(redis_client.scan_iter(match=f"{settings.namespace}:done:*", count=1000)))
 
-    def ordered(executor: Executor, *args: Any) -> Any:
+    def ordered() -> None:
         if threading.current_thread() is not threading.main_thread():
             asleep.set()
             assert awake.wait(PATIENCE_S)
@@ -113,19 +111,16 @@ def test_run_that_was_taken_over_leaves_the_completion_to_its_successor(  # I1, 
             awake.set()
             first.join(PATIENCE_S)
             completed()
-        return record_batch(executor, *args)
 
     def sleeping() -> None:
         StepWorker(broker, sweep.queue).run(delivered_again(message))
         database.close()
 
     add_statuses(5, "now() - interval '1 hour'")
-    register(broker, dataclasses.replace(sweep, schedule=None, lease=None)).send()
+    register(broker, in_transactions(dataclasses.replace(sweep, schedule=None, lease=None), ordered)).send()
     fetched = StepWorker(broker, sweep.queue).fetch()
     assert fetched is not None
     message, first = fetched, threading.Thread(target=sleeping)
-    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
-    monkeypatch.setattr(Executor, "record_batch", ordered)
     first.start()
     assert asleep.wait(PATIENCE_S)
     for mark in redis_client.scan_iter(match=f"{settings.namespace}:running:*", count=1000):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from peewee import OperationalError
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import forget_table
@@ -22,6 +21,7 @@ from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import FAMILIES, configured_sweeps
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.faults import at_step, lose_database
 
 STATUSES = "user_status_cleanup.batch"
 UPLOADS = "object_storage.delete_stale_direct_uploads"
@@ -144,15 +144,9 @@ def test_named_family_that_does_not_fit_is_an_error(settings: Settings, postgres
     assert any('"user_statuses" is not in this database' in text for text in errors)
 
 
-def test_worker_is_not_dropped_while_the_database_is_away(
-    sweeps: dict[str, Sweep], postgres: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*_: object) -> None:
-        raise OperationalError("connection refused")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(postgres, "execute_sql", away)
+def test_worker_is_not_dropped_while_the_database_is_away(sweeps: dict[str, Sweep], postgres: Database) -> None:
+    with at_step(Database, "execute_sql", "before", lose_database):
         result = run_sweep(sweeps[STATUSES])
 
-    assert (result.outcome, result.reason) == ("failed", "database: connection refused")
+    assert (result.outcome, result.reason) == ("failed", "database: the server closed the connection")
     assert Run.select().count() == 0

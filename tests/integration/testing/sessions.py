@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -94,6 +94,24 @@ class ForgetfulPass(TableStage):
 def forgetful() -> Sweep:
     """Sweep whose rows and counts are not committed together."""
     return staged("sessions.forgetful", ForgetfulPass)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OvertakenPass(TableStage):
+    """Stage that processes nothing if its run is resumed, as if the cursor were beyond all rows."""
+
+    resumed: list[bool] = field(default_factory=list)
+
+    def apply(self, batch: Batch, prepared: None = None) -> BatchResult:
+        self.resumed.append(batch.after is not None)
+        if self.resumed[0]:
+            return BatchResult(position=(NOW.isoformat(), 99), exhausted=True)
+        return TableStage.apply(self, batch, prepared)
+
+
+def overtaken() -> Sweep:
+    """Sweep whose resumed runs leave rows out."""
+    return staged("sessions.overtaken", OvertakenPass)
 
 
 def staged(name: str, stage: type[TableStage]) -> Sweep:

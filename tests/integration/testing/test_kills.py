@@ -14,9 +14,7 @@ from peewee import InternalError
 
 from housekeeping.core.errors import Refused
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.traversal import Traversal
 from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import assert_survives_kill
 from tests.integration.testing.sessions import (
@@ -30,6 +28,7 @@ from tests.integration.testing.sessions import (
     early,
     empty,
     forgetful,
+    overtaken,
     replaced_in,
     sweep,
 )
@@ -78,24 +77,20 @@ def test_commit_without_counts_is_found(sessions: type[Session]) -> None:
         assert_survives_kill(forgetful(), now=NOW)
 
 
-def test_cursor_beyond_unprocessed_rows_is_found(sessions: type[Session], monkeypatch: pytest.MonkeyPatch) -> None:
-    beyond = {"pass": "rows", "after": [NOW.isoformat(), 99]}
-    monkeypatch.setattr(run_start, "_stopped_at", lambda last, resume: beyond if last[0] == "lost" else None)
-    monkeypatch.setattr(Traversal, "can_restart", lambda self: False)
-
+def test_cursor_beyond_unprocessed_rows_is_found(sessions: type[Session]) -> None:
     with pytest.raises(AssertionError, match=r"does not survive a kill at point") as caught:
-        assert_survives_kill(sweep(), now=NOW)
+        assert_survives_kill(overtaken(), now=NOW)
 
     assert "  table session:\n    + {" in str(caught.value), "rows that an uninterrupted run deletes are still there"
 
 
-def test_wrong_counts_are_found(sessions: type[Session], monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = runs.finish
-
-    def too_much(*args: Any, counts: runs.Counts, **rest: Any) -> None:
-        finish(*args, counts=counts | {"deleted_rows": counts["deleted_rows"] + 1}, **rest)
-
-    monkeypatch.setattr(runs, "finish", too_much)
+def test_wrong_counts_are_found(sessions: type[Session], housekeeping_database: Database) -> None:
+    housekeeping_database.execute_sql(
+        "CREATE FUNCTION count_one_more() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.counts = "
+        "jsonb_set(NEW.counts::jsonb, '{deleted_rows}', '4'); RETURN NEW; END $$;"
+        f"CREATE TRIGGER count_one_more BEFORE UPDATE ON {Run._meta.schema}.runs FOR EACH ROW "
+        "WHEN (NEW.finished_at IS NOT NULL) EXECUTE FUNCTION count_one_more()"
+    )
 
     with pytest.raises(AssertionError, match="deleted_rows is 4 in the ledger, but 3 rows changed"):
         assert_survives_kill(archived(lambda row: None), now=NOW)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.settings import Settings
 from housekeeping.leases.lease_token import new_token
-from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.ledger.overrides import override_of
 from housekeeping.web import application
+from housekeeping.web.application import create_app
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.integration.web.conftest import WORKER, LogIn, form_token
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.faults import at_step
+from tests.integration.conftest import AddStatuses
+from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 
 PATH = f"/workers/{WORKER}"
 NOW = datetime.now(UTC)
@@ -75,15 +77,12 @@ def test_plan_page_shows_counts_and_changes_nothing(client: FlaskClient) -> None
     assert (UserStatus.select().count(), Run.select().count()) == (3, 0)
 
 
-def test_plan_page_counts_up_to_its_limit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "_COUNTED", 2)
-    UserStatus.insert_many(
-        [{"user_id": each, "clear_status_at": NOW - timedelta(hours=1)} for each in (1, 2, 3)]
-    ).execute()
+def test_plan_page_counts_up_to_its_limit(client: FlaskClient, add_statuses: AddStatuses) -> None:
+    add_statuses(100_001, "now() - interval '1 hour'")
 
     page = client.get(f"{PATH}/plan").get_data(as_text=True)
 
-    assert "<strong>at least 2</strong>" in page
+    assert "<strong>at least 100,000</strong>" in page
 
 
 @pytest.mark.parametrize(
@@ -93,19 +92,16 @@ def test_plan_requested_by_another_site_is_rejected(client: FlaskClient, site: s
     assert client.get(f"{PATH}/plan", headers={"Sec-Fetch-Site": site}).status_code == status
 
 
-def test_second_plan_at_the_same_time_is_rejected_at_once(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_plan_at_the_same_time_is_rejected_at_once(client: FlaskClient) -> None:
     beside = []
 
-    def meanwhile(*given: Any, **named: Any) -> Any:
+    def meanwhile() -> None:
         beside.append(client.application.test_client().get(f"{PATH}/plan"))
-        return plan(*given, **named)
 
-    monkeypatch.setattr("housekeeping.web.application.make_plan", meanwhile)
-
-    first = client.get(f"{PATH}/plan")
+    with at_step(application, "make_plan", "before", meanwhile):
+        first = client.get(f"{PATH}/plan")
 
     assert (first.status_code, [answer.status_code for answer in beside]) == (200, [503])
-    monkeypatch.undo()
     assert client.get(f"{PATH}/plan").status_code == 200
 
 
@@ -116,21 +112,18 @@ def test_plan_with_a_wrong_argument_is_rejected(client: FlaskClient) -> None:
     assert "<script>" not in refused.get_data(as_text=True)
 
 
-def test_first_page_without_redis_shows_a_warning_and_the_rest(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_page_without_redis_shows_a_warning_and_the_rest(client: FlaskClient, settings: Settings) -> None:
     Lease.create(key="nightly", epoch=7, holder=new_token(WORKER))
     now = datetime.now(UTC)
     Run.create(worker=WORKER, trigger="schedule", epoch=7, started_at=now, heartbeat_at=now)
-    away = redis_client("unix:///nowhere/redis.sock")
-    monkeypatch.setattr("housekeeping.web.snapshot.redis_client", lambda url: away)
-    monkeypatch.setattr("housekeeping.brokers.queues.redis_client", lambda url: away)
+    away = {"redis_url": "unix:///nowhere/redis.sock", "broker_url": None}
+    app = create_app(settings.model_copy(update=away), {WORKER: sweep}, TOKEN, open_to_read=True)
 
-    page = client.get("/")
+    page = app.test_client().get("/")
     text = page.get_data(as_text=True)
 
     assert page.status_code == 200 and text.count("Redis did not answer") == 1
     assert WORKER in text and "these are the leases of open runs" in text
     assert re.findall(r'class="outcome (\w+)"', text) == ["running"]
     assert '<th scope="row">nightly</th>' in text
-    assert client.get(PATH).status_code == 200
+    assert app.test_client().get(PATH).status_code == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -12,9 +11,9 @@ from flask.testing import FlaskClient
 
 from housekeeping.database.connection import database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
 from housekeeping.sweeps.ledger.models import Lease
 from housekeeping.web import actions
+from tests.faults import at_step
 from tests.integration.web.conftest import LogIn, form_token
 
 TTL = timedelta(minutes=10)
@@ -74,19 +73,19 @@ def test_holder_newer_than_the_page_keeps_its_lease(client: FlaskClient, log_in:
 
 
 def test_holder_that_starts_during_the_release_keeps_its_lease(
-    client: FlaskClient, log_in: LogIn, held: ExclusiveLease, monkeypatch: pytest.MonkeyPatch
+    client: FlaskClient, log_in: LogIn, held: ExclusiveLease
 ) -> None:
     log_in(client)
     asked = client.get(ADDRESS)
     next_one = ExclusiveLease(HOSTILE, TTL, worker="reports")
 
-    def late(*given: Any, **named: Any) -> HeldLease:
+    def begin_the_next() -> None:
         held.cancel()
         next_one.try_obtain()
-        return release_lease(*given, **named)
 
-    monkeypatch.setattr(actions, "release_lease", late)
-    refused = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))})
+    form = {"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))}
+    with at_step(actions, "release_lease", "before", begin_the_next):
+        refused = client.post(ADDRESS, data=form)
 
     assert refused.status_code >= 400 and next_one.exists()
     assert "another holder has begun" in refused.get_data(as_text=True)

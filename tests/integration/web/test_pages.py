@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.clock import SystemClock
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
@@ -18,11 +19,11 @@ from housekeeping.sweeps.ledger.models import ProcessRow, Rejection, Run, Switch
 from housekeeping.sweeps.ledger.overrides import Override, switch
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat
-from housekeeping.web import snapshot
 from housekeeping.web.alert_help import ALERTS, topic
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import SetAhead
 from tests.integration.web.conftest import WORKER, LogIn, form_token
 
 NOW = datetime.now(UTC)
@@ -56,19 +57,18 @@ def test_text_from_the_database_is_escaped(client: FlaskClient, column: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan"])
-def test_pages_show_the_clock_difference(client: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    before = client.get(path).get_data(as_text=True)
-    monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
-    monkeypatch.setattr(snapshot, "_FRESH_S", 0)
+def test_pages_show_the_clock_difference(make_app: Callable[[bool], Flask], set_ahead: SetAhead, path: str) -> None:
+    before = make_app(True).test_client().get(path).get_data(as_text=True)
+    set_ahead(timedelta(days=2))
 
-    page = client.get(path).get_data(as_text=True)
+    page = make_app(True).test_client().get(path).get_data(as_text=True)
 
     assert "check NTP" not in before
     assert 'href="/alerts#clock"' in page and " s ahead of the database; check NTP" in page
 
 
-def test_ages_on_the_first_page_use_the_database_clock(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + timedelta(days=2))
+def test_ages_on_the_first_page_use_the_database_clock(client: FlaskClient, set_ahead: SetAhead) -> None:
+    set_ahead(timedelta(days=2))
     run_sweep(sweep, force=True)
 
     page = client.get("/").get_data(as_text=True)

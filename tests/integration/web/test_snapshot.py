@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from housekeeping.core.settings import Settings
-from housekeeping.web import snapshot
 from housekeeping.web.snapshot import Snapshot, SnapshotCache
 
 PATIENCE_S = 30.0
@@ -34,12 +33,11 @@ class SlowCache(SnapshotCache):
 
 
 @pytest.fixture
-def snapshots(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> SlowCache:
-    """Cache with one snapshot, which every call considers stale."""
-    monkeypatch.setattr(snapshot, "_FRESH_S", 0.0)
-    monkeypatch.setattr(snapshot, "_PATIENCE_S", 0.01, raising=False)
+def snapshots(settings: Settings) -> SlowCache:
+    """Cache with one snapshot, which is stale."""
     snapshots = SlowCache(settings)
     snapshots.current()
+    snapshots.invalidate()
     return snapshots
 
 
@@ -77,10 +75,7 @@ def test_invalidate_does_not_wait_for_a_slow_read(snapshots: SlowCache, slow: Fu
     assert call_meanwhile(snapshots, snapshots.invalidate) is None
 
 
-def test_snapshot_read_before_a_change_is_not_fresh(
-    snapshots: SlowCache, slow: Future[Snapshot], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot, "_FRESH_S", 3600.0)
+def test_snapshot_read_before_a_change_is_not_fresh(snapshots: SlowCache, slow: Future[Snapshot]) -> None:
     call_meanwhile(snapshots, snapshots.invalidate)
     slow.result(PATIENCE_S)
 

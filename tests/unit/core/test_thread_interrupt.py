@@ -22,6 +22,7 @@ from housekeeping.core.thread_interrupt import (
 )
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.testing import MemoryLeaseStore
+from tests.faults import at_step
 
 PATIENCE_S = 20
 HERE = threading.get_ident
@@ -74,9 +75,8 @@ def test_nested_section_belongs_to_the_outer_one(sent: list[Any]) -> None:
     assert run_interruptibly(lambda: [inner(), interrupt(HERE(), LostLease)]) == [True, True]
 
 
-def test_retracted_interrupt_allows_another_kind(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retracted_interrupt_allows_another_kind(sent: list[Any]) -> None:
     taken_back: list[int] = []
-    monkeypatch.setattr(thread_interrupt, "_cancel", lambda section, thread_id: taken_back.append(thread_id))
 
     def work() -> list[bool]:
         interrupt(HERE(), LostLease)
@@ -86,7 +86,8 @@ def test_retracted_interrupt_allows_another_kind(sent: list[Any], monkeypatch: p
         assert taken_back == [HERE()]
         return [interrupt(HERE(), Shutdown)]
 
-    assert run_interruptibly(work) == [True]
+    with at_step(thread_interrupt, "replace_pending_exception", "before", lambda: taken_back.append(HERE())):
+        assert run_interruptibly(work) == [True]
     assert sent == [LostLease, Shutdown]
 
 

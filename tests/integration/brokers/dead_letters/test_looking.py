@@ -12,7 +12,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import current_millis
 
-from housekeeping.brokers.dead_letters import RedisDeadLetters, dead_letters_of, on_redis, requeue
+from housekeeping.brokers.dead_letters import RedisDeadLetters, dead_letters_of, requeue
 from housekeeping.core.errors import Refused
 from tests.integration.brokers.dead_letters.conftest import Doomed
 from tests.integration.middleware.applications import eventually, working
@@ -23,9 +23,11 @@ class _MayNot(Exception):
     """Error for which the actor declares no retry."""
 
 
-def bury(broker: RedisBroker, body: bytes, redis_id: str = "5-5", queue: str = "default") -> None:
+def bury(
+    broker: RedisBroker, body: bytes, redis_id: str = "5-5", queue: str = "default", died_at: int | None = None
+) -> None:
     """Add these to the dead letters, in the form that Redis stores."""
-    broker.client.zadd(f"{broker.namespace}:{queue}.XQ", {redis_id: current_millis()})
+    broker.client.zadd(f"{broker.namespace}:{queue}.XQ", {redis_id: died_at or current_millis()})
     broker.client.hset(f"{broker.namespace}:{queue}.XQ.msgs", redis_id, body)
 
 
@@ -88,32 +90,30 @@ def test_message_of_an_unknown_actor_is_marked_as_such(  # R6
 
 
 def test_newest_letters_of_all_queues_come_first_up_to_the_limit(  # R6
-    doomed: Doomed, broker: RedisBroker, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
+    doomed: Doomed, broker: RedisBroker, store: RedisDeadLetters
 ) -> None:
-    monkeypatch.setattr(on_redis, "_PAGE", 2)
-    actors = [doomed(name="here"), doomed(name="there", queue_name="other")]
-    step_worker = [StepWorker(broker), StepWorker(broker, "other")]
+    doomed(name="doomed")
     an_hour_ago = current_millis() - 3_600_000
-    for number in range(6):
-        actors[number % 2].send(number)
-        step_worker[number % 2].run()
-        broker.client.zadd(
-            f"{broker.namespace}:{('default', 'other')[number % 2]}.XQ",
-            {letter.broker_id: an_hour_ago + number for letter in store.newest(1)},
-        )
+    for number in range(240):  # more than a page for each queue
+        queue = ("default", "other")[number % 2]
+        body = Message(queue, "doomed", (number,), {}, {}).encode()
+        bury(broker, body, str(number), queue, died_at=an_hour_ago + number)
 
-    assert [letter.message.args for letter in store.newest(5) if letter.message] == [(5,), (4,), (3,), (2,), (1,)]
-    assert store.counts() == {"default": 3, "other": 3}
+    numbers = [letter.message.args[0] for letter in store.newest(230) if letter.message]
+    assert numbers == list(range(239, 9, -1))
+    assert store.counts() == {"default": 120, "other": 120}
 
 
 def test_letters_are_found_by_message_id_and_by_broker_id(  # R6
-    doomed: Doomed, step_worker: StepWorker, store: RedisDeadLetters, monkeypatch: pytest.MonkeyPatch
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
-    monkeypatch.setattr(on_redis, "_PAGE", 2)
     actor = doomed()
-    sent = [actor.send(number) for number in range(5)]
+    sent = [actor.send(number) for number in range(2)]
     for _ in sent:
         step_worker.run()
+    for number in range(150):  # so that the first ones are not on the first page
+        body = Message("default", "doomed", (number,), {}, {}).encode()
+        bury(broker, body, f"buried-{number}", died_at=current_millis() + number)
     [newest] = store.newest(1)
 
     found = store.find({sent[0].message_id, newest.broker_id, "nobody"})

@@ -8,12 +8,12 @@ from typing import Any
 
 import dramatiq
 import pytest
-import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers.dead_letters import RedisDeadLetters, Requeued, requeue
 from housekeeping.core.errors import DeadLetterRefused, RedisUnavailable
 from housekeeping.core.settings import Settings
+from tests.faults import Where, exchanges, lose_connection, once
 from tests.integration.brokers.dead_letters.conftest import Doomed
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
@@ -21,6 +21,8 @@ from tests.integration.middleware.deduplication.deduplicated import executed, ke
 from tests.integration.middleware.step_worker import StepWorker
 
 PATIENCE_S = 20
+#: The script that moves a dead letter to its queue.
+_MOVE = ["EVALSHA", ".XQ.msgs"]
 
 
 def test_requeued_message_keeps_its_id(  # R6
@@ -132,29 +134,28 @@ def test_one_wrong_id_leaves_all_letters_untouched(  # R6
     assert len(store.newest(10)) == 2
 
 
-@pytest.mark.parametrize(("answered", "left", "moved"), [("never", 1, 0), ("lost", 0, 1)])
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a retry follow at once."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize(("where", "left", "moved"), [("before", 1, 0), ("after", 0, 1)], ids=["never", "lost"])
 def test_redis_failure_anywhere_leaves_the_message_in_one_place(  # R6
     doomed: Doomed,
     broker: RedisBroker,
     step_worker: StepWorker,
     store: RedisDeadLetters,
-    monkeypatch: pytest.MonkeyPatch,
-    answered: str,
+    where: Where,
     left: int,
     moved: int,
 ) -> None:
     sent = doomed().send()
     step_worker.run()
-    move = store._move
 
-    def breaks(**given: Any) -> None:
-        if answered == "lost":
-            move(**given)
-        raise redis.ConnectionError("gone")
-
-    monkeypatch.setattr(store, "_move", breaks)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(RedisUnavailable):
+    with exchanges() as made, pytest.raises(RedisUnavailable):
+        made.whenever(_MOVE, where, lose_connection)
         requeue(store, [sent.message_id])
 
     assert broker.client.zcard(f"{broker.namespace}:default.XQ") == left
@@ -163,27 +164,17 @@ def test_redis_failure_anywhere_leaves_the_message_in_one_place(  # R6
     assert broker.client.hlen(f"{broker.namespace}:default.msgs") == moved
 
 
+@pytest.mark.usefixtures("no_pause")
 def test_lost_answer_duplicates_no_message(  # R6
-    doomed: Doomed,
-    broker: RedisBroker,
-    step_worker: StepWorker,
-    store: RedisDeadLetters,
-    monkeypatch: pytest.MonkeyPatch,
+    doomed: Doomed, broker: RedisBroker, step_worker: StepWorker, store: RedisDeadLetters
 ) -> None:
     sent = doomed().send()
     step_worker.run()
-    move, lost = store._move, iter([True])
 
-    def loses_an_answer(**given: Any) -> Any:
-        answer = move(**given)
-        if next(lost, False):
-            raise redis.ConnectionError("the answer got lost")
-        return answer
+    with exchanges() as made:
+        made.whenever(_MOVE, "after", once(lose_connection))
+        assert requeue(store, [sent.message_id]) == [Requeued(sent.message_id, "requeued")]
 
-    monkeypatch.setattr(store, "_move", loses_an_answer)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-
-    assert requeue(store, [sent.message_id]) == [Requeued(sent.message_id, "requeued")]
     assert broker.client.llen(f"{broker.namespace}:default") == 1
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import dramatiq
@@ -11,30 +12,27 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers import ReliableRedisBroker
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
+from tests.faults import exchanges, once
 from tests.integration.middleware.applications import PATIENCE_S, eventually, working
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """Return names of queues whose connection breaks once before the next fetch or, with ``+``, after it."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
     queues: set[str] = set()
 
-    def fetch_unless_cut(broker: ReliableRedisBroker, queue: str, count: int) -> list[bytes | None]:
-        if queue in queues:
-            queues.discard(queue)
-            raise redis.ConnectionError("connection lost")
-        dispatch: Any = broker
-        fetched: list[bytes | None] = dispatch._dispatch("fetch")(queue, count)
-        if fetched and f"{queue}+" in queues:
-            queues.discard(f"{queue}+")
-            raise redis.TimeoutError("the answer did not come")
-        return fetched
+    def lose(name: str, error: Exception) -> None:
+        if name in queues:
+            queues.discard(name)
+            raise error
 
-    monkeypatch.setattr(ReliableRedisBroker, "do_fetch", fetch_unless_cut, raising=False)
-    return queues
+    with exchanges(everywhere=True) as made:
+        for queue in ("default", "default.DQ"):
+            fetch = ["\r\nfetch\r\n", f"\r\n{queue}\r\n"]
+            made.whenever(fetch, "before", partial(lose, queue, redis.ConnectionError("connection lost")))
+            made.whenever(fetch, "after", partial(lose, f"{queue}+", redis.TimeoutError("the answer did not come")))
+        yield queues
 
 
 def taken(broker: RedisBroker, queue: str) -> int:
@@ -58,7 +56,7 @@ def test_delayed_message_in_memory_outlives_a_lost_connection(broker: RedisBroke
 
 
 def test_delayed_messages_due_during_a_redis_outage_are_kept(  # R4
-    broker: RedisBroker, cut: set[str], monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, cut: set[str]
 ) -> None:
     ran: list[int] = []
 
@@ -66,25 +64,21 @@ def test_delayed_messages_due_during_a_redis_outage_are_kept(  # R4
     def later(number: int) -> None:
         ran.append(number)
 
-    failures = {"enqueue": 1, "requeue": 1}
+    failed: list[str] = []
 
-    def failing_once(command: str, do: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*arguments: Any) -> Any:
-            if failures[command]:
-                failures[command] -= 1
-                raise redis.TimeoutError("no answer")
-            return do(*arguments)
-
-        return act
+    def fail(command: str) -> None:
+        failed.append(command)
+        raise redis.TimeoutError("no answer")
 
     for number, delay in ((1, 500), (2, 3_600_000), (3, 700)):
         later.send_with_options(args=(number,), delay=delay)
-    monkeypatch.setattr(RedisQueues, "_execute", failing_once("enqueue", RedisQueues._execute))
-    monkeypatch.setattr(broker, "do_requeue", failing_once("requeue", broker.do_requeue), raising=False)
-    with working(broker):
-        eventually(lambda: len(ran) == 2)
+    with exchanges(everywhere=True) as made:
+        for command in ("enqueue", "requeue"):
+            made.whenever([f"\r\n{command}\r\n"], "before", once(partial(fail, command)))
+        with working(broker):
+            eventually(lambda: len(ran) == 2)
 
-    assert (sorted(ran), failures) == ([1, 3], {"enqueue": 0, "requeue": 0})
+    assert (sorted(ran), failed) == ([1, 3], ["enqueue", "requeue"])
 
 
 def test_delivery_lost_in_transit_is_repeated(broker: RedisBroker, cut: set[str]) -> None:  # B1

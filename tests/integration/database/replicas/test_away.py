@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -10,11 +12,12 @@ import psycopg2
 import pytest
 from dramatiq import Actor
 
-from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.database.replicas import Replicas, read_database
 from housekeeping.database.wal_position import WalPosition, WalPositionReader
+from housekeeping.middleware.deduplication.keys import position_prefix
+from tests.faults import exchanges, lose_connection
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 
@@ -70,41 +73,45 @@ def test_a_replica_that_is_away_is_warned_of_once_a_minute(make_application: Mak
     assert warned == [1, 1, 2, 2, 3]
 
 
-def test_skipped_replica_is_not_queried(make_application: MakeApplication, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def hanging_up(first: Callable[[], object]) -> Iterator[str]:
+    """A server that calls a function for each connection, and closes it; yields its address."""
+
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            first()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"postgresql://postgres@127.0.0.1:{server.server_address[1]}/postgres?sslmode=disable&gssencmode=disable"
+        server.shutdown()
+        thread.join()
+
+
+def test_skipped_replica_is_not_queried(make_application: MakeApplication) -> None:
     position, now, tries = make_application(NOWHERE).position(), [0.0], set[float]()
-    replicas = Replicas([NOWHERE], clock=lambda: now[0])
-    connect = replicas._all[0].connect
+    with hanging_up(lambda: tries.add(now[0])) as address:
+        replicas = Replicas([address], clock=lambda: now[0])
 
-    def connect_and_note() -> None:
-        tries.add(now[0])
-        connect()
-
-    monkeypatch.setattr(replicas._all[0], "connect", connect_and_note)
-
-    for now[0] in (0.0, 59.9, 60.0):
-        replicas.caught_up(position, lambda _: None)
+        for now[0] in (0.0, 59.9, 60.0):
+            replicas.caught_up(position, lambda _: None)
 
     assert tries == {0.0, 60.0}
 
 
-def test_concurrent_failures_of_a_replica_are_logged_once(
-    make_application: MakeApplication, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_failures_of_a_replica_are_logged_once(make_application: MakeApplication) -> None:
     application, meeting = make_application(NOWHERE), threading.Barrier(2, timeout=20)
-    position, [replica] = application.position(), Replicas([NOWHERE])._all
-    connect = replica.connect
+    position = application.position()
+    with hanging_up(meeting.wait) as address:
+        replicas = Replicas([address])
+        threads = [threading.Thread(target=replicas.caught_up, args=(position, lambda _: None)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
-    def connect_together() -> None:
-        meeting.wait()
-        connect()
-
-    monkeypatch.setattr(replica, "connect", connect_together)
-    threads = [threading.Thread(target=replica.replay_state, args=(position,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
+    assert not meeting.broken
     assert len(application.lines(LEFT_ALONE)) == 1
 
 
@@ -257,20 +264,18 @@ def test_a_connection_left_inside_a_transaction_is_closed(make_application: Make
 
 
 def test_without_an_answer_about_dropped_duplicates_the_primary_is_read(
-    make_application: MakeApplication, standby: Standby, monkeypatch: pytest.MonkeyPatch
+    make_application: MakeApplication, standby: Standby, settings: Settings
 ) -> None:
     application, seen = make_application(standby.url), list[Any]()
     look = declared(application, seen, idempotent=True)
     look.send()
     standby.catch_up(application.primary)
 
-    class Away:
-        def get(self, name: str) -> bytes:
-            raise RedisUnavailable("away")
+    with exchanges() as made:
+        made.whenever(["\r\nGET\r\n", position_prefix(settings.namespace)], "before", lose_connection)
+        used = application.run()
 
-    monkeypatch.setattr(application.consistency, "_client", Away())
-
-    assert (application.run(), seen) == ("primary", [0])
+    assert (used, seen) == ("primary", [0])
 
 
 def test_message_is_sent_while_the_primary_is_away(make_application: MakeApplication, standby: Standby) -> None:

@@ -11,9 +11,11 @@ from dramatiq import Actor, Message
 from dramatiq.common import current_millis
 
 from housekeeping.database.replicas import read_database
+from housekeeping.database.wal_position import WalPositionReader
 from housekeeping.middleware.deduplication.keys import position_prefix
 from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.conftest import Urls
+from tests.faults import at_step, once
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 
@@ -73,18 +75,20 @@ def test_of_a_message_and_its_dropped_duplicates_the_newest_position_counts(
 
 
 def test_an_older_position_takes_no_newer_one_s_place(
-    make_application: MakeApplication, standby: Standby, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    make_application: MakeApplication, standby: Standby, redis_client: redis.Redis
 ) -> None:
-    application, seen = make_application(standby.url), list[Any]()
+    application, seen, newest = make_application(standby.url), list[Any](), list[str]()
     look = declared(application, seen)
+    look.send()
     older = application.position()
-    look.send()
-    application.write("before the duplicate was sent")
-    look.send()
-    newest = remembered(application, redis_client)
 
-    monkeypatch.setattr(application.consistency._positions, "current", lambda: older)
-    look.send()
+    def send_with_a_newer_position() -> None:
+        application.write("before the duplicate was sent")
+        look.send()
+        newest.extend(remembered(application, redis_client))
+
+    with at_step(WalPositionReader, "current", "after", once(send_with_a_newer_position)):
+        look.send()
 
     assert [str(older)] < newest == remembered(application, redis_client)
 

@@ -21,17 +21,17 @@ from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
-from tests.integration.middleware import applications
-from tests.integration.middleware.applications import at, queued, scheduler, wake_up
-from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
-from tests.integration.middleware.deduplication.deduplicated_faults import (
+from tests.faults import (
     Crash,
     Where,
     crash,
     exchanges,
     lose_connection,
+    redis_fault,
 )
+from tests.integration.middleware import applications
+from tests.integration.middleware.applications import at, queued, scheduler, wake_up
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.step_worker import StepWorker, installed
 from tests.sentinel_servers import applications_client
 
@@ -140,21 +140,13 @@ def test_message_reenqueued_after_lost_answer_is_queued_once(
     assert runs == [0, 1]
 
 
-def test_tick_resent_after_lost_answer_runs_once(
-    successor: RedisBroker, monkeypatch: pytest.MonkeyPatch, runs: list[Any]
-) -> None:
+def test_tick_resent_after_lost_answer_runs_once(successor: RedisBroker, runs: list[Any]) -> None:
     # D6: its second message replaces the first one, whose claim to the tick has expired
-    enqueue = RedisQueues._execute
-
-    def enqueue_in_vain(*args: Any) -> None:
-        enqueue(*args)
-        lose_connection()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RedisQueues, "_execute", enqueue_in_vain)
+    with redis_fault("enqueue", "after"):
         wake_up(successor, at(12))
     wake_up(successor, at(12, 0, 30))
-    monkeypatch.setattr(successor.actors["swept"], "fn", lambda: runs.append("ran"))
+    swept: Any = successor.actors["swept"]
+    swept.fn = lambda: runs.append("ran")
     step_worker = StepWorker(successor)
     while (message := step_worker.fetch()) is not None:
         step_worker.run(message)
@@ -198,18 +190,15 @@ def test_custom_broker_whose_client_repeats_commands_enqueues_once(
     shared_redis.get().close()
 
 
-def test_key_on_other_redis_expires_soon_without_its_message(
-    settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_on_other_redis_expires_soon_without_its_message(settings: Settings, redis_client: redis.Redis) -> None:
     # D6, where one script cannot do both
     with (
         embedded.start(postgres=False) as servers,
         installed(settings.model_copy(update={"broker_url": servers.redis_url})) as broker,
     ):
         work: Actor[..., Any] = declared(broker, [], **executed())
-        monkeypatch.setattr(broker, "do_enqueue", lambda *_: crash(), raising=False)
 
-        with pytest.raises(Crash):
+        with redis_fault("enqueue", "before", crash), pytest.raises(Crash):
             work.send()
 
     (key,) = keys(redis_client, settings)
@@ -222,7 +211,7 @@ import sys
 from redis.connection import AbstractConnection
 from housekeeping.core.settings import Settings
 from tests.integration.middleware.applications import at, scheduler, wake_up
-from tests.integration.middleware.deduplication.deduplicated_faults import kill_myself
+from tests.faults import kill_myself
 from tests.sentinel_servers import applications_client
 
 number, where = int(sys.argv[1]), sys.argv[2]

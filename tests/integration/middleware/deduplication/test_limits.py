@@ -15,9 +15,8 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping import embedded
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.settings import Settings
-from housekeeping.middleware.admission import Admission
 from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
+from tests.faults import Exchanges, exchanges, lose_connection, redis_fault, start_lost
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import fail
 from tests.integration.middleware.step_worker import StepWorker, counting, installed
@@ -54,7 +53,6 @@ def send_delayed(actor: Actor[..., Any], step_worker: StepWorker) -> None:
 def test_message_costs_no_more_round_trips_than_its_steps(
     broker: RedisBroker,
     step_worker: StepWorker,
-    monkeypatch: pytest.MonkeyPatch,
     sent: Callable[[Actor[..., Any], StepWorker], None],
     strategy: str,
     deduplication: dict[str, Any],
@@ -65,7 +63,7 @@ def test_message_costs_no_more_round_trips_than_its_steps(
         lambda: None
     )
 
-    with counting(monkeypatch, ":dedup:") as commands:
+    with counting(":dedup:") as commands:
         sent(work, step_worker)
 
     # Enqueue (one of them), start and end; four where the enqueue takes two.
@@ -75,7 +73,7 @@ def test_message_costs_no_more_round_trips_than_its_steps(
 
 
 def test_message_with_key_on_other_redis_costs_four_round_trips_at_most(
-    settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, redis_client: redis.Redis
 ) -> None:
     # D10: reserve, confirm, start and end
     with (
@@ -86,16 +84,14 @@ def test_message_with_key_on_other_redis_costs_four_round_trips_at_most(
         work = dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")(lambda: None)
         send(work, step_worker)  # loads the scripts
 
-        with counting(monkeypatch, ":dedup:") as commands:
+        with counting(":dedup:") as commands:
             send(work, step_worker)
 
     assert len(commands) == 4
 
 
 @pytest.mark.usefixtures("known_scripts")
-def test_retry_costs_three_round_trips_at_most(
-    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_costs_three_round_trips_at_most(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D10
     def work() -> None:
         raise RuntimeError
@@ -104,7 +100,7 @@ def test_retry_costs_three_round_trips_at_most(
     actor.send()
     step_worker.run()
 
-    with counting(monkeypatch, ":dedup:") as commands:
+    with counting(":dedup:") as commands:
         step_worker.come_due()
         step_worker.run()
 
@@ -130,23 +126,18 @@ def test_each_live_message_has_one_key_that_expires(
     assert list(redis_client.scan_iter(match=pattern, count=1000)) == []
 
 
-def no_redis(*_: object, **__: object) -> str:
-    raise redis.ConnectionError("connection refused")
-
-
-def test_without_redis_no_message_is_sent_unprotected(broker: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_no_message_is_sent_unprotected(broker: RedisBroker) -> None:
     # L5
     work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
 
-    monkeypatch.setattr(RedisQueues, "_execute", no_redis)
-    with pytest.raises(StoreUnavailable, match="connection refused"):
+    with redis_fault(), pytest.raises(StoreUnavailable, match="connection reset"):
         work.send()
 
     assert queued(broker) == []
 
 
 def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
-    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker
 ) -> None:
     # L5, D1: the answer to the start is lost, but the start took effect
     runs: list[int] = []
@@ -154,17 +145,10 @@ def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
         lambda: runs.append(1)
     )
     first = work.send()
-    ask = Admission._ask
+    message = step_worker.fetch()
 
-    def answer_lost(self: Admission, script: Any, *given: Any) -> Any:
-        answer = ask(self, script, *given)
-        if script is self._admit:
-            raise redis.ConnectionError("connection reset")
-        return answer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Admission, "_ask", answer_lost)
-        step_worker.run()
+    with start_lost("after"):
+        step_worker.run(message)
 
     assert runs == []
     assert work.send().options["duplicate_of"] == first.message_id
@@ -175,15 +159,14 @@ def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
 
 
 def test_message_already_in_the_broker_survives_the_loss_of_its_key(
-    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, step_worker: StepWorker
 ) -> None:
     # R4: an error where a delayed message comes due would leave it behind
-    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
+    key: Any = {"key": lose_connection}
+    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplication=key)(lambda: None)
     delayed = work.send_with_options(delay=60_000)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("housekeeping.middleware.deduplication.middleware.key_of", no_redis)
-        step_worker.come_due()
+    step_worker.come_due()
 
     assert [message.message_id for message in queued(broker)] == [delayed.message_id]
 
@@ -199,42 +182,34 @@ def test_unserializable_arguments_are_refused_at_send(broker: RedisBroker) -> No
     assert queued(broker) == []
 
 
-def test_release_is_repeated_after_a_short_redis_outage(
-    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_release_is_repeated_after_a_short_redis_outage(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D4
-    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(lambda: None)
-    ask, failures = Admission._ask, [redis.ConnectionError("connection reset")]
-
-    def once_away(self: Admission, script: Any, *given: Any) -> Any:
-        if failures and script is self._dismiss:
-            raise failures.pop()
-        return ask(self, script, *given)
-
-    monkeypatch.setattr("housekeeping.core.redis_client.time.sleep", lambda _: None)
-    monkeypatch.setattr(Admission, "_ask", once_away)
+    faults: list[Exchanges] = []
+    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(
+        lambda: faults[0].at(faults[0].total + 1, "before", lose_connection)
+    )
     work.send()
-    step_worker.run()
+    message = step_worker.fetch()
+
+    with exchanges() as made:
+        faults.append(made)
+        step_worker.run(message)
 
     assert "duplicate_of" not in work.send().options
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])
 def test_message_given_up_after_an_unanswered_start_blocks_no_other(
-    broker: RedisBroker, step_worker: StepWorker, monkeypatch: pytest.MonkeyPatch, strategy: str
+    broker: RedisBroker, step_worker: StepWorker, strategy: str
 ) -> None:
     # D4: the start did not release its key, so the end has to
     once: Any = {"idempotent": True, "deduplicate": strategy, "max_retries": 0}
     work = dramatiq.actor(broker=broker, actor_name="work", **once)(lambda: None)
     work.send()
 
-    ask = Admission._ask
+    message = step_worker.fetch()
 
-    def unanswered(self: Admission, script: Any, *given: Any) -> Any:
-        return no_redis() if script is self._admit else ask(self, script, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Admission, "_ask", unanswered)
-        step_worker.run()
+    with start_lost("before"):
+        step_worker.run(message)
 
     assert "duplicate_of" not in work.send().options

@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication import listing
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys, claim
 from housekeeping.middleware.deduplication.listing import held_keys, release_key
 from tests.integration.middleware.step_worker import counting
@@ -30,14 +29,13 @@ def test_all_keys_are_listed_by_name(redis_client: redis.Redis, namespace: str) 
     assert ([each.key for each in held], more) == ([f"work:{number:02}" for number in range(40)], False)
 
 
-def test_listing_reads_no_more_of_redis_than_its_limit(
-    redis_client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "_PAGE", 1)
+def test_listing_reads_no_more_of_redis_than_its_limit(redis_client: redis.Redis, namespace: str) -> None:
+    more = [claim(f"work:more{number}", "m", timedelta(minutes=1)) for number in range(2000)]
+    DeduplicationKeys(redis_client, namespace).take_many(more)
 
-    with counting(monkeypatch, namespace.partition("[")[0]) as for_all:
-        assert held_keys(redis_client, namespace, 40)[1] is False
-    with counting(monkeypatch, namespace.partition("[")[0]) as for_two:
+    with counting(namespace.partition("[")[0]) as for_all:
+        assert held_keys(redis_client, namespace, 2040)[1] is False
+    with counting(namespace.partition("[")[0]) as for_two:
         assert held_keys(redis_client, namespace, 2)[1] is True
 
     assert for_two.count("SCAN") < for_all.count("SCAN")

@@ -23,6 +23,7 @@ from tests.integration.middleware.deduplication.deduplicated import declared, ex
 from tests.integration.middleware.step_worker import StepWorker
 
 PATIENCE_S: Final = 30
+ExportTo = Callable[[metrics.Exporter], None]
 _APPLICATION: Final = """
 import dramatiq
 from dramatiq.middleware.prometheus import Prometheus
@@ -71,11 +72,11 @@ class Counting:
 
 
 @pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def exported(monkeypatch: pytest.MonkeyPatch, export_to: ExportTo) -> dict[str, int]:
     """Return the counts of a process that exports metrics."""
     counting: Any = Counting()
     monkeypatch.setitem(sys.modules, "prometheus_client", counting)
-    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
+    export_to(metrics.Exporter())
     counted: dict[str, int] = counting.counted
     return counted
 
@@ -105,10 +106,10 @@ def fail_first() -> None:
     raise RuntimeError
 
 
-def test_counts_from_before_the_first_export_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_from_before_the_first_export_are_kept(monkeypatch: pytest.MonkeyPatch, export_to: ExportTo) -> None:
     # D2
     counting: Any = Counting()
-    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
+    export_to(metrics.Exporter())
     monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
     metrics.count_deduplicated("work")
     metrics.count_deduplicated("work")
@@ -121,14 +122,14 @@ def test_counts_from_before_the_first_export_are_kept(monkeypatch: pytest.Monkey
 
 
 def test_failing_metric_fails_no_send(
-    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broker: RedisBroker, export_to: ExportTo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # D2
     def broken(*_: object, **__: object) -> None:
         raise OSError("the folder of shared values is gone")
 
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=broken, generate_latest=None))
-    monkeypatch.setattr(metrics, "_exporter", metrics._Exporter())
+    export_to(metrics.Exporter())
     work = declared(broker, [])
     work.send()
 

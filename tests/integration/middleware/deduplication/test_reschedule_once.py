@@ -12,9 +12,7 @@ from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.middleware_errors import Requeue, SkipEnqueue
 from housekeeping.core.settings import Settings
-from tests.integration.middleware.applications import queued
-from tests.integration.middleware.deduplication.deduplicated import declared, keys
-from tests.integration.middleware.deduplication.deduplicated_faults import (
+from tests.faults import (
     Crash,
     Where,
     crash,
@@ -22,6 +20,8 @@ from tests.integration.middleware.deduplication.deduplicated_faults import (
     exchanges,
     lose_connection,
 )
+from tests.integration.middleware.applications import queued
+from tests.integration.middleware.deduplication.deduplicated import declared, keys
 from tests.integration.middleware.ending_badly import ONCE, EndingBadly, run_all
 from tests.integration.middleware.step_worker import StepWorker
 

@@ -14,9 +14,9 @@ from dramatiq import Actor, Message, MessageProxy, pipeline
 import housekeeping
 from housekeeping import embedded
 from housekeeping.core.settings import Settings
+from tests.faults import Crash, crash, elsewhere, exchanges
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import TTL, declared, executed, keys
-from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, elsewhere, exchanges
 from tests.integration.middleware.step_worker import StepWorker, counting, delivered_again, installed
 
 HOUR_MS: Final = 3_600_000
@@ -313,15 +313,15 @@ def test_superseded_retry_is_remembered_for_a_ttl_after_it_is_due(
 
 
 def test_superseding_costs_no_further_round_trip(  # D10
-    step_worker: StepWorker, actor: Actor[..., Any], monkeypatch: pytest.MonkeyPatch
+    step_worker: StepWorker, actor: Actor[..., Any]
 ) -> None:
     for _ in range(2):  # loads the scripts
         failed(actor, step_worker)
-    with counting(monkeypatch, ":dedup:") as plain:
+    with counting(":dedup:") as plain:
         actor.send(10)
         step_worker.run()
 
-    with counting(monkeypatch, ":dedup:") as superseding:
+    with counting(":dedup:") as superseding:
         actor.send(10)
         step_worker.run()
 

@@ -12,13 +12,10 @@ from dramatiq import Actor, Message, MessageProxy
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication.options import DEDUP_STATE
 from housekeeping.middleware.schedule.tick_store import TickStore
+from tests.faults import at_step, lose_connection
 from tests.integration.middleware.applications import at, queued, wake_up
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker
-
-
-def lose(self: TickStore, *given: Any, **more: Any) -> None:
-    raise redis.ConnectionError("connection closed by server")
 
 
 @pytest.fixture(params=[executed(), executing()], ids=["until_executed", "until_executing"])
@@ -29,8 +26,7 @@ def terms(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def sent_twice(broker: Any) -> None:
     """Enqueue a tick twice: the scheduler could not record that it sent it, so the next minute repeats it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TickStore, "record", lose)
+    with at_step(TickStore, "record", "before", lose_connection):
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
 

@@ -15,8 +15,8 @@ from dramatiq.middleware import MiddlewareError
 from housekeeping import embedded
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
+from tests.faults import Crash, crash, exchanges, lose_connection
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, fail, keys
-from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, exchanges, lose_connection
 from tests.integration.middleware.ending_badly import EndingBadly, run_all
 from tests.integration.middleware.step_worker import StepWorker, installed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,27 +12,20 @@ import dramatiq
 import pytest
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
-from redis.connection import AbstractConnection
 
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.enqueueing.many import BATCH_SIZE, enqueue_many
+from tests.faults import exchanges
 from tests.integration.middleware.applications import queued, working
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
 from tests.rabbitmq_look import on_rabbitmq
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the size of each round trip to Redis."""
-    sent: list[int] = []
-    send = AbstractConnection.send_packed_command
-
-    def send_and_note(self: AbstractConnection, command: Any, check_health: bool = True) -> None:
-        sent.append(len(command))
-        send(self, command, check_health)
-
-    monkeypatch.setattr(AbstractConnection, "send_packed_command", send_and_note)
-    return sent
+def commands() -> Iterator[list[bytes]]:
+    """Record each round trip to Redis."""
+    with exchanges() as made:
+        yield made.commands
 
 
 def test_each_call_becomes_one_message_in_order(broker: RedisBroker) -> None:
@@ -45,7 +38,7 @@ def test_each_call_becomes_one_message_in_order(broker: RedisBroker) -> None:
     assert {message.message_id for message in queued(broker)} == {message.message_id for message in messages}
 
 
-def test_no_calls_cost_no_messages_and_no_round_trips(broker: RedisBroker, commands: list[int]) -> None:
+def test_no_calls_cost_no_messages_and_no_round_trips(broker: RedisBroker, commands: list[bytes]) -> None:
     assert enqueue_many(actor_of(broker), []) == []
     assert commands == []
 
@@ -187,7 +180,7 @@ def test_bulk_duplicate_of_a_running_message_requests_a_rerun(broker: RedisBroke
 
 
 def test_thousand_messages_cost_as_many_round_trips_as_two(
-    broker: RedisBroker, commands: list[int]
+    broker: RedisBroker, commands: list[bytes]
 ) -> None:  # D10: a constant number for each batch
     work = actor_of(broker)
     enqueue_many(work, ["scripts are loaded", "and the connection is open"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import dramatiq
@@ -18,26 +16,11 @@ from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from housekeeping.middleware.enqueueing.many import enqueue_many
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
+from tests.faults import Crash, crash, exchanges, redis_fault
 from tests.integration.middleware.applications import close_all, installed, queued
-from tests.integration.middleware.deduplication.deduplicated_faults import Crash, crash, exchanges, lose_connection
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
 
 pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys in one transaction of Redis")
-
-
-@contextmanager
-def answers_lost_by(fault: Callable[[], None]) -> Iterator[None]:
-    """Lose the answer of each script in the block after its effect."""
-    execute = RedisQueues._execute
-
-    def execute_in_vain(self: RedisQueues, *given: Any) -> None:
-        execute(self, *given)
-        fault()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RedisQueues, "_execute", execute_in_vain)
-        yield
 
 
 def test_bulk_sender_killed_anywhere_leaves_all_messages_and_keys_or_none(
@@ -54,7 +37,7 @@ def test_bulk_sender_killed_anywhere_leaves_all_messages_and_keys_or_none(
             made.at(number, "before", crash)
             enqueue_many(work, range(100))
         assert len(keys(broker, settings)) == len(queued(broker)) == 2
-    with answers_lost_by(crash), pytest.raises(Crash):
+    with redis_fault("enqueue", "after", crash), pytest.raises(Crash):
         enqueue_many(work, range(100))
     assert len(keys(broker, settings)) == len(queued(broker)) == 100
     assert min(keys(broker, settings).values()) > 3_000_000
@@ -66,7 +49,7 @@ def test_bulk_sender_killed_anywhere_leaves_all_messages_and_keys_or_none(
 def test_bulk_repeated_after_a_lost_answer_is_enqueued_once(broker: RedisBroker) -> None:  # D6
     work = actor_of(broker)
 
-    with answers_lost_by(lose_connection), pytest.raises(StoreUnavailable):
+    with redis_fault("enqueue", "after"), pytest.raises(StoreUnavailable):
         enqueue_many(work, range(50))
     messages = enqueue_many(work, range(50))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.enqueueing.many import enqueue_many
-from housekeeping.middleware.enqueueing.redis_queues import AT_ONCE, RedisQueues
+from housekeeping.middleware.enqueueing.redis_queues import AT_ONCE
+from tests.faults import elsewhere, lose_connection, once, redis_fault
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
 
@@ -22,18 +22,6 @@ def held(broker: RedisBroker, settings: Settings) -> list[dict[bytes, bytes]]:
     """Return the values of the deduplication keys."""
     client: Any = broker.client
     return [client.hgetall(key) for key in keys(broker, settings)]
-
-
-def carried_out_twice(between: Callable[[], object]) -> Callable[..., Any]:
-    """Return `RedisQueues._execute` like that of a client that repeats unanswered commands."""
-    execute = RedisQueues._execute
-
-    def execute_twice(self: RedisQueues, *given: Any) -> Any:
-        execute(self, *given)
-        between()
-        return execute(self, *given)
-
-    return execute_twice
 
 
 @pytest.mark.parametrize("options", [{}, {"claim": "of a tick"}], ids=["plain", "with the claim of a tick"])
@@ -83,12 +71,9 @@ def test_bulk_of_duplicates_only_is_dropped_whole(broker: RedisBroker) -> None:
     assert len(queued(broker)) == AT_ONCE
 
 
-def test_repeated_script_changes_nothing(
-    broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:  # D6
-    monkeypatch.setattr(RedisQueues, "_execute", carried_out_twice(lambda: None))
-
-    messages = enqueue_many(actor_of(broker), [1, 2, 2, 3])
+def test_repeated_script_changes_nothing(broker: RedisBroker, settings: Settings) -> None:  # D6
+    with redis_fault("enqueue", "after", once(lose_connection)):
+        messages = enqueue_many(actor_of(broker), [1, 2, 2, 3])
 
     assert ["duplicate_of" in message.options for message in messages] == [False, False, True, False]
     assert [message.args for message in queued(broker)] == [(1,), (2,), (3,)]
@@ -96,14 +81,14 @@ def test_repeated_script_changes_nothing(
 
 
 def test_script_repeated_after_its_keys_expired_enqueues_none_twice(
-    broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: RedisBroker, settings: Settings
 ) -> None:  # D6: they wait for longer than the ttl
-    def forget() -> None:
-        broker.client.delete(*keys(broker, settings))
+    def forget_and_lose() -> None:
+        elsewhere(lambda: broker.client.delete(*keys(broker, settings)))()
+        lose_connection()
 
-    monkeypatch.setattr(RedisQueues, "_execute", carried_out_twice(forget))
-
-    enqueue_many(actor_of(broker), [1, 2])
+    with redis_fault("enqueue", "after", once(forget_and_lose)):
+        enqueue_many(actor_of(broker), [1, 2])
 
     assert broker.client.llen(f"{broker.namespace}:default") == 2
     assert len(queued(broker)) == 2

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from peewee import OperationalError
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger import run_start
+from tests.faults import at_step, lose_database
 from tests.integration.middleware.applications import (
     at,
     close_all,
@@ -98,17 +98,12 @@ def test_tick_in_the_ledger_is_not_repeated_when_redis_lost_its_data(own: Settin
     assert len(rows("swept")) == 1
 
 
-def test_missed_ticks_are_recorded_when_the_database_returns(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_ticks_are_recorded_when_the_database_returns(own: Settings) -> None:
     wake_up(scheduler(own), at(10))
     late = scheduler(own)
-    with monkeypatch.context() as patch:  # S5
-        patch.setattr(run_start, "record", _away)
+    with at_step(run_start, "record", "before", lose_database):  # S5
         wake_up(late, at(14))
 
     wake_up(late, at(14, 1))
 
     assert rows("swept") == [("missed", "no_scheduler", at(13), {"missed": 3})]
-
-
-def _away(*args: object, **kwargs: object) -> None:
-    raise OperationalError("the server closed the connection")

@@ -6,14 +6,13 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
 
 import dramatiq
 import pytest
 import redis
 from dramatiq.middleware import SkipMessage
-from peewee import OperationalError
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
@@ -23,6 +22,7 @@ from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.faults import at_step, lose_connection, lose_database
 from tests.integration.middleware.applications import at, close_all, installed, rows, scheduler, wake_up
 from tests.integration.middleware.schedule.ticking import Account
 from tests.integration.middleware.step_worker import StepWorker
@@ -38,8 +38,7 @@ def test_unwritten_outcome_is_written_by_the_next_scheduler(own: Settings) -> No
     # The worker that ran the tick may be gone by then.
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(10))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_start, "record", _database_away)
+    with _database_away():
         account.drain()
 
     wake_up(account.process(), at(10, 1))
@@ -69,8 +68,7 @@ def test_skipped_tick_without_a_record_is_retried(own: Settings) -> None:
     wake_up(broker, at(10))
     step_worker = StepWorker(broker, sweep.queue)
     assert ExclusiveLease("statuses", timedelta(minutes=10)).try_obtain() is not None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_start, "record", _database_away)
+    with _database_away():
         step_worker.run()
 
     step_worker.come_due()
@@ -86,9 +84,7 @@ def test_outcome_without_database_and_redis_is_written_with_the_next_message(
     other = dramatiq.actor(broker=worker, actor_name="other")(lambda: None)
     wake_up(scheduler(own), at(10))
     step_worker = StepWorker(worker)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_start, "record", _database_away)
-        patch.setattr(TickStore, "note", _redis_away)
+    with _database_away(), at_step(TickStore, "note", "before", lose_connection):
         step_worker.run()
         other.send()
         step_worker.run()
@@ -133,8 +129,7 @@ def test_unwritable_note_affects_no_other_note(
 ) -> None:
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(10))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_start, "record", _database_away)
+    with _database_away():
         account.drain()
     redis_client.hset(f"{own.namespace}:tick_notes", field, json.dumps(row))
 
@@ -156,9 +151,6 @@ def test_failed_sweep_with_its_own_row_has_one_row(own: Settings) -> None:
     assert [(row[0], row[2]) for row in rows(sweep.name)] == [("failed", at(10))]
 
 
-def _database_away(*args: Any, **kwargs: Any) -> None:
-    raise OperationalError("the server closed the connection")
-
-
-def _redis_away(*args: Any, **kwargs: Any) -> None:
-    raise redis.ConnectionError("connection closed by server")
+def _database_away() -> AbstractContextManager[None]:
+    """Lose the database whenever an outcome is written."""
+    return at_step(run_start, "record", "before", lose_database)

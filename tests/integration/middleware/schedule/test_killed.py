@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import pytest
 import redis
-from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_store import TickStore
 from housekeeping.sweeps.ledger import run_start
+from tests.faults import at_step, elsewhere, once, redis_fault
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account, Killed, expire_claims
 
-#: Installs the point at which a scheduler dies.
-Dies = Callable[[pytest.MonkeyPatch, RedisBroker], None]
+#: A point at which a scheduler dies.
+Dies = Callable[[], AbstractContextManager[object]]
 
 
 @pytest.fixture
@@ -28,46 +28,25 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
     close_all()
 
 
-def _dies_before(owner: Any, name: str) -> Dies:
-    def plant(patch: pytest.MonkeyPatch, broker: RedisBroker) -> None:
-        def die(*args: Any, **kwargs: Any) -> None:
-            raise Killed
-
-        patch.setattr(owner, name, die)
-
-    return plant
+def _die() -> None:
+    raise Killed
 
 
-def _dies_after(owner: Any, name: str) -> Dies:
-    def plant(patch: pytest.MonkeyPatch, broker: RedisBroker) -> None:
-        step = getattr(owner, name)
-
-        def do_and_die(*args: Any, **kwargs: Any) -> None:
-            step(*args, **kwargs)
-            raise Killed
-
-        patch.setattr(owner, name, do_and_die)
-
-    return plant
-
-
-POINTS = {
-    "before_the_claim": _dies_before(TickStore, "claim"),
-    "between_claim_and_enqueue": _dies_after(TickStore, "claim"),
-    "within_the_enqueue": _dies_before(RedisQueues, "_execute"),
-    "between_enqueue_and_confirm": _dies_before(Schedule, "sent"),
-    "between_confirm_and_ledger": _dies_after(TickStore, "record"),
-    "before_the_note_is_written": _dies_before(run_start, "record"),
-    "between_ledger_and_note": _dies_before(TickStore, "remove"),
+POINTS: Final[dict[str, Dies]] = {
+    "before_the_claim": lambda: at_step(TickStore, "claim", "before", _die),
+    "between_claim_and_enqueue": lambda: at_step(TickStore, "claim", "after", _die),
+    "within_the_enqueue": lambda: redis_fault("enqueue", "before", _die),
+    "between_enqueue_and_confirm": lambda: at_step(Schedule, "sent", "before", _die),
+    "between_confirm_and_ledger": lambda: at_step(TickStore, "record", "after", _die),
+    "before_the_note_is_written": lambda: at_step(run_start, "record", "before", _die),
+    "between_ledger_and_note": lambda: at_step(TickStore, "remove", "before", _die),
 }
 
 
 def _killed(account: Account, dies: Dies, now: Any) -> None:
     broker = account.process()
-    with pytest.MonkeyPatch.context() as patch:
-        dies(patch, broker)
-        with pytest.raises(Killed):
-            wake_up(broker, now)
+    with dies(), pytest.raises(Killed):
+        wake_up(broker, now)
     expire_claims(account.settings.namespace)
 
 
@@ -149,10 +128,8 @@ def test_scheduler_killed_at_its_first_tick_leaves_it_to_catch_up(own: Settings)
 def test_tick_in_flight_is_left_to_its_sender(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     one, other = account.process(), account.process()
-    with pytest.MonkeyPatch.context() as patch:
-        POINTS["between_claim_and_enqueue"](patch, one)
-        with pytest.raises(Killed):
-            wake_up(one, at(10))
+    with POINTS["between_claim_and_enqueue"](), pytest.raises(Killed):
+        wake_up(one, at(10))
 
     wake_up(other, at(10, 0, 1))
 
@@ -170,12 +147,13 @@ def test_tick_dropped_as_duplicate_is_recorded_though_the_scheduler_dies(own: Se
     assert rows("swept") == [("skipped", "deduplicated", at(10, 1), {})]
 
 
-def test_two_schedulers_record_one_outage_in_one_row(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_schedulers_record_one_outage_in_one_row(own: Settings) -> None:
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(6))
-    monkeypatch.setattr(TickStore, "remove", lambda *args: False)
+    one, other = account.process(), account.process()
 
-    wake_up(account.process(), at(10))
+    with at_step(TickStore, "remove", "before", once(elsewhere(lambda: wake_up(other, at(10))))):
+        wake_up(one, at(10))
     wake_up(account.process(), at(10, 1))
 
     assert rows("swept") == [("missed", "no_scheduler", at(9), {"missed": 3})]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager
 
 import pytest
 import redis
@@ -11,8 +11,8 @@ import redis
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
 from housekeeping.middleware.schedule.tick_store import TickStore
+from tests.faults import Where, at_step, lose_connection, redis_fault
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
@@ -24,32 +24,24 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
     close_all()
 
 
-def _lose(patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> None:
+def _lost(point: str, where: Where) -> AbstractContextManager[object]:
     """Break the connection before Redis receives this step, or after its effect and before the answer."""
-    step = getattr(owner, name)
-
-    def lose(*args: Any, **kwargs: Any) -> None:
-        if after:
-            step(*args, **kwargs)
-        raise redis.ConnectionError("connection closed by server")
-
-    patch.setattr(owner, name, lose, raising=False)
+    return redis_fault("enqueue", where) if point == "enqueue" else at_step(TickStore, point, where, lose_connection)
 
 
-POINTS = ["state_of", "claim", "_execute", "record", "notes", "remove"]
+POINTS = ["state_of", "claim", "enqueue", "record", "notes", "remove"]
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("after", [False, True], ids=["not_heard", "not_answered"])
+@pytest.mark.parametrize("where", ["before", "after"], ids=["not_heard", "not_answered"])
 def test_scheduler_that_loses_redis_anywhere_leaves_each_tick_one_outcome(
-    own: Settings, point: str, after: bool, caplog: pytest.LogCaptureFixture
+    own: Settings, point: str, where: Where, caplog: pytest.LogCaptureFixture
 ) -> None:
     account = Account(own, "0 * * * *")
     wake_up(account.process(), at(6))
     broker = account.process()
 
-    with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, RedisQueues if point == "_execute" else TickStore, point, after=after)
+    with _lost(point, where):
         wake_up(broker, at(10))
     for moment in (at(10, 1), at(11), at(11, 1)):
         wake_up(broker, moment)
@@ -67,8 +59,7 @@ def test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start(
     account = Account(own, "* * * * *")
     broker = account.process()
 
-    with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickStore, "state_of", after=False)
+    with _lost("state_of", "before"):
         for minute in (0, 1, 2):
             wake_up(broker, at(10, minute))
     wake_up(broker, at(10, 3))
@@ -82,8 +73,7 @@ def test_tick_queued_twice_runs_once(own: Settings) -> None:
     # The answer to the enqueue was lost, so the next minute repeats it; the actor is not idempotent.
     account = Account(own, "0 * * * *")
     broker = account.process()
-    with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, RedisQueues, "_execute", after=True)
+    with _lost("enqueue", "after"):
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
     in_the_queue = len(queued(broker))
@@ -98,8 +88,7 @@ def test_queued_tick_is_not_dropped_for_its_own_message(own: Settings) -> None:
     # Deduplication finds the message in the queue. That does not mean that the tick was skipped.
     account = Account(own, "0 * * * *", idempotent=True, deduplicate="until_executed")
     broker = account.process()
-    with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickStore, "record", after=False)
+    with _lost("record", "before"):
         wake_up(broker, at(10))
     wake_up(broker, at(10, 1))
 
@@ -114,8 +103,7 @@ def test_message_whose_tick_cannot_be_read_does_not_run_unprotected(own: Setting
     broker = account.process()
     wake_up(broker, at(10))
 
-    with pytest.MonkeyPatch.context() as patch:
-        _lose(patch, TickStore, "record", after=False)
+    with _lost("record", "before"):
         account.drain()
     ran = dict(account.runs)
     account.come_due()

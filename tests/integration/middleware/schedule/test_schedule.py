@@ -15,7 +15,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
+from tests.faults import redis_fault
 from tests.integration.middleware.applications import (
     at,
     close_all,
@@ -118,20 +118,15 @@ def test_redis_outage_delays_one_actor_not_each(  # S3
 
 
 def test_unsent_tick_is_sent_the_next_minute(  # S3
-    own: Settings, monkeypatch: pytest.MonkeyPatch
+    own: Settings,
 ) -> None:
     broker = scheduler(own)
-    with monkeypatch.context() as patch:
-        patch.setattr(RedisQueues, "_execute", _connection_lost)
+    with redis_fault("enqueue"):
         wake_up(broker, at(10))
 
     wake_up(broker, at(10, 1))
 
     assert (ticks(broker), rows("swept")) == (["10:00"], [])
-
-
-def _connection_lost(*args: object) -> None:
-    raise redis.ConnectionError("connection closed by server")
 
 
 def test_tick_dropped_as_a_duplicate_is_skipped_in_the_ledger(own: Settings) -> None:  # S5, D2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from psycopg2.extensions import connection as Connection
@@ -17,6 +17,7 @@ from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.conftest import Urls
+from tests.faults import at_number, at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import eventually
 from tests.pgbouncer_server import PgBouncer, pgbouncer
@@ -46,22 +47,11 @@ def _deleted() -> int:
     return sum(run.counts.get("deleted_rows", 0) for run in Run.select())
 
 
-def test_pooler_restarted_between_two_batches_loses_nothing(
-    restartable: PgBouncer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    execute, batches = Database.fetch_at_once, list[int]()
-
-    def restart_before_the_second(self: Database, text: bytes) -> Any:
-        batches.append(1)
-        if len(batches) == 2:
-            restartable.restart()
-        return execute(self, text)
-
-    monkeypatch.setattr(Database, "fetch_at_once", restart_before_the_second)
-    run_sweep(SWEEP)
+def test_pooler_restarted_between_two_batches_loses_nothing(restartable: PgBouncer) -> None:
+    with at_step(Database, "fetch_at_once", "before", at_number(2, restartable.restart)):
+        run_sweep(SWEEP)
 
     assert run_sweep(SWEEP).outcome == "done"
-    assert len(batches) > 2
     assert (UserStatus.select().count(), _deleted()) == (0, 25)
 
 

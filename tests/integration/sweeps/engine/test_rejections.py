@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from peewee import PeeweeException, fn
 
+from housekeeping.core.telemetry import error_reporting
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.engine.failures import rejection_store
@@ -222,7 +223,7 @@ def test_delay_doubles_from_a_minute_to_an_hour(times: int, minutes: int) -> Non
 
 
 def test_error_hook_that_raises_does_not_block_other_causes(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, error_hooks: list[error_reporting.Hook]
 ) -> None:
     seen: list[Any] = []
 
@@ -230,7 +231,7 @@ def test_error_hook_that_raises_does_not_block_other_causes(
         seen.append(about["rows"])
         raise PeeweeException("the tracker is away")
 
-    monkeypatch.setattr("housekeeping.core.telemetry.error_reporting.hooks", [hook])
+    error_hooks.append(hook)
     add(4)
 
     def refuse_in_two_ways(order: Order) -> None:

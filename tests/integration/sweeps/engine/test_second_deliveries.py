@@ -14,6 +14,7 @@ from housekeeping.core.errors import RunTakenOver
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.run_start import Attempt
+from tests.faults import at_step
 
 PATIENCE_S = 20
 
@@ -23,17 +24,14 @@ def begin() -> Attempt | None:
 
 
 def test_delayed_delivery_of_a_completed_message_starts_no_run(
-    postgres: Database, monkeypatch: pytest.MonkeyPatch
+    postgres: Database,
 ) -> None:
     asleep, awake = threading.Event(), threading.Event()
-    completed = run_queries.completed
 
-    def asked_by_the_sleeper(message_id: str) -> bool:
-        answer = completed(message_id)
+    def sleep_after_it_asked() -> None:
         if threading.current_thread() is not threading.main_thread():
             asleep.set()
             assert awake.wait(PATIENCE_S)
-        return answer
 
     def sleep() -> Attempt | None:
         try:
@@ -41,9 +39,8 @@ def test_delayed_delivery_of_a_completed_message_starts_no_run(
         finally:
             postgres.close()
 
-    monkeypatch.setattr(run_queries, "completed", asked_by_the_sleeper)
     postgres.execute_sql("SET lock_timeout = '100ms'")
-    with ThreadPoolExecutor(1) as another:
+    with at_step(run_queries, "completed", "after", sleep_after_it_asked), ThreadPoolExecutor(1) as another:
         sleeper = another.submit(sleep)
         try:
             assert asleep.wait(PATIENCE_S)

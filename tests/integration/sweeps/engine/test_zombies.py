@@ -19,8 +19,8 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database, database
 from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps import Sweep
 from housekeeping.sweeps.checks.unique_keys import stages_of
-from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.engine.one_round_trip import REFUSED, OneRoundTrip
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
@@ -32,7 +32,9 @@ from housekeeping.sweeps.stages.stage import Batch
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.faults import Where, at_number, at_step
 from tests.integration.conftest import AddStatuses
+from tests.integration.own_stages import in_transactions
 
 TTL = timedelta(minutes=10)
 SHORT = timedelta(seconds=3)
@@ -81,27 +83,23 @@ def test_zombie_that_wakes_within_a_batch_commits_nothing(
     audited: Callable[[], dict[str, Any]],
     redis_client: redis.Redis,
     settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # F1, L3: it has deleted its rows, and sleeps before it counts them
     add_statuses(50, DUE)
     asleep, awake, batches = threading.Event(), threading.Event(), list[int]()
-    record_batch = Executor.record_batch
 
-    def sleeping(executor: Executor, *args: Any) -> Any:
+    def sleeping() -> None:
         if threading.current_thread() is not threading.main_thread():
             batches.append(1)
             if len(batches) == 3:
                 asleep.set()
                 assert awake.wait(PATIENCE_S)
-        return record_batch(executor, *args)
 
-    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
-    monkeypatch.setattr(Executor, "record_batch", sleeping)
+    leased = in_transactions(LEASED, sleeping)
 
     def sleep() -> RunResult:
         try:
-            return run_sweep(LEASED)
+            return run_sweep(leased)
         finally:
             database.close()
 
@@ -109,7 +107,7 @@ def test_zombie_that_wakes_within_a_batch_commits_nothing(
         sleeper = another.submit(sleep)
         assert asleep.wait(PATIENCE_S)
         lose_the_lease(redis_client, settings)
-        successor = run_sweep(LEASED)
+        successor = run_sweep(leased)
         awake.set()
         zombie = sleeper.result(PATIENCE_S)
     last = run_sweep(LEASED)
@@ -148,27 +146,22 @@ def test_lost_redis_keys_repeat_attempts_but_no_effect(
 _ENDS_ITS_SERVER = pytest.mark.direct_only(reason="it ends the server process of a connection")
 
 
-def breaking(commit: int, admin: Connection) -> Callable[[Database], Any]:
-    """A COMMIT of which the one with this number takes effect, and its connection breaks before the answer."""
-    commits, really_commit = list[int](), Database.commit
+def breaks(admin: Connection) -> Callable[[], None]:
+    """Return a fault that ends this thread's connection, which then notices it."""
 
-    def commit_and_break(self: Database) -> Any:
-        done = really_commit(self)
-        commits.append(1)
-        if len(commits) == commit:
-            with admin.cursor() as cursor:
-                cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (self.connection().info.backend_pid,))
-            PostgresqlDatabase.execute_sql(self, "SELECT 1")
-        return done
+    def end() -> None:
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (database.connection().info.backend_pid,))
+        PostgresqlDatabase.execute_sql(database.obj, "SELECT 1")
 
-    return commit_and_break
+    return end
 
 
-def performed_twice() -> tuple[RunResult, RunResult]:
+def performed_twice(sweep: Sweep = LEASED) -> tuple[RunResult, RunResult]:
     """A run of a message, and of its retry."""
     message = current_message.set(MessageContext("message-1"))
     try:
-        return run_sweep(LEASED), run_sweep(LEASED)
+        return run_sweep(sweep), run_sweep(sweep)
     finally:
         current_message.reset(message)
 
@@ -180,16 +173,14 @@ def test_batch_with_an_unanswered_commit_is_counted_once(
     audited: Callable[[], dict[str, Any]],
     redis_client: redis.Redis,
     admin: Connection,
-    monkeypatch: pytest.MonkeyPatch,
     commit: int,
     ends: str,
 ) -> None:
     # F4: the last batch's COMMIT closes the run, which is done, whatever its process saw
     add_statuses(25, DUE)
-    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
-    monkeypatch.setattr(Database, "commit", breaking(commit, admin))
 
-    broken, retried = performed_twice()
+    with at_step(Database, "commit", "after", at_number(commit, breaks(admin))):
+        broken, retried = performed_twice(in_transactions(LEASED))
 
     assert broken.outcome == ends
     assert (retried.outcome, retried.reason) == (("skipped", "already_done") if ends == "done" else ("done", None))
@@ -199,34 +190,21 @@ def test_batch_with_an_unanswered_commit_is_counted_once(
 
 
 @_ENDS_ITS_SERVER
-@pytest.mark.parametrize("sent", [False, True], ids=["lost before", "lost after"])
+@pytest.mark.parametrize("where", ["before", "after"], ids=["lost before", "lost after"])
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["first", "second", "last"])
 def test_batch_in_one_round_trip_survives_a_lost_connection(
     add_statuses: AddStatuses,
     audited: Callable[[], dict[str, Any]],
     redis_client: redis.Redis,
     admin: Connection,
-    monkeypatch: pytest.MonkeyPatch,
     number: int,
-    sent: bool,
+    where: Where,
 ) -> None:
     # F4: the run reads what the batch has written, and continues
     add_statuses(25, DUE)
-    execute, batches = Database.fetch_at_once, list[int]()
 
-    def breaking_once(self: Database, text: bytes) -> Any:
-        batches.append(1)
-        if len(batches) != number:
-            return execute(self, text)
-        if sent:
-            execute(self, text)
-        with admin.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (self.connection().info.backend_pid,))
-        return execute(self, b"SELECT 1")
-
-    monkeypatch.setattr(Database, "fetch_at_once", breaking_once)
-
-    first, second = performed_twice()
+    with at_step(Database, "fetch_at_once", where, at_number(number, breaks(admin))):
+        first, second = performed_twice()
 
     assert (first.outcome, first.counts["deleted_rows"], first.counts["batches"]) == ("done", 25, 3)
     assert (second.outcome, second.reason) == ("skipped", "already_done")
@@ -258,23 +236,18 @@ def test_zombie_that_wakes_before_its_statement_commits_nothing(
     audited: Callable[[], dict[str, Any]],
     redis_client: redis.Redis,
     settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # F1, L3
     add_statuses(50, DUE)
-    execute, batches, successors = Database.fetch_at_once, list[int](), list[RunResult]()
+    successors: list[RunResult] = []
 
-    def asleep_once(self: Database, text: bytes) -> Any:
-        batches.append(1)
-        if len(batches) == 3:
-            lose_the_lease(redis_client, settings)
-            with ThreadPoolExecutor(1) as another:
-                successors.append(another.submit(_run_and_disconnect).result(PATIENCE_S))
-        return execute(self, text)
+    def asleep() -> None:
+        lose_the_lease(redis_client, settings)
+        with ThreadPoolExecutor(1) as another:
+            successors.append(another.submit(_run_and_disconnect).result(PATIENCE_S))
 
-    monkeypatch.setattr(Database, "fetch_at_once", asleep_once)
-
-    zombie = run_sweep(LEASED)
+    with at_step(Database, "fetch_at_once", "before", at_number(3, asleep)):
+        zombie = run_sweep(LEASED)
 
     assert (zombie.outcome, zombie.reason, zombie.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 20)
     assert (successors[0].outcome, successors[0].counts["deleted_rows"]) == ("done", 30)
@@ -291,13 +264,13 @@ def _run_and_disconnect() -> RunResult:
 
 @_ENDS_ITS_SERVER
 def test_retry_closes_the_row_of_an_unanswered_first_commit(
-    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection, monkeypatch: pytest.MonkeyPatch
+    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection
 ) -> None:
     # F4
     add_statuses(25, DUE)
-    monkeypatch.setattr(Database, "commit", breaking(1, admin))
 
-    broken, retried = performed_twice()
+    with at_step(Database, "commit", "after", at_number(1, breaks(admin))):
+        broken, retried = performed_twice()
 
     assert (broken.outcome, retried.outcome, retried.counts["deleted_rows"]) == ("failed", "done", 25)
     assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
@@ -322,27 +295,19 @@ def test_hanging_batch_is_interrupted_when_the_lease_is_lost(
     add_statuses: AddStatuses,
     redis_client: redis.Redis,
     settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
     last_run: Callable[[], Run],
 ) -> None:
     # L2
     add_statuses(25, DUE)
-    record_batch, batches = Executor.record_batch, list[int]()
 
-    def hanging(executor: Executor, *args: Any) -> Any:
-        batches.append(1)
-        if len(batches) == 2:
-            lose_the_lease(redis_client, settings)
-            never = threading.Event()
-            for _ in range(LONG_ENOUGH_S * 100):
-                never.wait(0.01)
-        return record_batch(executor, *args)
-
-    monkeypatch.setattr(Executor, "_fits_one_round_trip", lambda *_: False)
-    monkeypatch.setattr(Executor, "record_batch", hanging)
+    def hang() -> None:
+        lose_the_lease(redis_client, settings)
+        never = threading.Event()
+        for _ in range(LONG_ENOUGH_S * 100):
+            never.wait(0.01)
 
     short = dataclasses.replace(LEASED, max_runtime=timedelta(seconds=2), lease=LeaseConfig("statuses", SHORT))
-    result = run_sweep(short)
+    result = run_sweep(in_transactions(short, at_number(2, hang)))
 
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 10)
     assert isinstance(result.error, LeaseLost), "its message is retried"

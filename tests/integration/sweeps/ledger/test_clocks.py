@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from housekeeping.core.clock import SystemClock
 from housekeeping.core.errors import ClocksDiffer
 from housekeeping.database.clock_skew import database_now
 from housekeeping.sweeps.engine.runner import run_sweep
@@ -21,7 +20,7 @@ from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.conftest import AddStatuses
+from tests.integration.conftest import AddStatuses, SetAhead
 from tests.integration.metrics.conftest import Exported
 from tests.integration.metrics.conftest import exported as exported
 from tests.integration.sweeps.conftest import History
@@ -31,14 +30,6 @@ TWO_DAYS = timedelta(days=2)
 TOMORROW = "now() + interval '1 day'"
 DUE_NOW = "now() - interval '1 second' * n"
 UTC_ZONE = ZoneInfo("UTC")
-
-#: Sets this machine's clock so far ahead of the real one.
-SetAhead = Callable[[timedelta], None]
-
-
-@pytest.fixture
-def set_ahead(monkeypatch: pytest.MonkeyPatch) -> SetAhead:
-    return lambda by: monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + by)
 
 
 @pytest.mark.parametrize("ahead", [TWO_DAYS, -TWO_DAYS])

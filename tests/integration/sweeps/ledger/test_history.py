@@ -12,6 +12,7 @@ from housekeeping.database.connection import Database
 from housekeeping.sweeps.insight.explain import explain_run
 from housekeeping.sweeps.ledger import history, run_start, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
+from tests.integration.statements import watch_statements
 
 WORKER: Final = "test.history"
 MINUTE: Final = timedelta(minutes=1)
@@ -21,20 +22,14 @@ Plans = Callable[[], list[str]]
 
 @pytest.fixture
 def plans(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Plans:
-    """What PostgreSQL plans for the statements of this test, without the values."""
-    sent: list[tuple[Any, Any]] = []
-    execute = type(postgres).execute_sql
-
-    def noting(self: Any, sql: Any, params: Any = None, *more: Any) -> Any:
-        sent.append((sql, params))
-        return execute(self, sql, params, *more)
-
-    monkeypatch.setattr(type(postgres), "execute_sql", noting)
+    """What PostgreSQL plans for the statements of this test."""
+    sent: list[str] = []
+    watch_statements(monkeypatch, lambda sql: sent.append(sql), with_values=True)
 
     def explain() -> list[str]:
-        selects = [(sql, params) for sql, params in sent if sql.startswith("SELECT")]
+        selects = [sql for sql in sent if sql.startswith("SELECT")]
         assert selects
-        return ["\n".join(line for (line,) in execute(postgres, f"EXPLAIN {sql}", p)) for sql, p in selects]
+        return ["\n".join(line for (line,) in postgres.execute_sql(f"EXPLAIN {sql}")) for sql in selects]
 
     return explain
 

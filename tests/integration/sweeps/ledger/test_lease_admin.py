@@ -15,10 +15,10 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
-from housekeeping.sweeps.ledger import lease_admin as module
 from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, UnknownLease, held_leases, release_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
+from tests.faults import at_step, once
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
@@ -135,17 +135,19 @@ def test_holder_of_a_released_lease_commits_nothing(
 
 
 def test_holder_is_fenced_off_before_redis_releases_the_lease(
-    release: Release, run_at_work: run_start.Attempt, postgres: Database, monkeypatch: pytest.MonkeyPatch
+    release: Release, run_at_work: run_start.Attempt, postgres: Database
 ) -> None:
     # L3: else it could commit beside its successor
     harmless: list[bool] = []
 
-    def away(*_: object) -> bool:
+    def away() -> None:
         harmless.append(commits_nothing(postgres, run_at_work))
         raise RedisUnavailable("connection refused")
 
-    monkeypatch.setattr(RedisLeaseStore, "release", away)
-    with pytest.raises(RedisUnavailable, match="its holder can no longer commit, but it stays in Redis"):
+    with (
+        at_step(RedisLeaseStore, "release", "before", away),
+        pytest.raises(RedisUnavailable, match="its holder can no longer commit, but it stays in Redis"),
+    ):
         release()
 
     assert harmless == [True]
@@ -155,19 +157,19 @@ def test_release_leaves_a_successor_that_began_meanwhile(
     release: Release, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L1, L3
-    known, successors = module._known, list[ExclusiveLease]()
+    successors: list[ExclusiveLease] = []
 
-    def slowly(keys: list[str]) -> object:
-        answer = known(keys)
+    def begin_a_successor() -> None:
         redis_client.delete(f"{settings.namespace}:lease:{KEY}")
         successors.append(ExclusiveLease(KEY, TTL))
         successors[0].try_obtain()
-        return answer
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_known", slowly)
-        with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
-            release()
+    # The release has read the database, and reads Redis now.
+    with (
+        at_step(RedisLeaseStore, "owner", "before", once(begin_a_successor)),
+        pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"),
+    ):
+        release()
 
     assert successors[0].renew()
     assert (Lease.get().epoch, Lease.get().holder) == (2, successors[0].owner())

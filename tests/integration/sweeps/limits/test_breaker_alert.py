@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from datetime import UTC, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
-from peewee import AutoField, OperationalError
+from peewee import AutoField
 
 from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
 from housekeeping.core.errors import DeclarationError
@@ -18,7 +19,6 @@ from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits import bounded_counts
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.stages.stage import Backlog
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -27,7 +27,9 @@ from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import drop_running
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep as statuses_sweep
+from tests.faults import at_step, lose_database
 from tests.integration.conftest import AddStatuses
+from tests.integration.own_stages import with_stages
 from tests.integration.sweeps.conftest import History
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, past_runs
 
@@ -196,6 +198,16 @@ def test_load_that_ten_runs_finished_is_usual(
     assert bool(alerts(SMALL, clock)) == alert
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SlowToCount(TableStage):
+    first_count: Iterator[str]
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        for statement in self.first_count:
+            database.execute_sql(statement)
+        return TableStage.backlog(self, now, limit, argument)
+
+
 @pytest.mark.parametrize(
     ("action", "outcome", "reason"),
     [("alert", "done", None), ("limit", "partial", "breaker"), ("stop", "failed", "breaker")],
@@ -205,25 +217,16 @@ def test_count_that_times_out_alerts_and_only_stop_fails(
     history: History,
     low_floor: None,
     clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
     action: Any,
     outcome: str,
     reason: str | None,
 ) -> None:
     history(10, 0)
     add_statuses(25, DUE)
-    count = TableStage.backlog
-    slow = iter(["SELECT pg_sleep(30)"])
+    slow = with_stages(SMALL, _SlowToCount, first_count=iter(["SELECT pg_sleep(30)"]))
+    breaker = Breaker(action=action)
 
-    def backlog(self: TableStage, *given: Any) -> Backlog:
-        for statement in slow:
-            database.execute_sql(statement)
-        return count(self, *given)
-
-    monkeypatch.setattr(TableStage, "backlog", backlog)
-    monkeypatch.setattr(bounded_counts, "_MAX_COUNT_TIME", timedelta(milliseconds=50))
-
-    result = run_sweep(dataclasses.replace(SMALL, breaker=Breaker(action=action)), clock=clock)
+    result = run_sweep(dataclasses.replace(slow, breaker=breaker, max_runtime=timedelta(milliseconds=200)), clock=clock)
 
     assert (result.outcome, result.reason) == (outcome, reason)
     assert result.counts["deleted_rows"] == {"alert": 25, "limit": 10, "stop": 0}[action]
@@ -240,17 +243,11 @@ def test_timeout_of_the_count_ends_with_it(add_statuses: AddStatuses, history: H
     assert database.execute_sql("SHOW statement_timeout").fetchone() == before != ("5s",)
 
 
-def test_database_that_goes_away_in_the_count_fails_the_run(
-    add_statuses: AddStatuses, history: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_that_goes_away_in_the_count_fails_the_run(add_statuses: AddStatuses, history: History) -> None:
     history(10, 0)
 
-    def away(self: TableStage, *given: Any) -> Backlog:
-        raise OperationalError("server closed the connection unexpectedly")
-
-    monkeypatch.setattr(TableStage, "backlog", away)
-
-    assert run_sweep(SMALL).outcome == "failed"
+    with at_step(TableStage, "backlog", "before", lose_database):
+        assert run_sweep(SMALL).outcome == "failed"
 
 
 def test_unknown_breaker_action_is_rejected() -> None:

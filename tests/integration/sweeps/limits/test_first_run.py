@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -20,8 +21,9 @@ from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.sweeps.limits import bounded_counts, first_run
+from housekeeping.sweeps.stages.stage import Backlog
 from housekeeping.testing import ManualClock
+from tests.integration.own_stages import with_stages
 from tests.integration.sweeps.engine.sizing import past_runs
 
 UTC = ZoneInfo("UTC")
@@ -176,11 +178,8 @@ def test_stages_through_one_table_are_counted_together(visits: Callable[[int, in
     assert run_sweep(sweep, clock=clock).reason == "unconfirmed"
 
 
-def test_large_table_is_estimated_and_not_read_through(
-    visits: Callable[[int, int], None], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(first_run, "_COUNTED", 1000)
-    visits(1500, 8000)
+def test_large_table_is_estimated_and_not_read_through(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(21_000, 89_000)
 
     before = run_sweep(OLD, clock=clock, force=True).reason
     database.execute_sql("ANALYZE visit")
@@ -189,15 +188,18 @@ def test_large_table_is_estimated_and_not_read_through(
     assert (before, after) == ("unconfirmed", "done")
 
 
-def test_first_run_that_cannot_count_in_time_is_skipped(
-    visits: Callable[[int, int], None], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    visits(3, 0)
-    monkeypatch.setattr(bounded_counts, "_MAX_COUNT_TIME", timedelta(milliseconds=50))
-    asleep = database.execute_sql
-    monkeypatch.setattr(TableStage, "backlog", lambda *_, **__: asleep("SELECT pg_sleep(10)"))
+@dataclass(frozen=True, kw_only=True)
+class _SlowToCount(TableStage):
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        database.execute_sql("SELECT pg_sleep(10)")
+        return TableStage.backlog(self, now, limit, argument)
 
-    result = run_sweep(OLD, clock=clock)
+
+def test_first_run_that_cannot_count_in_time_is_skipped(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(3, 0)
+    slow = dataclasses.replace(OLD, max_runtime=timedelta(milliseconds=200))
+
+    result = run_sweep(with_stages(slow, _SlowToCount), clock=clock)
 
     assert (result.outcome, result.reason) == ("skipped", "unconfirmed")
     assert result.counts["unconfirmed"]["stale"] is None

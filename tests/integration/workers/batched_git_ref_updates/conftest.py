@@ -22,6 +22,7 @@ from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import SWEEPS
 from tests.integration.middleware.applications import close_all, installed
+from tests.integration.statements import watch_statements
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository, made
 
 #: Adds rows whose ref is an SQL expression that may use n, from 1 on; returns nothing.
@@ -154,21 +155,15 @@ def explained(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Explained:
     """Return the plans of the statements that a function sends."""
 
     def explain(function: Callable[[], Any]) -> list[str]:
-        sent: list[tuple[str, Any]] = []
-        execute_sql = Database.execute_sql
-
-        def note(self: Database, sql: str, params: Any = None) -> Any:
-            sent.append((sql, params))
-            return execute_sql(self, sql, params)
-
+        sent: list[str] = []
         with monkeypatch.context() as noting:
-            noting.setattr(Database, "execute_sql", note)
+            watch_statements(noting, lambda sql: sent.append(sql), with_values=True)
             with postgres.atomic() as undone:
                 function()
                 undone.rollback()
         return [
-            "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN ANALYZE {sql}", params))
-            for sql, params in sent
+            "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN ANALYZE {sql}"))
+            for sql in sent
             if sql.startswith(("SELECT", "WITH", "UPDATE"))
         ]
 

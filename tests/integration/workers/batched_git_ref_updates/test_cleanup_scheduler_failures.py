@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import actor_registry
@@ -23,8 +21,8 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.registration import register
 from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from tests.faults import redis_fault
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
@@ -150,21 +148,11 @@ def test_database_outage_fails_the_run_for_a_retry(
     assert result.error is not None, "the message is retried"
 
 
-def test_projects_enqueued_before_a_queue_outage_are_counted(
-    broker: RedisBroker, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_projects_enqueued_before_a_queue_outage_are_counted(broker: RedisBroker, add_deletions: AddDeletions) -> None:
     add_deletions(9, project="n")
-    enqueue, calls = PendingProjects._enqueue, list[Sequence[int]]()
 
-    def enqueue_or_fail(self: PendingProjects, projects: Sequence[int]) -> int:
-        calls.append(projects)
-        if len(calls) >= 3:
-            raise RedisUnavailable("gone")
-        return enqueue(self, projects)
-
-    monkeypatch.setattr(PendingProjects, "_enqueue", enqueue_or_fail)
-    first = run_sweep(sized(100, 3))
-    monkeypatch.undo()
+    with redis_fault('"args":[7]'):  # in the third batch
+        first = run_sweep(sized(100, 3))
     second = run_sweep(sized(100, 3))
 
     assert (first.outcome, first.counts["total_projects"]) == ("failed", 6)

@@ -20,7 +20,6 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
-from housekeeping.workers.bulk_imports import entity_stage
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity
 from housekeeping.workers.bulk_imports.worker import sweep
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, Tables
@@ -88,10 +87,10 @@ def wait_in(monkeypatch: pytest.MonkeyPatch, table: type[TableStage], model: typ
     monkeypatch.setattr(table, "rows", waiting)
 
 
-def _wait_for_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _wait_for_trackers(tables: Tables) -> None:
     """Make the statement that changes entities and trackers stop where it reads trackers."""
-    is_open = entity_stage._is_open
-    monkeypatch.setattr(entity_stage, "_is_open", lambda entities: is_open(entities) & SQL(f"waits_here({_LOCK})"))
+    tables.do("ALTER TABLE bulk_import_trackers RENAME TO trackers")
+    tables.do(f"CREATE VIEW bulk_import_trackers AS SELECT * FROM trackers WHERE waits_here({_LOCK})")
 
 
 MOVES = ["status = 2", "status = 3", "status = -1", "status = -2", f"updated_at = {FRESH}"]
@@ -151,12 +150,10 @@ def test_entity_whose_tracker_ends_meanwhile_is_skipped(
     # It is at work after all; the next run judges it again.
     tables.add_entities(2)
     tables.add_trackers(EACH, "0, 1")
-    _wait_for_trackers(monkeypatch)
+    _wait_for_trackers(tables)
 
     result = in_the_gap(
-        lambda: tables.do(
-            f"UPDATE bulk_import_trackers SET status = {status} WHERE bulk_import_entity_id = 1 AND status = 1"
-        )
+        lambda: tables.do(f"UPDATE trackers SET status = {status} WHERE bulk_import_entity_id = 1 AND status = 1")
     )
 
     assert (result.counts["timed_out_entities"], result.counts["failed"]) == (1, 0)
@@ -168,9 +165,9 @@ def test_tracker_in_another_open_state_meanwhile_is_changed(
 ) -> None:
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1")
-    _wait_for_trackers(monkeypatch)
+    _wait_for_trackers(tables)
 
-    result = in_the_gap(lambda: tables.do("UPDATE bulk_import_trackers SET status = 3 WHERE status = 1"))
+    result = in_the_gap(lambda: tables.do("UPDATE trackers SET status = 3 WHERE status = 1"))
 
     assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (1, 2)
     assert tables.trackers() == [4, 4]

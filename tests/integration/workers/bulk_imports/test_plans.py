@@ -14,6 +14,7 @@ from housekeeping.sweeps.stages.stage import Batch
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import sweep
+from tests.integration.statements import watch_statements
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
 
 
@@ -61,29 +62,22 @@ def many(tables: Tables) -> Tables:
     return tables
 
 
-def explained(postgres: Database, sql: str, parameters: Any) -> str:
+def explained(postgres: Database, sql: str, parameters: Any = None) -> str:
     return "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def plans(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return PostgreSQL's plan of each executed statement on these tables."""
     plans: list[str] = []
-    execute_sql, fetch_at_once = Database.execute_sql, Database.fetch_at_once
 
-    def explain_and_execute(self: Database, sql: str, params: Any = None) -> Any:
-        if "bulk_import" in sql and not sql.startswith("EXPLAIN"):
-            plans.append(explained(self, sql, params))
-        return execute_sql(self, sql, params)
-
-    def explain_and_fetch_at_once(self: Database, text: bytes) -> Any:
+    def explain(sql: str) -> None:
         # A statement that is not prepared yet cannot be explained, so none is prepared here.
-        for each in text.decode().split("; "):
-            plans.append("\n".join(row[0] for row in fetch_at_once(self, f"EXPLAIN {each}".encode())))
-        return fetch_at_once(self, text)
+        for each in sql.split("; "):
+            if "bulk_import" in each and "pg_" not in each and not each.startswith("EXPLAIN"):
+                plans.append(explained(postgres, each))
 
-    monkeypatch.setattr(Database, "execute_sql", explain_and_execute)
-    monkeypatch.setattr(Database, "fetch_at_once", explain_and_fetch_at_once)
+    watch_statements(monkeypatch, explain, with_values=True)
     return plans
 
 

@@ -17,7 +17,6 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core import events
 from housekeeping.database.connection import connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps import actor_registry
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Run
@@ -28,6 +27,7 @@ from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds import fan_out
 from housekeeping.workers.ci_stuck_builds.worker import DELAYS, drop_canceling, stuck_jobs
+from tests.faults import at_step, once
 from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.sweeps.engine.sizing import Impatient, Told
 from tests.integration.workers.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Delayed, by_status
@@ -55,13 +55,12 @@ def unreachable_database() -> Iterator[None]:
 
 
 @pytest.fixture
-def first_child_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_the_first(name: str) -> Any:
-        if name == RUNNING:
-            raise ConnectionError("the broker is away")
-        return actor_registry.actor_named(name)
+def first_child_fails() -> Iterator[None]:
+    def fail() -> None:
+        raise ConnectionError("the broker is away")
 
-    monkeypatch.setattr(fan_out, "actor_named", not_the_first)
+    with at_step(fan_out, "actor_named", "before", once(fail)):
+        yield
 
 
 def names(delayed: Delayed) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,12 +12,12 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.failures.batch_bisection import BatchBisection
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import LONGEST_RUN, drop_canceling
 from tests.database_times import DatabaseTimes
+from tests.integration.statements import watch_statements
 from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds, Refuse, by_status, lines
 
 #: Refuses to be dropped, not to be doomed.
@@ -149,15 +150,14 @@ def test_build_changed_before_its_doom_is_skipped(
     # Only while it is still canceling.
     add_builds(2, "canceling", STALE, STALE)
     refuse("NEW.status = 'failed' AND NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id = 2")
-    process_row, meta = BatchBisection._process_row, either._meta
-    table = meta.table_name
+    table, changes = either._meta.table_name, itertools.count(1)
 
-    def change_first(self: BatchBisection, *rest: Any) -> Any:
-        with admin.cursor() as cursor:
-            cursor.execute(f"UPDATE {table} SET {meanwhile} WHERE id = 2")
-        return process_row(self, *rest)
+    def change_after_the_batch(sql: str) -> None:
+        if "UPDATE" in sql and table in sql and next(changes) > 1:
+            with admin.cursor() as cursor:
+                cursor.execute(f"UPDATE {table} SET {meanwhile} WHERE id = 2")
 
-    monkeypatch.setattr(BatchBisection, "_process_row", change_first)
+    watch_statements(monkeypatch, change_after_the_batch)
 
     result = run_sweep(drop_canceling, clock=ManualClock())
 

@@ -13,6 +13,7 @@ from housekeeping.database.connection import Database
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, FailureReason, machine
 from tests.database_times import DatabaseTimes
+from tests.faults import at_step
 from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds
 
 ENDED = ["success", "failed", "canceled", "skipped"]
@@ -103,7 +104,6 @@ def test_a_drop_is_tried_again_three_times_and_no_more(
     builds: type[Build],
     add_builds: AddBuilds,
     admin: Connection,
-    monkeypatch: pytest.MonkeyPatch,
     conflicts: int,
     dropped: bool,
 ) -> None:
@@ -111,19 +111,16 @@ def test_a_drop_is_tried_again_three_times_and_no_more(
     add_builds(1, "running", STALE, STALE)
     build = Build.get(Build.id == 1)
     left = [conflicts]
-    begin = Database.begin
 
-    def change_first(self: Database, *rest: Any, **named: Any) -> None:
+    def change_first() -> None:
         if left[0]:
             left[0] -= 1
             _change(admin, "lock_version = lock_version + 1")
-        begin(self, *rest, **named)
-
-    monkeypatch.setattr(Database, "begin", change_first)
 
     outcome: type[BaseException] | None = None
     try:
-        build.drop(FailureReason.SCRIPT_FAILURE)
+        with at_step(Database, "begin", "before", change_first):
+            build.drop(FailureReason.SCRIPT_FAILURE)
     except RecordChanged as error:
         outcome = type(error)
 

@@ -18,6 +18,7 @@ from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import drop_canceling, drop_running, drop_scheduled, stuck_jobs
+from tests.integration.statements import watch_statements
 from tests.integration.workers.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Refuse, by_status
 
 PARTITIONS = (101, 102)
@@ -161,16 +162,10 @@ def test_no_statement_of_a_run_scans_the_table(
     add_builds(300, status, old, old, first_id=60_001, scheduled_at="timestamptz '2025-12-01 00:00:00+00'")
     with admin.cursor() as cursor:
         cursor.execute(f"ANALYZE {either._meta.table_name}")
-    statements: list[tuple[str, Any]] = []
-    execute_sql = Database.execute_sql
-
-    def execute_and_note(self: Database, sql: str, params: Any = None) -> Any:
-        statements.append((sql, params))
-        return execute_sql(self, sql, params)
-
+    statements: list[str] = []
     (table,) = [each for each in sweep.stages_for_run() if isinstance(each, TableStage)]
     with monkeypatch.context() as noting, database.atomic() as transaction:
-        noting.setattr(Database, "execute_sql", execute_and_note)
+        watch_statements(noting, lambda sql: statements.append(sql), with_values=True)
         now = datetime(2026, 1, 1, tzinfo=UTC)
         first = table.apply(Batch(sweep.name, None, now))
         second = table.apply(Batch(sweep.name, None, now, first.position))
@@ -181,8 +176,8 @@ def test_no_statement_of_a_run_scans_the_table(
         table.oldest(now)
         transaction.rollback()
 
-    walks = [(sql, params) for sql, params in statements if either._meta.table_name in sql]
-    plans = ["\n".join(row[0] for row in database.execute_sql(f"EXPLAIN {sql}", params)) for sql, params in walks]
+    walks = [sql for sql in statements if either._meta.table_name in sql]
+    plans = ["\n".join(row[0] for row in database.execute_sql(f"EXPLAIN {sql}")) for sql in walks]
     assert (first.counts, second.counts) == ({"dropped": 100}, {"dropped": 100})
     assert len(plans) >= 7
     assert [plan for plan in plans if "Seq Scan" in plan] == []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import redis
 
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.worker import LARGEST_BACKLOG, sweep
+from tests.faults import redis_fault
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Prepare
 from tests.integration.workers.object_storage.places import Folder
 
@@ -66,16 +65,12 @@ def test_over_10_000_stale_uploads_raise_an_alert(
 
 
 def test_redis_outage_at_the_backlog_alert_keeps_the_run(
-    folder: Folder, configure: Configure, lines: Lines, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, configure: Configure, lines: Lines, clock: ManualClock
 ) -> None:
     configure(artifacts=folder.settings())
 
-    def away(*_: Any, **__: Any) -> Any:
-        raise redis.ConnectionError("gone")
-
-    monkeypatch.setattr(redis.Redis, "eval", away)
-
-    result = run_sweep(sweep, clock=clock)
+    with redis_fault("\r\nEVAL\r\n"):
+        result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
     assert len(lines("Could not count the backlog")) == 1

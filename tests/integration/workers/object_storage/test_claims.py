@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from housekeeping.workers.object_storage import claims, pending_entry, pending_u
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.pending_entry import Entry
 from housekeeping.workers.object_storage.worker import sweep
+from tests.faults import at_number, at_step, once
 from tests.integration.workers.object_storage.conftest import THREE_HOURS, Configure, Pending, Prepare
 from tests.integration.workers.object_storage.places import Folder, Place
 
@@ -70,25 +70,19 @@ def test_lost_run_deletes_nothing_and_loses_its_claims(
     still_pending: Pending,
     clock: ManualClock,
     admin: Connection,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     configure(artifacts=place.settings())
     prepared("may/1", place=place)
-    take, asleep = Claims.take, [True]
 
-    def take_and_sleep(self: Claims, chosen: Sequence[Entry]) -> list[Entry]:
-        claimed = take(self, chosen)
-        if asleep:
-            asleep.clear()
-            # A minute passes, but not by the machine's own clock, which stands still while it is paused.
-            with admin.cursor() as cursor:
-                cursor.execute(f"UPDATE {Run._meta.schema}.runs SET heartbeat_at = heartbeat_at - interval '61 s'")
-            assert run_sweep(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1, "it takes them over"
-            place.put("may/1")  # by whoever uses the path again
-        return claimed
+    def sleep() -> None:
+        # A minute passes, but not by the machine's own clock, which stands still while it is paused.
+        with admin.cursor() as cursor:
+            cursor.execute(f"UPDATE {Run._meta.schema}.runs SET heartbeat_at = heartbeat_at - interval '61 s'")
+        assert run_sweep(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1, "it takes them over"
+        place.put("may/1")  # by whoever uses the path again
 
-    monkeypatch.setattr(Claims, "take", take_and_sleep)
-    result = run_sweep(sweep, clock=clock)
+    with at_step(Claims, "take", "after", once(sleep)):
+        result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.reason) == ("lost_lease", "taken_over")
     assert (place.paths(), still_pending()) == ({"may/1"}, set())
@@ -217,22 +211,17 @@ def test_removals_before_a_redis_outage_are_counted(
     still_pending: Pending,
     clock: ManualClock,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     places = {location: Folder(tmp_path / location) for location in ("artifacts", "uploads")}
     configure(**{location: place.settings() for location, place in places.items()})
     for location, place in places.items():
         prepared("may/1", "may/2", location=location, place=place)
-    take, calls = Claims.take, []
 
-    def take_or_fail(self: Claims, chosen: Sequence[Entry]) -> list[Entry]:
-        calls.append(chosen)
-        if len(calls) == 2:
-            raise RedisUnavailable("gone")
-        return take(self, chosen)
+    def fail() -> None:
+        raise RedisUnavailable("gone")
 
-    monkeypatch.setattr(Claims, "take", take_or_fail)
-    result = run_sweep(sweep, clock=clock)
+    with at_step(Claims, "take", "before", at_number(2, fail)):
+        result = run_sweep(sweep, clock=clock)
 
     assert (result.outcome, result.counts["total_deleted_stale_entries"]) == ("done", 4)
     assert still_pending() == set()

@@ -6,7 +6,8 @@ Document 100, 概要, 影響範囲: 正常なファイルには影響しませ�
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -19,44 +20,28 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import pending_entry, pending_uploads
 from housekeeping.workers.object_storage.claims import Claims
-from housekeeping.workers.object_storage.deletion import Deleted, Deletion
-from housekeeping.workers.object_storage.pending_entry import Entry
+from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.worker import sweep
+from tests.faults import at_step
 from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare
 from tests.integration.workers.object_storage.places import Folder, Place
 
 #: Does something right before the worker claims what it found stale, or right before it deletes the objects.
-Meanwhile = Callable[[Callable[[], Any]], None]
+Meanwhile = Callable[[Callable[[], Any]], object]
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
 
 @pytest.fixture
-def before_the_claim(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
-    def arrange(act: Callable[[], Any]) -> None:
-        take = Claims.take
-
-        def act_and_take(self: Claims, chosen: Sequence[Entry]) -> list[Entry]:
-            act()
-            return take(self, chosen)
-
-        monkeypatch.setattr(Claims, "take", act_and_take)
-
-    return arrange
+def before_the_claim() -> Iterator[Meanwhile]:
+    with ExitStack() as stack:
+        yield lambda act: stack.enter_context(at_step(Claims, "take", "before", act))
 
 
 @pytest.fixture
-def before_the_deletion(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
-    def arrange(act: Callable[[], Any]) -> None:
-        delete = Deletion.delete
-
-        def act_and_delete(self: Deletion, *arguments: Any) -> Deleted:
-            act()
-            return delete(self, *arguments)
-
-        monkeypatch.setattr(Deletion, "delete", act_and_delete)
-
-    return arrange
+def before_the_deletion() -> Iterator[Meanwhile]:
+    with ExitStack() as stack:
+        yield lambda act: stack.enter_context(at_step(Deletion, "delete", "before", act))
 
 
 def complete(path: str) -> bool:

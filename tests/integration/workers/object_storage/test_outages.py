@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +20,9 @@ from housekeeping.database.connection import connect_to, database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import claims, pending_uploads, stores
-from housekeeping.workers.object_storage.deletion import Answers, delete_files
+from housekeeping.workers.object_storage import claims, deletion, pending_uploads, stores
 from housekeeping.workers.object_storage.worker import sweep
+from tests.faults import at_step, lose_connection
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder, Place
 
@@ -72,19 +72,16 @@ def test_folder_removed_meanwhile_does_not_count_as_deleted(
     prepared: Prepare,
     still_pending: Pending,
     clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     configure(artifacts=folder.settings())
     paths = [f"may/{number}" for number in range(100)]
     prepared(*paths, place=folder)
 
-    def vanish_and_delete(root: str, keys: Sequence[str]) -> Answers:
+    def vanish() -> None:
         shutil.rmtree(folder.root, ignore_errors=True)
-        return delete_files(root, keys)
 
-    monkeypatch.setattr("housekeeping.workers.object_storage.deletion.delete_files", vanish_and_delete)
-
-    result = run_sweep(sweep, clock=clock)
+    with at_step(deletion, "delete_files", "before", vanish):
+        result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
     assert still_pending() == set(paths)
@@ -218,17 +215,12 @@ def test_redis_outage_after_deletions_costs_a_repetition(
     prepared: Prepare,
     still_pending: Pending,
     clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # 障害時対応: 再実行しても整合性が保たれる
     configure(artifacts=folder.settings())
     prepared("may/1", "may/2", place=folder)
 
-    def lost(*_: Any) -> Any:
-        raise redis.ConnectionError("gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(claims.Claims, "finish", lost)
+    with at_step(claims.Claims, "finish", "before", lose_connection):
         first = run_sweep(sweep, clock=clock)
     claimed = pending_uploads.complete("artifacts", "may/1")
     again = run_sweep(sweep, clock=clock)

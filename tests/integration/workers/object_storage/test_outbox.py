@@ -14,6 +14,7 @@ from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.worker import sweep
 from housekeeping.workers.outbox.worker import sweep as outbox_sweep
+from tests.faults import at_step
 from tests.integration.workers.object_storage.conftest import Configure, Prepare
 from tests.integration.workers.object_storage.places import Folder
 
@@ -52,18 +53,16 @@ def test_upload_is_in_the_outbox_before_its_entry_is_removed(
     prepared: Prepare,
     clock: ManualClock,
     received: list[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     configure(artifacts=folder.settings())
     prepared("may/1", place=folder)
     stored: list[int] = []
 
-    def die(*entries: Any) -> None:
+    def die() -> None:
         stored.append(OutboxRow.select().count())
         raise SystemExit("killed")
 
-    monkeypatch.setattr(Claims, "finish", die)
-    with pytest.raises(SystemExit):
+    with at_step(Claims, "finish", "before", die), pytest.raises(SystemExit):
         run_sweep(sweep, clock=clock)
 
     assert stored == [1]

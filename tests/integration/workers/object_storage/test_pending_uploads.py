@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.clock import SystemClock
 from housekeeping.core.errors import RedisUnavailable, UploadRefused
 from housekeeping.core.redis_client import redis_client as make_redis_client
 from housekeeping.core.redis_client import shared_redis
@@ -16,6 +15,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import pending_entry, pending_uploads
 from housekeeping.workers.object_storage.pending_uploads import PendingUpload
+from tests.integration.conftest import SetAhead
 from tests.integration.workers.object_storage.conftest import NOW
 
 pytestmark = pytest.mark.usefixtures("pending")
@@ -36,9 +36,9 @@ def test_an_entry_is_location_and_path_and_whole_epoch_seconds(pending: redis.Re
 
 
 def test_upload_is_prepared_by_the_clock_of_redis_not_of_the_application(
-    pending: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    pending: redis.Redis, set_ahead: SetAhead
 ) -> None:
-    monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) - timedelta(days=2))
+    set_ahead(-timedelta(days=2))
     before: Any = pending.time()
 
     pending_uploads.prepare("artifacts", "a")
