@@ -13,6 +13,7 @@ from housekeeping.core.wording import how_to_install
 from housekeeping.embedded import programs, supervisor
 from housekeeping.embedded.processes import Account
 from housekeeping.embedded.programs import find_postgres, find_redis
+from tests.faults import at_step
 from tests.integration.embedded.observing import fake_program
 
 
@@ -107,12 +108,15 @@ def test_pid_file_of_a_killed_predecessor_is_not_ready(programs: Path) -> None:
 def test_failed_cleanup_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
+    def fail() -> None:
+        raise error
+
     line = Mock()
     line.receive.return_value = {"parents": [str(tmp_path)], "postgres": None, "redis": None}
     monkeypatch.chdir(tmp_path)  # the supervisor goes to /
-    monkeypatch.setattr(supervisor, "clear_leftovers", Mock(side_effect=error))
 
-    supervisor._supervise(line)
+    with at_step(supervisor, "clear_leftovers", "before", fail):
+        supervisor._supervise(line)
 
     line.answer.assert_called_once_with(error=f"cannot start embedded servers: {error}")
 

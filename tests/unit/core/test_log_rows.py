@@ -5,7 +5,8 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -87,39 +88,30 @@ class _Chunks:
         return False
 
 
-def test_rows_are_written_in_few_chunks_of_at_most_pipe_buf(
-    root_as_before: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stderr = _Chunks()
-    monkeypatch.setattr(sys, "stderr", stderr)
-    logs.configure("INFO", "json")
-
-    logs.log_rows(NAME, logging.INFO, "Row changed", [{"text": "x" * length} for length in range(1, 200)])
+def test_rows_are_written_in_few_chunks_of_at_most_pipe_buf(root_as_before: None) -> None:
+    stderr: Any = _Chunks()
+    with redirect_stderr(stderr):
+        logs.configure("INFO", "json")
+        logs.log_rows(NAME, logging.INFO, "Row changed", [{"text": "x" * length} for length in range(1, 200)])
 
     assert len(stderr.written) == pytest.approx(sum(map(len, stderr.written)) / select.PIPE_BUF, rel=0.2)
     assert [chunk for chunk in stderr.written if len(chunk) > select.PIPE_BUF or chunk[-1] != "\n"] == []
 
 
 @pytest.mark.parametrize(("beyond", "chunks"), [(-1, 1), (0, 1), (1, 2)])
-def test_a_chunk_has_at_most_pipe_buf_bytes_with_its_line_ends(
-    monkeypatch: pytest.MonkeyPatch, beyond: int, chunks: int
-) -> None:
-    stderr = _Chunks()
-    monkeypatch.setattr(sys, "stderr", stderr)
-
-    StderrHandler().write(["x" * 99, "é" * 50, "x" * (select.PIPE_BUF - 100 - 101 - 1 + beyond)])
+def test_a_chunk_has_at_most_pipe_buf_bytes_with_its_line_ends(beyond: int, chunks: int) -> None:
+    stderr: Any = _Chunks()
+    with redirect_stderr(stderr):
+        StderrHandler().write(["x" * 99, "é" * 50, "x" * (select.PIPE_BUF - 100 - 101 - 1 + beyond)])
 
     assert len(stderr.written) == chunks
 
 
-def test_a_row_longer_than_pipe_buf_is_a_chunk_of_its_own(
-    root_as_before: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stderr = _Chunks()
-    monkeypatch.setattr(sys, "stderr", stderr)
-    logs.configure("INFO", "json")
-
-    logs.log_rows(NAME, logging.INFO, "Row changed", [{"text": "x" * length} for length in (1, select.PIPE_BUF, 1)])
+def test_a_row_longer_than_pipe_buf_is_a_chunk_of_its_own(root_as_before: None) -> None:
+    stderr: Any = _Chunks()
+    with redirect_stderr(stderr):
+        logs.configure("INFO", "json")
+        logs.log_rows(NAME, logging.INFO, "Row changed", [{"text": "x" * length} for length in (1, select.PIPE_BUF, 1)])
 
     assert [chunk.count("\n") for chunk in stderr.written] == [1, 1, 1]
 
@@ -137,10 +129,13 @@ def test_processes_that_share_a_pipe_do_not_split_each_others_lines() -> None:
     assert text.count("\n") == 20_000
 
 
-def _second_handler(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", seen.append)
-    monkeypatch.setattr(logging.getLogger("housekeeping"), "handlers", [handler])
+class _RecordingHandler(logging.Handler):
+    def __init__(self, seen: Callable[[logging.LogRecord], object]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._seen(record)
 
 
 class _RecordingFilter(logging.Filter):
@@ -153,22 +148,46 @@ class _RecordingFilter(logging.Filter):
         return True
 
 
-def _logger_filter(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger(NAME), "filters", [_RecordingFilter(seen)])
+@contextmanager
+def _handled(name: str, seen: Callable[[logging.LogRecord], object]) -> Iterator[None]:
+    """Call a function with each record of the logger."""
+    logger, handler = logging.getLogger(name), _RecordingHandler(seen)
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
 
 
-def _handler_filter(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger().handlers[0], "filters", [_RecordingFilter(seen)])
+@contextmanager
+def _filtered(filtered: logging.Filterer, by: Any) -> Iterator[None]:
+    """Add this filter to a logger or handler."""
+    filtered.addFilter(by)
+    yield
+    filtered.removeFilter(by)
 
 
-def _replaced_logger_method(seen: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+def _second_handler(seen: list[logging.LogRecord]) -> AbstractContextManager[None]:
+    return _handled("housekeeping", seen.append)
+
+
+def _logger_filter(seen: list[logging.LogRecord]) -> AbstractContextManager[None]:
+    return _filtered(logging.getLogger(NAME), _RecordingFilter(seen))
+
+
+def _handler_filter(seen: list[logging.LogRecord]) -> AbstractContextManager[None]:
+    return _filtered(logging.getLogger().handlers[0], _RecordingFilter(seen))
+
+
+@contextmanager
+def _replaced_logger_method(seen: list[logging.LogRecord]) -> Iterator[None]:
     original = logging.Logger.callHandlers
 
     def patched(logger: logging.Logger, record: logging.LogRecord) -> None:
         seen.append(record)
         original(logger, record)
 
-    monkeypatch.setattr(logging.Logger, "callHandlers", patched)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.Logger, "callHandlers", patched)
+        yield
 
 
 @pytest.mark.parametrize(
@@ -184,31 +203,29 @@ def _replaced_logger_method(seen: list[logging.LogRecord], monkeypatch: pytest.M
 )
 def test_observers_of_records_see_one_record_for_each_row(
     lines: Lines,
-    monkeypatch: pytest.MonkeyPatch,
-    observe: Callable[[list[logging.LogRecord], pytest.MonkeyPatch], None],
+    observe: Callable[[list[logging.LogRecord]], AbstractContextManager[None]],
     level: int,
 ) -> None:
     logs.configure("INFO", "json")  # not in the fixture, because pytest adds its handler later
     seen: list[logging.LogRecord] = []
-    observe(seen, monkeypatch)
 
-    logs.log_rows(NAME, level, "Row changed", [{"id": 1}, {"id": 2}])
+    with observe(seen):
+        logs.log_rows(NAME, level, "Row changed", [{"id": 1}, {"id": 2}])
 
     assert [(record.getMessage(), vars(record)["id"]) for record in seen] == [("Row changed", 1), ("Row changed", 2)]
     assert [line["id"] for line in lines()] == [1, 2]
 
 
-def test_records_of_rows_have_fields_of_record_factory_and_filters(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_rows_have_fields_of_record_factory_and_filters(lines: Lines) -> None:
     logs.configure("INFO", "json")
     seen: list[logging.LogRecord] = []
-    _second_handler(seen, monkeypatch)
-    made = logging.getLogRecordFactory()
-    monkeypatch.setattr(logging, "_logRecordFactory", _factory_that_adds(made, host="a"))
-    monkeypatch.setattr(logging.getLogger().handlers[0], "filters", [_AddingFilter()])
 
-    logs.log_rows(NAME, logging.ERROR, "Row changed", [{"id": 1}, {"id": 2}])
+    with (
+        _second_handler(seen),
+        _factory_that_adds(host="a"),
+        _filtered(logging.getLogger().handlers[0], _AddingFilter()),
+    ):
+        logs.log_rows(NAME, logging.ERROR, "Row changed", [{"id": 1}, {"id": 2}])
 
     assert [(line["id"], line["host"], line["level"], line["seen"]) for line in lines()] == [
         (1, "a", "error", 1),
@@ -220,13 +237,18 @@ def test_records_of_rows_have_fields_of_record_factory_and_filters(
     ]
 
 
-def _factory_that_adds(made: Callable[..., logging.LogRecord], **fields: Any) -> Callable[..., logging.LogRecord]:
+@contextmanager
+def _factory_that_adds(**fields: Any) -> Iterator[None]:
+    made = logging.getLogRecordFactory()
+
     def factory(*args: Any, **named: Any) -> logging.LogRecord:
         record = made(*args, **named)
         vars(record).update(fields)
         return record
 
-    return factory
+    logging.setLogRecordFactory(factory)
+    yield
+    logging.setLogRecordFactory(made)
 
 
 class _AddingFilter(logging.Filter):
@@ -239,11 +261,11 @@ class _AddingFilter(logging.Filter):
         return True
 
 
-def test_filter_of_the_handler_leaves_out_single_rows(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_of_the_handler_leaves_out_single_rows(lines: Lines) -> None:
     logs.configure("INFO", "json")
-    monkeypatch.setattr(logging.getLogger().handlers[0], "filters", [_first_only])
 
-    logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 2}])
+    with _filtered(logging.getLogger().handlers[0], _first_only):
+        logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 2}])
 
     assert [line["id"] for line in lines()] == [1]
 
@@ -252,13 +274,13 @@ def _first_only(record: logging.LogRecord) -> bool:
     return bool(vars(record)["id"] == 1)
 
 
-def test_lines_of_other_loggers_keep_their_place_between_rows(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_other_loggers_keep_their_place_between_rows(lines: Lines) -> None:
     logs.configure("INFO", "json")
-    handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", lambda record: logging.getLogger("theirs").warning("Seen", extra={"of": "x"}))
-    monkeypatch.setattr(logging.getLogger(NAME), "handlers", [handler])
 
-    with structlog.contextvars.bound_contextvars(run_id=7):
+    def log(record: logging.LogRecord) -> None:
+        logging.getLogger("theirs").warning("Seen", extra={"of": "x"})
+
+    with _handled(NAME, log), structlog.contextvars.bound_contextvars(run_id=7):
         logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 2}])
 
     assert [(line["event"], line["logger"], line["level"], line["run_id"]) for line in lines()] == [

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, redirect_stderr, suppress
 from io import StringIO
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from dramatiq.threading import raise_thread_exception
 
 from housekeeping.core import thread_interrupt
-from housekeeping.core.cpython_threads import at_safe_point
 from housekeeping.core.telemetry.log_handler import StderrHandler
 from housekeeping.core.thread_interrupt import LostLease, interrupt, run_interruptibly
+from tests.faults import at_step
 
 PATIENCE_S = 20
 
@@ -98,16 +98,11 @@ def handler() -> Iterator[logging.Handler]:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The threads of which it was asked whether they can be interrupted now."""
-    asked: list[int] = []
-
-    def noting(thread_id: int, outside: Mapping[str, Any]) -> bool:
-        asked.append(thread_id)
-        return at_safe_point(thread_id, outside)
-
-    monkeypatch.setattr(thread_interrupt, "at_safe_point", noting)
-    return asked
+def looks() -> Iterator[list[None]]:
+    """One item for each time it was asked whether a thread can be interrupted now."""
+    asked: list[None] = []
+    with at_step(thread_interrupt, "at_safe_point", "before", lambda: asked.append(None)):
+        yield asked
 
 
 def test_interrupt_of_a_thread_waiting_for_a_lock_leaves_it_unlocked() -> None:
@@ -148,21 +143,21 @@ def test_interrupt_of_a_logging_thread_leaves_the_handler_unlocked(
     assert is_free(lock)
 
 
-def test_exception_raised_by_others_leaves_the_stderr_handler_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_raised_by_others_leaves_the_stderr_handler_unlocked() -> None:
     # `TimeLimit` of an application's own broker, a debugger, another library: they look at nothing before.
-    monkeypatch.setattr(sys, "stderr", StringIO())
     own: Any = StderrHandler()
     told = Told(lambda: own.write(["a line"]))
-    with own.lock:
-        told.start()
-        until(lambda: told.waits_in("write"))
-        raise_thread_exception(told.ident or 0, LostLease)
-    told.join(PATIENCE_S)
+    with redirect_stderr(StringIO()):
+        with own.lock:
+            told.start()
+            until(lambda: told.waits_in("write"))
+            raise_thread_exception(told.ident or 0, LostLease)
+        told.join(PATIENCE_S)
 
     assert (told.interrupted, is_free(own.lock)) == (True, True)
 
 
-def test_interrupt_waits_until_a_message_is_written_to_a_pipe(looks: list[int]) -> None:
+def test_interrupt_waits_until_a_message_is_written_to_a_pipe(looks: list[None]) -> None:
     # Dramatiq's workers log through one; a long line is written in two steps.
     reading, writing = Pipe(duplex=False)
     with reading, writing:
@@ -182,17 +177,17 @@ def test_interrupt_waits_until_a_message_is_written_to_a_pipe(looks: list[int]) 
 
 
 def test_interrupt_waits_until_an_import_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[None]
 ) -> None:
     (tmp_path / "slow_to_import.py").write_text(
-        "import builtins\n"
-        "builtins.import_begins.set()\n"
-        "while not builtins.import_may_end.wait(0.001): pass\n"
+        "import import_events\n"
+        "import_events.begins.set()\n"
+        "while not import_events.may_end.wait(0.001): pass\n"
         "done = True\n"
     )
     begins, may_end = threading.Event(), threading.Event()
-    monkeypatch.setattr(builtins, "import_begins", begins, raising=False)
-    monkeypatch.setattr(builtins, "import_may_end", may_end, raising=False)
+    events: Any = SimpleNamespace(begins=begins, may_end=may_end)
+    monkeypatch.setitem(sys.modules, "import_events", events)
     monkeypatch.syspath_prepend(tmp_path)
     told = Told(lambda: importlib.import_module("slow_to_import"))
 

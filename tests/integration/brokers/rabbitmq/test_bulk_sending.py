@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import dramatiq
@@ -13,6 +14,7 @@ from pika.exceptions import StreamLostError
 
 from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 from housekeeping.middleware.enqueueing.many import BATCH_SIZE, enqueue_many
+from tests.faults import at_step
 from tests.integration.brokers.rabbitmq.conftest import cut
 from tests.integration.middleware.applications import queued
 
@@ -64,25 +66,22 @@ def test_bulk_over_a_lost_connection_is_repeated(broker: Any) -> None:
     assert numbers(broker) == [1, 2, 3]
 
 
-def test_bulk_whose_connection_breaks_half_way_leaves_no_message(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_whose_connection_breaks_half_way_leaves_no_message(broker: Any) -> None:
     # D6
     work = actor(broker)
     enqueue_many(work, [0])
-    publish, sent = BlockingChannel.basic_publish, list[Any]()
+    sent = itertools.count(1)
 
-    def break_off(self: Any, **given: Any) -> None:
-        publish(self, **given)
-        sent.append(Message.decode(given["body"]).args[0])
-        if sent[-1] == 50:
-            cut(self.connection)
+    def break_off_after_fifty() -> None:
+        if next(sent) % 50 == 0:
+            cut(broker.connection)
             raise StreamLostError("cut")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(BlockingChannel, "basic_publish", break_off)
-        with pytest.raises(ConnectionClosed):
-            enqueue_many(work, range(1, 101))
+    broken_off = at_step(BlockingChannel, "basic_publish", "after", break_off_after_fifty)
+    with broken_off, pytest.raises(ConnectionClosed):
+        enqueue_many(work, range(1, 101))
 
-    assert sent.count(50) == 3, "every try had sent half of them"
+    assert next(sent) == 151, "each of three tries had sent half of them"
     assert numbers(broker) == [0]
 
 
@@ -97,18 +96,11 @@ def test_bulk_recreates_a_deleted_queue(broker: Any) -> None:
     assert numbers(broker) == [2, 3]
 
 
-def test_priorities_of_messages_are_kept(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    priorities: list[int | None] = []
-    publish = BlockingChannel.basic_publish
-
-    def publish_and_note(self: Any, **given: Any) -> None:
-        priorities.append(given["properties"].priority)
-        publish(self, **given)
-
-    monkeypatch.setattr(BlockingChannel, "basic_publish", publish_and_note)
+def test_priorities_of_messages_are_kept(broker: Any) -> None:
     enqueue_many(actor(broker), [1], broker_priority=3)
 
-    assert priorities == [3]
+    _, properties, _ = broker.channel.basic_get(broker.physical("default"), auto_ack=True)
+    assert properties.priority == 3
 
 
 def test_broker_with_custom_enqueue_gets_each_message(broker: Any) -> None:

@@ -7,20 +7,18 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq import Message
+from pika.adapters.blocking_connection import BlockingChannel
 
 from housekeeping.brokers import message_broker
 from housekeeping.brokers.dead_letters import dead_letters_of, requeue
 from housekeeping.brokers.dead_letters.models import DeadLetterStore
 from housekeeping.core.errors import BrokerUnavailable, DeadLetterRefused
 from housekeeping.core.settings import Settings
+from tests.faults import Crash, at_step, crash
 from tests.integration.brokers.rabbitmq.conftest import cut
 from tests.integration.middleware.applications import eventually, queued, working
 from tests.rabbitmq_look import bodies
 from tests.rabbitmq_server import free_ports
-
-
-class Crash(BaseException):
-    """Simulated end of the operator's process."""
 
 
 @pytest.fixture
@@ -91,14 +89,13 @@ def test_dead_letters_are_read_over_a_new_connection_after_a_loss(  # R6
 
 
 def test_pika_error_is_reported_as_unavailable_rabbitmq(  # R6
-    broker: Any, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
+    broker: Any, store: DeadLetterStore
 ) -> None:
-    def half_closed(*_: object) -> None:
+    def half_closed() -> None:
         raise AssertionError("half closed")
 
-    monkeypatch.setattr("pika.adapters.blocking_connection.BlockingChannel.basic_get", half_closed)
-
-    with pytest.raises(BrokerUnavailable, match="did not answer: half closed"):
+    unavailable = pytest.raises(BrokerUnavailable, match="did not answer: half closed")
+    with at_step(BlockingChannel, "basic_get", "before", half_closed), unavailable:
         store.newest(10)
 
 
@@ -114,14 +111,10 @@ def test_unavailable_rabbitmq_is_named_once_without_its_password(settings: Setti
 
 
 def test_requeue_that_fails_half_way_leaves_the_letter_in_place(  # R6
-    broker: Any, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
+    broker: Any, store: DeadLetterStore
 ) -> None:
-    def crash(*_: object, **__: object) -> None:
-        raise Crash
-
     [letter] = store.newest(1)
-    monkeypatch.setattr("pika.adapters.blocking_connection.BlockingChannel.tx_commit", crash)
-    with pytest.raises(Crash):
+    with at_step(BlockingChannel, "tx_commit", "before", crash), pytest.raises(Crash):
         store.requeue(letter)
 
     assert queued(broker) == []
