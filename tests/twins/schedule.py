@@ -216,7 +216,7 @@ TWINS: Final[list[Twin]] = [
         "S5",
         "keeps_unwritten_outcomes_in_memory",
         "tests/integration/middleware/schedule/test_database_unavailable.py"
-        "::test_outcome_without_database_and_redis_is_written_with_the_next_message",
+        "::test_outcome_without_database_and_redis_is_written_at_the_next_message",
         _keeps_outcomes_in_memory,
     ),
     Twin(

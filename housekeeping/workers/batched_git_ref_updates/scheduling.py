@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from dramatiq.middleware import MiddlewareError
 from peewee import SQL, Select, fn
 
 import housekeeping
@@ -104,6 +103,8 @@ class PendingProjects:
         Raises:
           RedisUnavailable: The queue cannot be reached.
         """
+        from dramatiq.middleware import MiddlewareError
+
         position = _Round.of(batch)
         size = min(self.batch_size * _BULKS, self.max_projects - position.projects)
         found = pending_projects(position.last, position.until, size + 1)

@@ -206,7 +206,7 @@ def test_the_url_s_own_options_win(settings: Settings) -> None:
     assert shown == ["1234ms", "mine"]
 
 
-def test_a_session_in_another_time_zone_reads_and_compares_the_same_moments(
+def test_session_in_another_time_zone_reads_and_compares_the_same_moments(
     settings: Settings, statuses: type[UserStatus]
 ) -> None:
     due = datetime(2026, 7, 1, 12, tzinfo=timezone(timedelta(hours=9)))

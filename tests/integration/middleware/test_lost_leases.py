@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore, current_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
 from tests.faults import at_step
-from tests.integration.middleware.applications import queued
+from tests.integration.middleware.applications import eventually, queued
 from tests.integration.middleware.endless import Endless
 from tests.integration.middleware.step_worker import StepWorker
 
@@ -97,17 +98,25 @@ def test_actor_is_interrupted_before_expiry_though_redis_does_not_answer(broker:
     assert asked_after == [False]
 
 
-def test_actor_that_lost_its_lease_before_it_began_does_not_begin(broker: Any, step_worker: StepWorker) -> None:
+def lose_and_notice(client: redis.Redis, settings: Settings) -> None:
+    """Lose the lease of the current message, and wait until its renewal has noticed."""
+    lease = current_lease.get()
+    assert lease is not None
+    lose(client, settings)
+    eventually(lambda: lease.lost)
+
+
+def test_actor_that_lost_its_lease_before_it_began_does_not_begin(
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
+) -> None:
     # L2
     class LosesIt(Middleware):
         def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-            lease = current_lease.get()
-            assert lease is not None and lease._renewal is not None
-            lease._renewal._lost = True
+            lose_and_notice(redis_client, settings)
 
     runs: list[int] = []
     broker.middleware.append(LosesIt())
-    declared(broker, lambda: runs.append(1)).send()
+    declared(broker, lambda: runs.append(1), ttl=SHORT).send()
     step_worker.run()
 
     assert runs == []
@@ -126,14 +135,12 @@ def test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing(
 
     class SlowHook(Middleware):
         def after_process_message(self, broker: Broker, message: MessageProxy, **_: Any) -> None:
-            lease = current_lease.get()
-            assert lease is not None and lease._renewal is not None
-            lease._renewal._lost = True
-            lease._renewal.notify_if_lost()
-            told.append(lease._renewal._on_lost is None)
+            lose_and_notice(redis_client, settings)
+            time.sleep(0.2)  # an interrupt would arrive
+            told.append(True)
 
     broker.add_middleware(SlowHook())
-    declared(broker, lambda: None).send()
+    declared(broker, lambda: None, ttl=SHORT).send()
     step_worker.run()
 
     assert told == [True]

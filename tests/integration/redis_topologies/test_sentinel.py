@@ -178,7 +178,7 @@ def test_doctor_names_primary_replicas_and_silent_sentinels(behind: Settings, se
     assert one_missing[1].startswith("a Sentinel does not answer: Error 111 connecting to")
 
 
-def test_doctor_warns_without_a_replica_and_of_accepting_writes_while_cut_off(
+def test_doctor_warns_of_no_replica_and_of_accepting_writes_while_cut_off(
     behind: Settings, servers: SentinelServers
 ) -> None:
     def said(**info: Any) -> list[str]:

@@ -148,9 +148,9 @@ def test_open_transaction_after_a_test_is_one_line(run_pytest: RunPytest) -> Non
 
 def test_missing_server_fails_tests_with_one_line(run_pytest: RunPytest) -> None:
     test = """
-        from housekeeping.embedded import programs
+        import importlib.util
 
-        programs._packages = lambda name: []
+        importlib.util.find_spec = lambda name: None
 
         def test_no_server(housekeeping_redis_url): ...
         """

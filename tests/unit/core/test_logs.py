@@ -205,7 +205,7 @@ def test_line_that_stderr_rejects_raises_nothing(root_as_before: None) -> None:
         logs.log_rows("x", logging.INFO, "Said", [{"id": 1}])
 
 
-def test_in_an_application_with_logging_of_its_own_the_fields_arrive_as_extra(
+def test_fields_arrive_as_extra_in_an_application_with_its_own_logging(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("INFO"):

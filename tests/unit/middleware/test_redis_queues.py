@@ -47,7 +47,7 @@ def by_sentinel(service: str, *hosts: str, **options: Any) -> redis.Redis:
     return client
 
 
-def test_sentinel_clients_share_a_redis_if_sentinels_service_and_database_are_equal() -> None:
+def test_clients_of_equal_sentinels_service_and_database_share_a_redis() -> None:
     keys = redis_client("redis+sentinel://me:secret@one,two/a/0")
 
     assert share_redis(by_sentinel("a", "one", "two"), keys)

@@ -66,7 +66,7 @@ def test_the_top_of_the_changelog_is_this_version() -> None:
     assert _headings()[0][0] == housekeeping.__version__
 
 
-def test_versions_in_the_changelog_go_down_and_only_the_top_may_be_unreleased() -> None:
+def test_changelog_versions_go_down_and_only_the_top_may_be_unreleased() -> None:
     headings = _headings()
 
     versions = [Version(version) for version, _ in headings]

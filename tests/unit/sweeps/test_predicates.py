@@ -151,7 +151,7 @@ def test_predicate_with_other_parameters_is_rejected(stale: Callable[..., Any]) 
     assert "stale is called with one time" in refusal(stale)
 
 
-def test_allowed_states_of_a_transition_do_not_hide_a_predicate_without_the_time() -> None:
+def test_allowed_states_do_not_hide_a_predicate_without_the_time() -> None:
     assert "does not depend on the time" in refusal(lambda now: Draft.id > 0, action=Transition(machine, "drop"))
 
 
@@ -218,7 +218,7 @@ def test_failing_predicate_is_declared_and_fails_where_it_is_used() -> None:
     )
 
 
-def test_predicate_that_failed_at_its_declaration_is_checked_where_it_is_used() -> None:
+def test_predicate_that_failed_at_its_declaration_is_checked_at_its_use() -> None:
     ready = False
 
     def stale(now: datetime) -> Any:
@@ -285,7 +285,7 @@ def test_comparison_of_a_condition_is_rejected_with_the_right_form(stale: Callab
         assert message.endswith(f"put each comparison in parentheses: {meant}")
 
 
-def test_comparison_of_a_condition_is_rejected_on_a_table_of_another_library() -> None:
+def test_comparison_of_a_condition_is_rejected_on_another_librarys_table() -> None:
     with pytest.raises(DeclarationError) as refused:
         Sweep.on(
             Draft,

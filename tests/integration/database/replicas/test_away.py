@@ -10,12 +10,14 @@ from urllib.parse import quote
 import dramatiq
 import psycopg2
 import pytest
+import redis
 from dramatiq import Actor
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.database.replicas import Replicas, read_database
 from housekeeping.database.wal_position import WalPosition, WalPositionReader
+from housekeeping.middleware.data_consistency import DataConsistency
 from housekeeping.middleware.deduplication.keys import position_prefix
 from tests.faults import exchanges, lose_connection
 from tests.integration.database.replicas.conftest import Application, MakeApplication
@@ -48,7 +50,7 @@ def read_once(application: Application, standby: Standby, body: Callable[[Any], 
 
 
 @pytest.mark.parametrize("consistency", ["sticky", "delayed"])
-def test_messages_of_a_replica_that_is_away_read_from_the_primary_after_one_warning(
+def test_unavailable_replica_costs_one_warning_and_the_primary_is_read(
     make_application: MakeApplication, consistency: str
 ) -> None:
     application, seen = make_application(NOWHERE), list[Any]()
@@ -278,9 +280,13 @@ def test_without_an_answer_about_dropped_duplicates_the_primary_is_read(
     assert (used, seen) == ("primary", [0])
 
 
-def test_message_is_sent_while_the_primary_is_away(make_application: MakeApplication, standby: Standby) -> None:
+def test_message_is_sent_while_the_primary_is_away(
+    make_application: MakeApplication, standby: Standby, redis_client: redis.Redis, settings: Settings
+) -> None:
     application, seen, now = make_application(standby.url), list[Any](), [0.0]
-    application.consistency._positions = WalPositionReader(NOWHERE, clock=lambda: now[0])
+    positions, middleware = WalPositionReader(NOWHERE, clock=lambda: now[0]), application.broker.middleware
+    own = DataConsistency(redis_client, settings.namespace, positions, Replicas([standby.url]))
+    middleware[middleware.index(application.consistency)] = own
     look = declared(application, seen)
 
     sent = [look.send() for now[0] in (0.0, 59.9, 60.0)]

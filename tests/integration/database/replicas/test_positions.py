@@ -58,7 +58,7 @@ def elsewhere(url: str) -> dict[str, str]:
 @pytest.mark.parametrize("queues", [with_the_keys, elsewhere])
 @pytest.mark.parametrize("send", [one, many])
 @pytest.mark.parametrize("deduplicate", ["until_executing", "until_executed"])
-def test_of_a_message_and_its_dropped_duplicates_the_newest_position_counts(
+def test_newest_position_of_a_message_and_its_dropped_duplicates_counts(
     make_application: MakeApplication, standby: Standby, deduplicate: str, send: Send, queues: Queues, urls: Urls
 ) -> None:
     application, seen = make_application(standby.url, **queues(urls.redis)), list[Any]()

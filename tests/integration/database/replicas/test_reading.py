@@ -91,7 +91,7 @@ def test_delayed_message_is_requeued_once_and_then_reads_from_the_primary(
     assert (application.run(message), seen) == ("primary", [["before it was sent"]])
 
 
-def test_a_delayed_message_reads_from_a_replica_that_caught_up_while_it_waited(
+def test_delayed_message_reads_from_a_replica_that_caught_up_meanwhile(
     make_application: MakeApplication, standby: Standby
 ) -> None:
     application, seen = make_application(standby.url), list[Any]()
@@ -151,7 +151,7 @@ def test_stopping_process_does_not_wait_for_a_replica(make_application: MakeAppl
     replicas._all[0].close()
 
 
-def test_replicas_take_turns_and_one_that_has_caught_up_comes_before_one_that_lags(
+def test_replicas_take_turns_and_one_that_caught_up_comes_first(
     make_application: MakeApplication, standby: Standby, doomed_standby: Standby
 ) -> None:
     application = make_application(standby.url)

@@ -40,7 +40,7 @@ def test_the_scheduler_reads_project_ids_from_a_replica(application: Application
     assert ended(application) == ("done", "replica", 2)
 
 
-def test_the_scheduler_misses_no_project_that_its_replica_does_not_know_yet(
+def test_scheduler_misses_no_project_that_its_replica_does_not_know_yet(
     application: Application, standby: Standby
 ) -> None:
     standby.catch_up(application.primary)

@@ -77,7 +77,7 @@ def test_skipped_tick_without_a_record_is_retried(own: Settings) -> None:
     assert rows(sweep.name) == [("skipped", "lease_held", at(10), {})]
 
 
-def test_outcome_without_database_and_redis_is_written_with_the_next_message(
+def test_outcome_without_database_and_redis_is_written_at_the_next_message(
     own: Settings,
 ) -> None:
     worker = scheduler(own)

@@ -152,6 +152,7 @@ def breaks(admin: Connection) -> Callable[[], None]:
     def end() -> None:
         with admin.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (database.connection().info.backend_pid,))
+        assert database.obj is not None
         PostgresqlDatabase.execute_sql(database.obj, "SELECT 1")
 
     return end

@@ -124,7 +124,7 @@ def test_throttled_run_that_waits_too_long_for_a_lock_does_not_fail(
     assert (result.outcome, result.reason, result.exit_code) == ("partial", "gate", 0)
 
 
-def test_throttled_run_that_ends_within_a_bisection_keeps_the_counts_of_its_parts(
+def test_throttled_run_that_ends_in_a_bisection_keeps_its_parts_counts(
     add_statuses: AddStatuses, admin: Connection, clock: ManualClock, locked: Locked, last_run: Callable[[], Run]
 ) -> None:
     # Each deletion waits for a row that another session holds: two probed rows are given up, the third ends the run.

@@ -145,7 +145,7 @@ PARTS_OF_A_KEY = [
 
 @pytest.mark.parametrize("model", [Reading, ReadingByHalf])
 @pytest.mark.parametrize(("returned", "compared", "refused"), PARTS_OF_A_KEY)
-def test_action_that_names_rows_by_a_part_of_their_key_is_refused_before_a_change(
+def test_action_that_names_a_part_of_the_key_is_refused_before_a_change(
     readings: None, returned: Sequence[str], compared: Sequence[str], refused: str, model: Any
 ) -> None:
     sweep = _readings(DeleteWithNotes(returned=returned, compared=compared), model)

@@ -97,7 +97,7 @@ def partitioned(settings: Settings, do: Do) -> Iterator[Sweep]:
     database.initialize(before)
 
 
-def test_partitioned_tables_with_more_columns_and_a_prefix_are_cleaned_alike(
+def test_partitioned_tables_with_more_columns_and_a_prefix_are_cleaned(
     partitioned: Sweep, do: Do, clock: ManualClock
 ) -> None:
     found = dry_run(partitioned, clock=clock).counts

@@ -20,7 +20,7 @@ from housekeeping.workers.object_storage import claims, pending_entry, pending_u
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.pending_entry import Entry
 from housekeeping.workers.object_storage.worker import sweep
-from tests.faults import at_number, at_step, once
+from tests.faults import at_number, at_step, elsewhere, lose_connection, once, redis_fault
 from tests.integration.workers.object_storage.conftest import THREE_HOURS, Configure, Pending, Prepare
 from tests.integration.workers.object_storage.places import Folder, Place
 
@@ -186,20 +186,19 @@ def test_removal_with_a_lost_answer_is_counted(
     gone, kept = sorted((Entry(field, value) for field, value in found.items()), key=lambda entry: entry.field)
     ours = Claims(THREE_HOURS, 7)
     ours.take([gone, kept])
-    finish, lost = ours._finish, [redis.ConnectionError("reset by peer")]
 
-    def finish_and_lose_the_answer(**what: Any) -> Any:
-        codes = finish(**what)
-        if lost:
-            if meanwhile == "claimed":
-                pending.hset(f"{settings.namespace}:upload_claims", gone.field, "9999999999999:8:another's")
-            elif meanwhile == "prepared again":
-                pending.hset(pending_entry.KEY, "artifacts:may/1", "1")
-            raise lost.pop()
-        return codes
+    def change() -> None:
+        if meanwhile == "claimed":
+            pending.hset(f"{settings.namespace}:upload_claims", gone.field, "9999999999999:8:another's")
+        elif meanwhile == "prepared again":
+            pending.hset(pending_entry.KEY, "artifacts:may/1", "1")
 
-    ours._finish = finish_and_lose_the_answer
-    ends = ours.finish([gone], [kept])
+    def change_and_lose_the_answer() -> None:
+        elsewhere(change)()
+        lose_connection()
+
+    with redis_fault("EVALSHA", "after", once(change_and_lose_the_answer)):
+        ends = ours.finish([gone], [kept])
 
     assert (ends.removed, ends.lost) == ([gone] if meanwhile is None else [], [])
     assert still_pending() == ({"may/1", "may/2"} if meanwhile == "prepared again" else {"may/2"})
