@@ -227,9 +227,7 @@ def test_ticks_are_recorded_in_the_database_of_their_worker(two: Settings, redis
     assert (ledger(MAIN, two), ledger(CI, two)) == (["plain"], ["shop.entries"])
 
 
-def test_unwritten_ticks_of_an_unavailable_database_do_not_hold_up_the_others(
-    two: Settings, redis_client: redis.Redis
-) -> None:
+def test_unwritten_ticks_of_an_unavailable_database_delay_no_others(two: Settings, redis_client: redis.Redis) -> None:
     broker = installed(two)
     register(broker, entries("shop.entries", CI))
     recorder = _recorder_of(broker)
