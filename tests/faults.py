@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
@@ -187,6 +188,14 @@ def at_step(owner: Any, name: str, where: Where, fault: Callable[[], object]) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, faulty)
+        yield
+
+
+@contextmanager
+def instead_of_pauses(step: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Call a function instead of `time.sleep`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", lambda seconds: step())
         yield
 
 

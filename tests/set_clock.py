@@ -20,10 +20,14 @@ class Machine:
         self._steps: list[tuple[datetime, timedelta]] = []
         self._end = start
         self._scheduler: Any = None
-        monkeypatch.setattr(periodiq, "pendulum", SimpleNamespace(now=self._now))
-        monkeypatch.setattr(periodiq, "sleep", self.pass_time)
-        monkeypatch.setattr(periodiq, "alarm", self._alarm)
-        monkeypatch.setattr(periodiq, "signal", lambda number, handler: handler())
+        edge = {
+            "pendulum": SimpleNamespace(now=self._now),
+            "sleep": self.pass_time,
+            "alarm": self._alarm,
+            "signal": lambda number, handler: handler(),
+        }
+        for name, own in edge.items():
+            monkeypatch.setattr(periodiq, name, own)
 
     def run_scheduler(self, *actors: Any, until: datetime) -> None:
         self._end = until

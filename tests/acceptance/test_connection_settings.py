@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -50,10 +50,20 @@ def of_django(given: dict[str, str], **more: Any) -> dict[str, Any]:
     return {"ENGINE": "django.db.backends.postgresql", **known, "OPTIONS": {**options, **more}}
 
 
+#: Sets Django's ``DATABASES``.
+Declare = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
+    """Django's own `override_settings` warns of this setting."""
+    return lambda databases: monkeypatch.setattr(django_settings, "DATABASES", databases)
+
+
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
-def test_djangos_database_options_reach_the_server(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_djangos_database_options_reach_the_server(given: dict[str, str], declare: Declare) -> None:
     recipe = importlib.import_module("on_django.database")
-    monkeypatch.setattr(django_settings, "DATABASES", {"default": of_django(given)})
+    declare({"default": of_django(given)})
 
     url = recipe.database_url()
 
@@ -62,11 +72,11 @@ def test_djangos_database_options_reach_the_server(given: dict[str, str], monkey
     assert {parameter: str(djangos[parameter]) for parameter in given} == given
 
 
-def test_django_only_options_are_dropped_and_its_role_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_django_only_options_are_dropped_and_its_role_is_kept(declare: Declare) -> None:
     recipe = importlib.import_module("on_django.database")
     own = {"assume_role": "writer", "isolation_level": 2, "pool": True, "connect_timeout": 3}
     given = of_django({"dbname": "shop", "options": "-c jit=off"}, **own)
-    monkeypatch.setattr(django_settings, "DATABASES", {"other": given})
+    declare({"other": given})
 
     url = recipe.database_url("other")
 

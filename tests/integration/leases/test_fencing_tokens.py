@@ -18,6 +18,7 @@ from housekeeping.leases.fencing import Fence, acquire_epoch, check_epoch
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.models import NOW, Lease
+from tests.integration.old_schema import schema_of_version
 
 PATIENCE_S = 20
 LONG_AGO = NOW - timedelta(days=29)
@@ -111,18 +112,11 @@ def test_epoch_is_higher_than_one_issued_without_the_sequence(postgres: Database
     assert [acquire_epoch("k", "next") for _ in range(2)] == [8, 9]
 
 
-def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(
-    postgres: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(postgres: Database, settings: Settings) -> None:
     # L3
-    postgres.execute_sql(f"DROP SCHEMA {settings.schema_name} CASCADE")
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
-        schema.init()
-        postgres.execute_sql(f"INSERT INTO {settings.schema_name}.leases VALUES ('k', 41, 'first')")
-        postgres.execute_sql(
-            f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('w', 'cli', 50)"
-        )
+    schema_of_version(2, postgres, settings)
+    postgres.execute_sql(f"INSERT INTO {settings.schema_name}.leases VALUES ('k', 41, 'first')")
+    postgres.execute_sql(f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('w', 'cli', 50)")
 
     assert schema.init() == len(schema.MIGRATIONS) - 2
 

@@ -169,17 +169,17 @@ def test_lost_lease_does_not_hide_an_error_of_the_block(store: LeaseStore, expir
 
 
 def test_forked_child_neither_renews_nor_releases_its_parents_lease(
-    store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+    store: LeaseStore,
 ) -> None:
     # L1
     lease = ExclusiveLease(KEY, TTL, store)
     lease.try_obtain()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)
-        assert not lease.renew()
-        assert not lease.cancel()
+    child = os.fork()
+    if child == 0:
+        os._exit(lease.renew() + 2 * lease.cancel())
 
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert lease.exists()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ import redis
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
 from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
+from tests.faults import instead_of_pauses
 from tests.integration.metrics.conftest import Exported
 from tests.integration.metrics.conftest import exported as exported
 
@@ -39,14 +41,11 @@ class UnansweredStore(RedisLeaseStore):
 
 
 @pytest.fixture
-def between_tries(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+def between_tries() -> Iterator[Callable[[Callable[[], object]], object]]:
     """Has something happen in place of the pause between two tries."""
-
-    def happens(step: Callable[[], object]) -> None:
-        monkeypatch.setattr("housekeeping.core.redis_client.time.sleep", lambda seconds: step())
-
-    happens(lambda: None)
-    return happens
+    with ExitStack() as stack:
+        stack.enter_context(instead_of_pauses())
+        yield lambda step: stack.enter_context(instead_of_pauses(step))
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_lease_is_released_if_redis_answers_the_third_try(
 def test_lease_released_without_an_answer_stays_with_its_next_holder(
     redis_client: redis.Redis,
     settings: Settings,
-    between_tries: Callable[[Callable[[], object]], None],
+    between_tries: Callable[[Callable[[], object]], object],
     lost: Callable[[], float | None],
 ) -> None:
     lease, successor = (ExclusiveLease(KEY, TTL, UnansweredStore(redis_client, settings, 1, True)) for _ in range(2))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import pytest
 from dramatiq import Actor, MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
-from tests.faults import Where, elsewhere, exchanges
+from tests.faults import Where, elsewhere, exchanges, instead_of_pauses
 from tests.integration.middleware.deduplication.deduplicated import declared, executed
 from tests.integration.middleware.step_worker import StepWorker
 
@@ -56,8 +55,7 @@ class EndingBadly:
         message = self._hands.fetch()
         assert message is not None
         self.in_hand = message.encode()
-        with exchanges() as made, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("housekeeping.core.redis_client.time.sleep", lambda _: None)
+        with exchanges() as made, instead_of_pauses():
 
             def arrange() -> None:
                 for more in range(times):

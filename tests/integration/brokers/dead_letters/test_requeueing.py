@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping.brokers.dead_letters import RedisDeadLetters, Requeued, requeue
 from housekeeping.core.errors import DeadLetterRefused, RedisUnavailable
 from housekeeping.core.settings import Settings
-from tests.faults import Where, exchanges, lose_connection, once
+from tests.faults import Where, exchanges, instead_of_pauses, lose_connection, once
 from tests.integration.brokers.dead_letters.conftest import Doomed
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
@@ -135,9 +136,10 @@ def test_one_wrong_id_leaves_all_letters_untouched(  # R6
 
 
 @pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pause() -> Iterator[None]:
     """Let a retry follow at once."""
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with instead_of_pauses():
+        yield
 
 
 @pytest.mark.usefixtures("no_pause")

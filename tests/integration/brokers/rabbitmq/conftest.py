@@ -28,12 +28,6 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
     close_all()
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restart consumers at once after a lost connection."""
-    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
-
-
 def cut(connection: Any) -> None:
     """Break a connection like a failing network: neither side is notified."""
     with suppress(AMQPError, OSError):

@@ -17,9 +17,8 @@ from tests.integration.middleware.applications import PATIENCE_S, eventually, wo
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def cut(quick: None) -> Iterator[set[str]]:
     """Return names of queues whose connection breaks once before the next fetch or, with ``+``, after it."""
-    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.05)
     queues: set[str] = set()
 
     def lose(name: str, error: Exception) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
+from housekeeping.middleware.enqueueing.many import enqueue_many
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
@@ -20,6 +18,7 @@ from housekeeping.workers.batched_git_ref_updates.cleanup import _unchanged, mar
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.scheduling import count_pending_projects, pending_projects
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from tests.faults import exchanges
 from tests.integration.middleware.applications import close_all, installed
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Explained
 
@@ -112,21 +111,13 @@ def test_thousand_projects_cost_one_scan_one_count_and_ten_bulk_commands(
     redis_client: redis.Redis,
     add_deletions: AddDeletions,
     statements: list[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker = installed(settings.model_copy(update={"database_url": None}))
-    register(broker, project_cleanup)
+    enqueue_many(register(broker, project_cleanup), [-1, -2])  # loads the script
     add_deletions(3000, project="n")
-    bulks: list[tuple[int, bool]] = []
-    run = RedisQueues._run
 
-    def run_and_note(self: RedisQueues, command: Any, pipeline: Any, **options: Any) -> Any:
-        bulks.append((len(command), pipeline is None))
-        return run(self, command, pipeline, **options)
-
-    monkeypatch.setattr(RedisQueues, "_run", run_and_note)
-
-    run_sweep(cleanup_scheduler)
+    with exchanges() as made:
+        run_sweep(cleanup_scheduler)
     close_all()
 
     scans = [sql for sql in statements if '"further"' in sql and "COUNT(" not in sql]
@@ -135,4 +126,6 @@ def test_thousand_projects_cost_one_scan_one_count_and_ten_bulk_commands(
     assert (len(scans), len(counts), len(waiting)) == (3, 3, 3)
     # Anything else might write, and is preceded by a question whether the server is there.
     assert all(sql.startswith("SELECT") for sql in scans)
-    assert bulks == [(100, True)] * 30, "a hundred projects are one script in one round trip"
+    bulks = [command for command in made.commands if b"enqueue" in command]
+    assert [command.count(b"EVALSHA") for command in bulks] == [1] * 30, "a hundred projects are one script"
+    assert [command.count(b'"args":[') for command in bulks] == [100] * 30

@@ -17,11 +17,12 @@ from peewee import SQL
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import Batch, BatchResult
+from housekeeping.sweeps.stages.stage import Batch
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity
 from housekeeping.workers.bulk_imports.worker import sweep
+from tests.faults import at_number, at_step
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, Tables
 
 _LOCK = 65
@@ -144,9 +145,7 @@ def test_tracker_added_before_the_lock_changes_with_its_entity(
 
 
 @pytest.mark.parametrize("status", [2, -1, -2, -3])
-def test_entity_whose_tracker_ends_meanwhile_is_skipped(
-    tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
+def test_entity_whose_tracker_ends_meanwhile_is_skipped(tables: Tables, in_the_gap: InTheGap, status: int) -> None:
     # It is at work after all; the next run judges it again.
     tables.add_entities(2)
     tables.add_trackers(EACH, "0, 1")
@@ -160,9 +159,7 @@ def test_entity_whose_tracker_ends_meanwhile_is_skipped(
     assert (tables.entities(), tables.trackers(1), tables.trackers(2)) == ({1: 1, 2: 3}, [0, status], [4, 4])
 
 
-def test_tracker_in_another_open_state_meanwhile_is_changed(
-    tables: Tables, in_the_gap: InTheGap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tracker_in_another_open_state_meanwhile_is_changed(tables: Tables, in_the_gap: InTheGap) -> None:
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1")
     _wait_for_trackers(tables)
@@ -173,21 +170,16 @@ def test_tracker_in_another_open_state_meanwhile_is_changed(
     assert tables.trackers() == [4, 4]
 
 
-def test_row_that_ends_during_bisection_is_skipped(
-    tables: Tables, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_that_ends_during_bisection_is_skipped(tables: Tables, clock: ManualClock) -> None:
     tables.add_imports(4)
     tables.refuse("bulk_imports", "NEW.status = 3 AND OLD.id = 1")
-    apply = TableStage.apply
 
-    def finish_one_first(self: TableStage, batch: Batch, prepared: None = None) -> BatchResult:
-        if batch.only is not None:
-            tables.do("UPDATE bulk_imports SET status = 2 WHERE id = 2 AND status = 1")
-        return apply(self, batch, prepared)
+    def finish_one() -> None:
+        tables.do("UPDATE bulk_imports SET status = 2 WHERE id = 2 AND status = 1")
 
-    monkeypatch.setattr(TableStage, "apply", finish_one_first)
-
-    result = run_sweep(sweep, clock=clock)
+    # First the whole batch is applied, then its parts.
+    with at_step(TableStage, "apply", "before", at_number(2, finish_one)):
+        result = run_sweep(sweep, clock=clock)
 
     assert tables.imports() == {1: 1, 2: 2, 3: 3, 4: 3}
     assert (result.counts["timed_out_imports"], result.counts["failed"]) == (2, 1)
