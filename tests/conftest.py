@@ -140,7 +140,10 @@ def second_database_is_current(request: pytest.FixtureRequest) -> Iterator[None]
     marker = request.node.get_closest_marker("one_database_only")
     if marker is not None:
         pytest.skip(marker.kwargs["reason"])
-    with database.using(two_databases.SECOND):
+    for place, reason in two_databases.ONE_DATABASE.items():
+        if request.node.nodeid.startswith(place):
+            pytest.skip(reason)
+    with database.using(MAIN if two_databases.is_of_main(request.node.nodeid) else two_databases.SECOND):
         yield
 
 
@@ -192,9 +195,11 @@ def settings(housekeeping_settings: Settings, broker_url: str | None, request: p
     settings = housekeeping_settings.model_copy(update={"broker_url": broker_url})
     if request.config.getoption("topology") != "two-databases":
         return settings
-    main: OtherDatabase = request.getfixturevalue("other_database")
-    second = {two_databases.SECOND: settings.require_database_url()}
-    return settings.model_copy(update={"database_url": main.url_of(settings), "databases": second})
+    other: OtherDatabase = request.getfixturevalue("other_database")
+    main, second = other.url_of(settings), settings.require_database_url()
+    if two_databases.is_of_main(request.node.nodeid):
+        main, second = second, main
+    return settings.model_copy(update={"database_url": main, "databases": {two_databases.SECOND: second}})
 
 
 @pytest.fixture(scope="session")
@@ -224,7 +229,8 @@ def housekeeping_database(
     if request.config.getoption("topology") != "two-databases":
         yield housekeeping_database
         return
-    with request.getfixturevalue("other_database").used_as(MAIN, housekeeping_settings):
+    other_name = two_databases.SECOND if two_databases.is_of_main(request.node.nodeid) else MAIN
+    with request.getfixturevalue("other_database").used_as(other_name, housekeeping_settings):
         yield housekeeping_database
 
 

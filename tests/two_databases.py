@@ -22,6 +22,53 @@ from housekeeping.sweeps.ledger import schema
 from tests.spare_schema import SpareSchema
 
 SECOND: Final = "second"
+#: Tests of plain actors and of replicas, which belong to ``main``: there the other database is `SECOND`, and unused.
+OF_MAIN: Final = (
+    "tests/integration/middleware/schedule/",
+    "tests/integration/middleware/test_lost_leases.py",
+    "tests/integration/database/replicas/",
+)
+#: Tests of sweeps among them.
+_OF_SWEEPS: Final = (
+    "::test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns",
+    "::test_failed_sweep_with_its_own_row_has_one_row",
+    "::test_skipped_tick_without_a_record_is_retried",
+)
+_CONNECTS: Final = "the test connects to the one database of its settings by itself"
+_THREADS: Final = "threads of the test use the current database, which is main there"
+_COUNTS: Final = "the test counts what an installation with one database has"
+#: Tests that need one database, with the reason.
+ONE_DATABASE: Final = {
+    "tests/integration/costs/": _COUNTS,
+    "tests/integration/database/test_connection.py::": _CONNECTS,
+    "tests/integration/database/test_transactions.py": _CONNECTS,
+    "tests/integration/database/replicas/test_scheduler.py": "the sweep of the test reads from replicas of main",
+    "tests/integration/doctor/test_doctor.py": "the test names the only database's area postgres",
+    "tests/integration/leases/test_fences.py::test_an_applications_own_connection": _CONNECTS,
+    "tests/integration/leases/test_fences.py::test_fence_without_a_database": _CONNECTS,
+    "tests/integration/leases/test_fences.py::test_lease_is_released_if": _THREADS,
+    "tests/integration/leases/test_fencing_tokens.py": _THREADS,
+    "tests/integration/middleware/interrupts/test_statements.py": _THREADS,
+    "tests/integration/own_sweeps/test_installed.py": _COUNTS,
+    "tests/integration/sweeps/engine/test_second_deliveries.py": _THREADS,
+    "tests/integration/sweeps/ledger/test_history.py": "the test names runs of the only database",
+    "tests/integration/sweeps/ledger/test_lease_admin.py": _CONNECTS,
+    "tests/integration/sweeps/ledger/test_schema.py": _CONNECTS,
+    "tests/integration/sweeps/limits/test_db_health.py": _CONNECTS,
+    "tests/integration/sweeps/limits/test_sick_database.py": _CONNECTS,
+    "tests/integration/sweeps/table_models/test_django_models.py": _CONNECTS,
+    "tests/integration/sweeps/table_models/test_sqlalchemy_tables.py": _CONNECTS,
+    "tests/integration/web/test_pages.py": "the test names runs of the only database",
+    "tests/integration/workers/bulk_imports/test_other_tables.py": _CONNECTS,
+    "tests/integration/workers/batched_git_ref_updates/test_tables.py": _CONNECTS,
+    "tests/integration/workers/ci_stuck_builds/test_tables_and_sessions.py": _CONNECTS,
+    "tests/integration/workers/ci_stuck_builds/test_single_builds.py::test_concurrent": _THREADS,
+}
+
+
+def is_of_main(nodeid: str) -> bool:
+    """Return whether a test is about ``main``."""
+    return nodeid.startswith(OF_MAIN) and not nodeid.endswith(_OF_SWEEPS)
 
 
 def declare_in_second_database() -> None:

@@ -100,9 +100,10 @@ def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url
 def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]:
     """The library's database handle on this test's schemas, with the library's own tables created.
 
-    Tables of the application: ``housekeeping_database.create_tables([Session])``.
+    Tables of the application: ``housekeeping_database.create_tables([Session])``. The tables of the library are also
+    created in each database of the setting `databases`.
     """
-    from housekeeping.database.connection import connect_to, database
+    from housekeeping.database.connection import close_databases, connect_to, database
     from housekeeping.sweeps.ledger import schema
     from housekeeping.sweeps.ledger.models import Run
 
@@ -111,8 +112,17 @@ def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]
     database.initialize(handle)
     schema.use_schema(housekeeping_settings.schema_name)
     schema.init()
+    others = housekeeping_settings.databases
+    for name, url in others.items():
+        with database.using(name):
+            database.initialize(connect_to(url))
+            schema.init()
     yield handle
+    close_databases()
     handle.close()
+    for name in others:
+        with database.using(name):
+            database.initialize(None)
     database.initialize(before)
     schema.use_schema(own)
 

@@ -223,6 +223,19 @@ def test_processes_continue_with_the_other_database(two: TwoServers, away: str) 
     assert gaps == [(0,)]  # each tick was sent, and its message failed or was retried
 
 
+@pytest.mark.slow
+def test_worker_starts_and_runs_while_main_is_unavailable(two: TwoServers) -> None:
+    two.main.stop("postgres")
+    worker = [sys.executable, "-m", "housekeeping", "worker", "-p", "1", "-t", "2"]
+
+    with started(worker, two.environment, two.folder / "worker.log") as working:
+        sent = two.command("enqueue", BUILDS)
+        eventually(lambda: (BUILDS, "done") in runs_in(two.ci), working)
+        status = working.terminate()
+
+    assert (sent.returncode, status) == (0, 0), working.text()
+
+
 def followed(text: str, two: TwoServers) -> str:
     """Run a block of shell commands; return what it prints."""
     text = text.replace("postgresql://user:password@main-host:5432/app", two.main.database_url)

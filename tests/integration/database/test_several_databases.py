@@ -95,11 +95,12 @@ def ledger(name: str, settings: Settings) -> list[Any]:
 def test_batch_and_ledger_row_are_in_the_database_of_the_sweep(two: Settings) -> None:
     add_entry(MAIN)
     add_entry(CI)
+    add_entry(CI)
 
     planned = plan(entries("shop.entries", CI))
     result = run_sweep(entries("shop.entries", CI))
 
-    assert (planned.stale.rows, result.outcome, result.counts["deleted_rows"]) == (1, "done", 1)
+    assert (planned.stale.rows, result.outcome, result.counts["deleted_rows"]) == (2, "done", 2)
     assert (rows(MAIN, "SELECT id FROM entries"), rows(CI, "SELECT id FROM entries")) == ([1], [])
     assert (ledger(MAIN, two), ledger(CI, two)) == ([], ["shop.entries"])
     assert database.selected == MAIN

@@ -8,7 +8,8 @@ import peewee
 import pytest
 from dramatiq import Actor
 
-from housekeeping.database.connection import database
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import close_databases, database
 from housekeeping.database.replicas import Replicas, data_consistency_used, read_database
 from housekeeping.database.wal_position import WalPosition
 from tests.integration.database.replicas.conftest import Application, MakeApplication
@@ -237,3 +238,33 @@ def test_nothing_is_written_to_a_promoted_replica(make_application: MakeApplicat
     application.run()
 
     assert "read-only transaction" in str(refused[0])
+
+
+@pytest.mark.one_database_only(reason="it configures several databases itself")
+@pytest.mark.parametrize("held_up", [False, True])
+def test_replica_of_another_database_is_read_once_it_has_caught_up(
+    make_application: MakeApplication, standby: Standby, settings: Settings, held_up: bool
+) -> None:
+    schema = f"&options=-csearch_path%3D{settings.namespace}"
+    own = {"databases": {"ci": settings.require_database_url()}, "replica_urls": {"ci": (standby.url + schema,)}}
+    application, seen = make_application(**own), list[Any]()
+
+    @dramatiq.actor(broker=application.broker, actor_name="look", max_retries=0, data_consistency="sticky")
+    def look() -> None:
+        seen.append((notes(read_database("ci")), data_consistency_used(), read_database() is database.obj))
+
+    application.write("before it was sent")
+    message = look.send()
+    if held_up:
+        standby.hold_up()
+    application.write("before it read")
+    used = application.run()
+    for positions, replicas in application.consistency._others.values():
+        positions.close()
+        for replica in replicas._all:
+            replica.close()
+    close_databases()
+
+    source = "primary" if held_up else "replica"
+    assert (used, seen) == (source, [(["before it read", "before it was sent"], source, True)])
+    assert "database_position" not in message.options
