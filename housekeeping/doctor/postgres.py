@@ -63,10 +63,28 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     if in_recovery or read_only == "on":
         what = "a replica" if in_recovery else "read-only"
         yield Finding("error", "postgres", "writing", f"this server is {what}", "use the URL of the primary")
+    yield from _failover()
     yield from _schema()
     yield from _clock(skew)
     yield from _session()
     yield from _long_transactions()
+
+
+def _failover() -> Iterator[Finding]:
+    parameters = database.connect_params
+    hosts = len(str(parameters.get("host", "")).split(","))
+    if hosts > 1 and parameters.get("target_session_attrs") not in ("read-write", "primary"):
+        text = f"the URL has {hosts} hosts, and a session may reach one that is only a replica"
+        yield Finding("warning", "postgres", "failover", text, "add target_session_attrs=read-write to the URL")
+    elif hosts > 1:
+        yield Finding("fine", "postgres", "failover", f"{hosts} hosts; sessions use the one that accepts writes")
+    replicas, names = _row(
+        "SELECT (SELECT count(*) FROM pg_stat_replication), current_setting('synchronous_standby_names')"
+    )
+    if replicas:
+        loss = "loses nothing" if names else "may undo the last batches, which the next run repeats"
+        text = f"{counted(replicas, 'replica')} ({'synchronous' if names else 'asynchronous'}): a failover {loss}"
+        yield Finding("fine", "postgres", "replication", text)
 
 
 def other_server() -> str | None:

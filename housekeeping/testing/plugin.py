@@ -15,6 +15,7 @@ import pytest
 if TYPE_CHECKING:
     import redis
     from dramatiq import Broker, Worker
+    from psycopg2.extensions import connection as Connection
 
     from housekeeping.core.settings import Settings
     from housekeeping.database.connection import Database
@@ -79,21 +80,36 @@ def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url
             schema_name=f"{name}_own",
         )
     admin = psycopg2.connect(housekeeping_postgres_url)
-    admin.autocommit = True
-    with admin.cursor() as cursor:
-        cursor.execute(f"CREATE SCHEMA {name}")
-        cursor.execute("SELECT set_config('lock_timeout', %s, false)", (str(_LOCK_MS),))
-    yield settings
     try:
-        with admin.cursor() as cursor:
-            cursor.execute(f"DROP SCHEMA {name} CASCADE")
-            cursor.execute(f"DROP SCHEMA IF EXISTS {name}_own CASCADE")
+        _execute(admin, f"CREATE SCHEMA {name}", f"SET lock_timeout = {_LOCK_MS}")
+        yield settings
+        if not _answers(admin):  # the test has restarted the server, or another one has taken its place
+            admin.close()
+            admin = psycopg2.connect(housekeeping_postgres_url)
+        _execute(admin, f"DROP SCHEMA {name} CASCADE", f"DROP SCHEMA IF EXISTS {name}_own CASCADE")
     except psycopg2.errors.LockNotAvailable:
         pytest.fail(
             "the test has left a transaction open, so its tables are locked and cannot be removed", pytrace=False
         )
     finally:
         admin.close()
+
+
+def _execute(connection: Connection, *statements: str) -> None:
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def _answers(connection: Connection) -> bool:
+    import psycopg2
+
+    try:
+        _execute(connection, "SELECT 1")
+    except psycopg2.Error:
+        return False
+    return True
 
 
 @pytest.fixture

@@ -265,3 +265,19 @@ def test_init_refuses_a_server_that_only_speaks_the_protocol(other_server: str, 
 
     assert done.returncode == 2
     assert done.stderr.strip().startswith("housekeeping: this server is CockroachDB: ")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "level", "text"),
+    [
+        ("any", "warning", "the URL has 2 hosts, and a session may reach one that is only a replica"),
+        ("read-write", "fine", "2 hosts; sessions use the one that accepts writes"),
+    ],
+)
+def test_url_with_several_hosts_needs_the_one_that_accepts_writes(
+    found: Found, postgres: Database, attributes: str, level: str, text: str
+) -> None:
+    host = postgres.connect_params["host"]
+    postgres.connect_params |= {"host": f"{host},/nowhere", "target_session_attrs": attributes}
+
+    assert [each.text for each in found(level) if each.subject == "failover"] == [text]

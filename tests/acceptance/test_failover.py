@@ -1,0 +1,109 @@
+"""Failover of PostgreSQL: the primary is killed in the middle of a run, and its replica is promoted."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+import redis
+
+from housekeeping import embedded
+from housekeeping.core.settings import Settings
+from tests.acceptance.processes import eventually, started
+from tests.acceptance.test_several_hosts import BUILDS, DROP_CANCELING, Queue
+from tests.acceptance.test_several_hosts import commits as commits
+from tests.conftest import Urls
+from tests.integration.database.replicas.standby import Standby
+from tests.spare_schema import SpareSchema
+
+pytestmark = [pytest.mark.slow, pytest.mark.direct_only(reason="the pooler would have to follow the primary")]
+
+#: After the promotion; what docs/howto/failover.md promises, and time for a busy machine.
+PATIENCE_S = 90.0
+
+
+def _standby(primary: str) -> Standby:
+    # A short path, because the name of a socket may not be long.
+    return Standby(primary, Path(tempfile.mkdtemp(prefix="housekeeping-failover-", dir="/tmp")))
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Standby, Standby]]:
+    """Start a primary and its streaming replica, both of which the test may kill."""
+    with embedded.start(redis=False) as servers:
+        primary = _standby(servers.database_url)
+        primary.promote()
+    replica = _standby(primary.url)
+    yield primary, replica
+    for each in (replica, primary):
+        each.remove()
+
+
+@pytest.fixture
+def urls(pair: tuple[Standby, Standby]) -> Iterator[Urls]:
+    hosts = ",".join(each.url.partition("host=")[2] for each in pair)
+    with embedded.start(postgres=False) as servers:
+        yield Urls(f"postgresql://postgres@/postgres?host={hosts}&target_session_attrs=read-write", servers.redis_url)
+
+
+@pytest.fixture
+def spare_schema(urls: Urls) -> Iterator[SpareSchema]:
+    yield SpareSchema(urls.database)  # whose server is gone at the end
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False], ids=["synchronous", "asynchronous"])
+def test_killed_primary_costs_one_batch_and_the_next_attempt_continues(  # F1, F2
+    pair: tuple[Standby, Standby],
+    commits: Callable[[], list[tuple[int, int]]],
+    environment: dict[str, str],
+    redis_client: redis.Redis,
+    settings: Settings,
+    is_synchronous: bool,
+    tmp_path: Path,
+) -> None:
+    primary, replica = pair
+    if is_synchronous:
+        with closing(psycopg2.connect(primary.url)) as connection:
+            connection.autocommit = True
+            connection.cursor().execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.ask("SELECT pg_reload_conf()")
+    environment["HOUSEKEEPING_WORKERS"] = json.dumps({DROP_CANCELING: {"batch_size": 5, "log_records": False}})
+    worker = [sys.executable, "-m", "housekeeping", "worker", "--processes", "1", "--threads", "2"]
+
+    def read(server: Standby, query: str) -> Any:
+        with closing(psycopg2.connect(server.url)) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SET search_path TO {settings.namespace}, {settings.schema_name}")
+            cursor.execute(query)
+            return cursor.fetchall()
+
+    with started(worker, environment, tmp_path / "worker") as process:
+        Queue(redis_client, environment["HOUSEKEEPING_NAMESPACE"]).send("one")
+        eventually(lambda: len(commits()) > 3, process)
+        known = len(commits())
+        primary.kill()
+        replica.promote()
+        kept = len(read(replica, "SELECT * FROM commits"))
+        eventually(
+            lambda: read(replica, "SELECT count(*) FROM ci_builds WHERE status = 'canceling'") == [(0,)],
+            process,
+            patience_s=PATIENCE_S,
+        )
+        eventually(
+            lambda: read(replica, "SELECT count(*) FROM runs WHERE outcome IS NULL") == [(0,)],
+            process,
+            patience_s=PATIENCE_S,
+        )
+
+    assert kept >= known or not is_synchronous, "what was committed is on the replica"
+    assert read(replica, "SELECT count(*), count(DISTINCT build_id) FROM dropped") == [(BUILDS, BUILDS)]
+    assert read(replica, "SELECT sum((counts->>'dropped')::int) FROM runs") == [(BUILDS,)]
+    assert read(replica, "SELECT outcome FROM runs ORDER BY id")[-1] == ("done",)
+    epochs = [epoch for (epoch,) in read(replica, "SELECT epoch FROM commits ORDER BY id")]
+    assert epochs == sorted(epochs)
