@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: The run continues without a replica after that. One that works answers within milliseconds.
+_REPLICATED_MS: Final = 1000
 #: KEYS[1] is a sorted set with the time of each call that was allowed. ARGV: a unique name for this call, the maximum
 #: number of calls, the period in ms. The time is Redis's, so that all callers share one clock.
 _ALLOW: Final = """
@@ -78,6 +80,23 @@ def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> 
             time.sleep(pause_s)
     with translate_redis_errors():
         return step()
+
+
+def run_replicated(client: redis.Redis, command: Callable[[redis.Redis], Any]) -> Any:
+    """Return the answer of a command; behind Sentinel, wait up to a second until a replica has what it wrote.
+
+    Use it for data that only Redis has, because a failover undoes what no replica has.
+
+    Parameters:
+      command: Sends one command to the client, or pipeline, that it is given.
+    """
+    if not hasattr(getattr(client, "connection_pool", None), "sentinel_manager"):
+        return command(client)
+    with client.pipeline(transaction=False) as pipeline:
+        command(pipeline)
+        pipeline.wait(1, _REPLICATED_MS)
+        answer, _ = pipeline.execute()
+    return answer
 
 
 def text(value: bytes | str | int | None) -> str:

@@ -7,6 +7,8 @@ a hash beside it: the same field, with the time at which the claim expires and t
 A claim whose object may not be deleted is given up (its token is removed) but kept, so that any later run can take it
 over: the object may be gone, so no program may complete the upload.
 
+Behind Sentinel, claims and calls of applications return when a replica has them. A failover to it then keeps them.
+
 A program that removes the field by its own ``HDEL`` bypasses this. Before the claim that counts as completed. After
 the claim the object is lost, and `Claims.finish` reports it.
 """
@@ -19,7 +21,14 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-from housekeeping.sweeps import RecordChanged, UploadBeingDeleted, retry_redis, shared_redis, translate_redis_errors
+from housekeeping.sweeps import (
+    RecordChanged,
+    UploadBeingDeleted,
+    retry_redis,
+    run_replicated,
+    shared_redis,
+    translate_redis_errors,
+)
 from housekeeping.workers.object_storage import pending_entry
 from housekeeping.workers.object_storage.pending_entry import Entry
 
@@ -194,7 +203,9 @@ class Claims:
     def _claimed(self, words: Sequence[bytes], at_work: str) -> tuple[list[int], list[int]]:
         terms = (self._token, KEPT // _MILLISECOND, self._abandoned_below, at_work)
         with translate_redis_errors():
-            indexes, held = self._take(keys=_keys(), args=[*terms, *words])
+            indexes, held = run_replicated(
+                shared_redis.get(), lambda client: self._take(keys=_keys(), args=[*terms, *words], client=client)
+            )
         return indexes, held
 
     def finish(self, deleted: Sequence[Entry], kept: Sequence[Entry]) -> Ends:
@@ -257,7 +268,7 @@ def complete(field: bytes) -> bool:
 
 def _run(script: str, *arguments: bytes | str | int) -> Any:
     with translate_redis_errors():
-        return shared_redis.get().eval(script, 2, *_keys(), *arguments)
+        return run_replicated(shared_redis.get(), lambda client: client.eval(script, 2, *_keys(), *arguments))
 
 
 def _keys() -> tuple[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,9 +16,11 @@ from dramatiq.brokers.redis import RedisBroker
 import housekeeping
 from housekeeping import ExclusiveLease
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis_client import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.doctor import redis_server
+from housekeeping.workers.object_storage import pending_entry, pending_uploads
+from housekeeping.workers.object_storage.claims import Claims
 from tests.integration.middleware.applications import eventually
 from tests.integration.middleware.step_worker import StepWorker, installed
 from tests.sentinel_servers import SAYS_WHAT_IT_IS, SERVICE, SentinelServers, applications_client, sentinel_servers
@@ -204,3 +208,45 @@ def test_applications_own_client_shares_its_redis_with_the_keys(behind: Settings
     assert work.send().options["duplicate_of"]
     eventually(lambda: broker.client.llen(f"{broker.namespace}:default") == 1)
     broker.client.close()
+
+
+@pytest.fixture
+def uploads(behind: Settings, client: redis.Redis) -> Iterator[redis.Redis]:
+    """Client that the functions for uploads use; the entry a:b is pending."""
+    before = shared_redis.client, shared_redis._namespace
+    shared_redis.use(client, behind.namespace)
+    pending_uploads.prepare("a", "b")
+    yield client
+    client.delete(pending_entry.KEY)
+    shared_redis.client, shared_redis._namespace = before
+
+
+def _claimed() -> bool:
+    [entry] = pending_uploads.page(0, 10)[1]
+    return Claims(timedelta(hours=1)).take([entry]) == [entry]
+
+
+@pytest.mark.parametrize("change", [lambda: pending_uploads.complete("a", "b"), _claimed], ids=["complete", "claim"])
+def test_change_of_an_upload_returns_when_a_replica_has_it(
+    servers: SentinelServers, uploads: redis.Redis, change: Callable[[], bool]
+) -> None:
+    replica = ({servers.first, servers.second} - {servers.primary}).pop()
+    servers.await_replication()
+    resume = threading.Timer(0.4, servers.resume, [replica])
+    servers.pause(replica)
+    resume.start()
+    began = time.monotonic()
+    assert change()
+    took = time.monotonic() - began
+    resume.join()
+
+    assert 0.3 < took < 1
+
+
+def test_upload_is_completed_without_a_replica(servers: SentinelServers, uploads: redis.Redis) -> None:
+    replica = ({servers.first, servers.second} - {servers.primary}).pop()
+    servers.pause(replica)
+
+    assert pending_uploads.complete("a", "b")
+    servers.resume(replica)
+    servers.await_complete()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import dramatiq
 import periodiq
@@ -86,6 +87,27 @@ def test_tick_resent_after_redis_was_emptied_is_the_same_message(own: Settings) 
     wake_up(broker, at(10, 0, 30))
 
     assert [message.message_id for message in queued(broker)] == [before.message_id]
+
+
+@pytest.mark.redis_broker_only(reason="RabbitMQ keeps the message")
+def test_tick_undone_by_a_failover_of_redis_is_sent_again(own: Settings) -> None:  # F2, S1
+    broker = scheduler(own)
+    wake_up(broker, at(9))
+    client: Any = broker.client
+    pattern = f"{own.namespace}:*"
+    replicated = {key: client.dump(key) for key in client.scan_iter(match=pattern)}
+    wake_up(broker, at(10))
+    sent = [message.message_id for message in queued(broker)]
+
+    # The replica lacks the last writes.
+    client.delete(*client.scan_iter(match=pattern))
+    for key, value in replicated.items():
+        client.restore(key, 0, value)
+    assert ticks(broker) == ["09:00"]
+    wake_up(broker, at(10, 1))
+
+    assert ticks(broker) == ["09:00", "10:00"]
+    assert [message.message_id for message in queued(broker)] == sent
 
 
 def test_scheduler_outlives_a_redis_outage_and_fires_the_next_tick(own: Settings) -> None:  # S3
