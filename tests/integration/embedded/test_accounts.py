@@ -14,6 +14,7 @@ import pytest
 import housekeeping
 from housekeeping import embedded
 from housekeeping.embedded.programs import find_postgres, find_redis
+from tests.integration.embedded.conftest import UseTemporary
 from tests.integration.embedded.observing import (
     answers_of,
     parent,
@@ -123,10 +124,10 @@ def test_a_temporary_folder_closed_to_nobody_is_not_used_and_not_opened(
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
 
 
-def test_a_temporary_folder_too_long_for_a_socket_is_not_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_too_long_for_a_socket_is_not_used(place: Path, use_temporary: UseTemporary) -> None:
     long = place / ("long" * 20)
     long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
+    use_temporary(long)
 
     with embedded.start(postgres=False) as servers:
         folder = servers.folder
