@@ -119,14 +119,14 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
     topology = request.config.getoption("topology")
     if topology in ("direct", "two-databases"):
         return housekeeping_settings
+    marker = request.node.get_closest_marker("plain_redis_only" if topology == "sentinel" else "direct_only")
+    if marker is not None:
+        pytest.skip(marker.kwargs["reason"])
     if topology == "sentinel":
         servers: SentinelServers = request.getfixturevalue("sentinels")
         if housekeeping_settings.redis_url != servers.direct_url:
             return housekeeping_settings  # the test's folder has servers of its own
         return housekeeping_settings.model_copy(update={"redis_url": servers.url})
-    marker = request.node.get_closest_marker("direct_only")
-    if marker is not None:
-        pytest.skip(marker.kwargs["reason"])
     through = request.getfixturevalue("pooler").through(housekeeping_settings.require_database_url())
     return housekeeping_settings.model_copy(update={"database_url": through})
 

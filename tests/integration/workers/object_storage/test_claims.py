@@ -136,6 +136,7 @@ def test_expired_claim_refuses_nothing_and_is_dropped(
     assert bool(pending.exists(kept)) is is_refused
 
 
+@pytest.mark.plain_redis_only(reason="it counts the commands of the server, also those of replicas and Sentinels")
 def test_claims_of_a_page_are_one_command_each_way(prepared: Prepare, pending: redis.Redis) -> None:
     prepared(*(f"may/{number}" for number in range(1000)))
     found: Any = pending.hgetall(pending_entry.KEY)
