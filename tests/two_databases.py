@@ -30,6 +30,7 @@ OF_MAIN: Final = (
 )
 #: Tests of sweeps among them.
 _OF_SWEEPS: Final = (
+    "/schedule/test_setup.py::",
     "::test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns",
     "::test_failed_sweep_with_its_own_row_has_one_row",
     "::test_skipped_tick_without_a_record_is_retried",
@@ -68,7 +69,7 @@ ONE_DATABASE: Final = {
 
 def is_of_main(nodeid: str) -> bool:
     """Return whether a test is about ``main``."""
-    return nodeid.startswith(OF_MAIN) and not nodeid.endswith(_OF_SWEEPS)
+    return nodeid.startswith(OF_MAIN) and not any(part in nodeid for part in _OF_SWEEPS)
 
 
 def declare_in_second_database() -> None:

@@ -14,6 +14,7 @@ from peewee import fn
 from housekeeping.core.redis_client import shared_redis
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.core.wording import counted
+from housekeeping.database.connection import database
 from housekeeping.leases.lease import RedisLeaseStore
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
@@ -57,7 +58,7 @@ def assert_idempotent(
       AssertionError: With the first rows that differ. Also when the first run has nothing to do, which proves nothing.
     """
     now = now or datetime.now(UTC)
-    with Tables(sweep) as tables:
+    with database.using(sweep.database), Tables(sweep) as tables:
         tables.save("at_first")
         before, seen_before = _last_run(), outside() if outside else None
         _run_to_the_end(sweep, argument, now)
@@ -114,7 +115,7 @@ def assert_survives_kill(
     Note: The killed process loses its memory, including lists of the test. Calls in compiled libraries such as obstore
       are not points; check the returned points.
     """
-    with Tables(sweep) as tables:
+    with database.using(sweep.database), Tables(sweep) as tables:
         tables.save("at_first")
         try:
             return _Trials(sweep, argument, now or datetime.now(UTC), ignoring, outside, restore, tables).run()

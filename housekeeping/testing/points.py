@@ -24,7 +24,7 @@ import psycopg2
 import redis
 
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.database.connection import database
+from housekeeping.database.connection import close_databases, database
 
 #: Time limit for a run over a test's few rows.
 PATIENCE_S: Final = 60
@@ -63,7 +63,7 @@ def run_in_process(function: Callable[[], Any], kill_at: int | None, alive: int)
     Raises:
       HousekeepingError: The function raised, or the process hung or died at another point.
     """
-    database.close()  # two processes must not share its connection
+    close_databases()  # two processes must not share their connections
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         # Python warns because locks of other threads may stay held in the child. The child uses none of them: its

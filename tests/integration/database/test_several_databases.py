@@ -31,6 +31,7 @@ from housekeeping.sweeps.ledger.lease_admin import held_leases, release_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.registration import register
 from housekeeping.sweeps.registry import by_database
+from housekeeping.testing import assert_idempotent, assert_survives_kill
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -165,6 +166,17 @@ def test_old_runs_of_each_database_are_deleted(two: Settings) -> None:
     run_sweep(configured_sweeps(two)["housekeeping.old_runs.ci"])
 
     assert (ledger(MAIN, two), ledger(CI, two)) == (["x"], ["housekeeping.old_runs.ci"])
+
+
+def test_assertions_on_a_sweep_compare_the_tables_of_its_database(two: Settings, redis_client: redis.Redis) -> None:
+    add_entry(CI)
+
+    assert_idempotent(entries("shop.entries", CI))
+    add_entry(CI)
+    points = assert_survives_kill(entries("shop.entries", CI))
+
+    assert any("entries" in point for point in points)
+    assert rows(CI, "SELECT count(*) FROM entries") == [1]
 
 
 def test_lease_is_fenced_in_its_database_with_the_applications_connection(
