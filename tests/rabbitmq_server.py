@@ -50,16 +50,25 @@ def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
 class Node:
     """A running server, which can be killed and started again with what it has stored.
 
+    Parameters:
+      peer: A node whose cluster it is to `join`.
+
     Attributes:
       url: With the password of its only user.
       environment: By which RabbitMQ's own programs find it.
     """
 
-    def __init__(self, program: Path, folder: Path) -> None:
+    environment: dict[str, str]
+    password: str
+
+    def __init__(self, program: Path, folder: Path, peer: Node | None = None) -> None:
         self._program = program
         self._folder = folder
         self.port, distribution, epmd = free_ports(3)
-        password = secrets.token_hex(8)
+        if peer is not None:
+            epmd = int(peer.environment["ERL_EPMD_PORT"])
+            shutil.copy2(peer._folder / ".erlang.cookie", folder)  # the secret by which nodes know each other
+        self.password = password = secrets.token_hex(8) if peer is None else peer.password
         self.url = f"amqp://tests:{password}@127.0.0.1:{self.port}/{quote('/', safe='')}"
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\ndefault_user = tests\ndefault_pass = {password}\n"
@@ -83,15 +92,24 @@ class Node:
         self.environment = kept | {f"RABBITMQ_{name}": value for name, value in ours.items()}
         # HOME is where Erlang keeps the secret by which nodes know each other.
         self.environment |= {"HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1"}
-        self._epmd = self._spawn("epmd", "-port", str(epmd), "-address", "127.0.0.1")
-        # A server that finds none starts one of its own, which outlives it.
-        self._wait_until(lambda: _listens(epmd), self._epmd)
+        self._epmd = None if peer else self._spawn("epmd", "-port", str(epmd), "-address", "127.0.0.1")
+        if self._epmd is not None:
+            # A server that finds none starts one of its own, which outlives it.
+            self._wait_until(lambda: _listens(epmd), self._epmd)
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
         self._server = self._spawn(str(self._program), "-noinput")
         # pika has much to say of each port that does not listen yet.
+        self._wait_until(lambda: _listens(self.port) and self._answers(), self._server)
+
+    def join(self, peer: Node) -> None:
+        """Become a node of the cluster of this one."""
+        for command in (["stop_app"], ["join_cluster", peer.environment["RABBITMQ_NODENAME"]], ["start_app"]):
+            done = self._spawn(str(self._program.with_name("rabbitmqctl")), *command)
+            assert done.wait(START_S) == 0, (self._folder / "said").read_text(errors="replace")
+        assert self._server is not None
         self._wait_until(lambda: _listens(self.port) and self._answers(), self._server)
 
     def kill(self) -> None:
@@ -103,8 +121,9 @@ class Node:
     def end(self) -> None:
         """End it and what belongs to it."""
         self.kill()
-        self._epmd.kill()
-        self._epmd.wait()
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait()
 
     def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
         # Should the tests be killed, it ends with them.
@@ -145,6 +164,22 @@ def node(program: Path = _BEHIND_THE_WRAPPER) -> Iterator[Node]:
         stack.callback(running.end)
         running.start()
         yield running
+
+
+@contextmanager
+def cluster(number: int, program: Path = _BEHIND_THE_WRAPPER) -> Iterator[list[Node]]:
+    """Run a cluster of nodes."""
+    with ExitStack() as stack:
+        nodes: list[Node] = []
+        for _ in range(number):
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="hk-amqp-", ignore_cleanup_errors=True)))
+            each = Node(program, folder, nodes[0] if nodes else None)
+            stack.callback(each.end)
+            each.start()
+            if nodes:
+                each.join(nodes[0])
+            nodes.append(each)
+        yield nodes
 
 
 def free_ports(count: int) -> list[int]:

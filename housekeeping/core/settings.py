@@ -166,6 +166,7 @@ class Settings(BaseSettings):
     ] = ()
     redis_url: Annotated[str, REDIS] | None = None
     broker_url: Annotated[str, BROKER] | None = None
+    rabbitmq_queue_type: Literal["classic", "quorum"] = "classic"
     namespace: Annotated[str, KEY] = "housekeeping"
     schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
     catch_up: Literal["latest", "none"] = "latest"

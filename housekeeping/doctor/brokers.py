@@ -37,7 +37,12 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 def _defaults(settings: Settings) -> Finding:
     broker = message_broker(settings)
     if not isinstance(broker, RedisBroker):
-        return Finding("fine", "broker", "defaults", "RabbitMQ: confirmed sends, one prefetched message per thread")
+        nodes = len((settings.broker_url or "").split(";"))
+        if nodes > 1 and settings.rabbitmq_queue_type == "classic":
+            text = f"{nodes} nodes, but each classic queue is on one of them and away with it"
+            return Finding("warning", "broker", "queues", text, "set HOUSEKEEPING_RABBITMQ_QUEUE_TYPE=quorum")
+        text = f"RabbitMQ: confirmed sends to {settings.rabbitmq_queue_type} queues, one prefetched message per thread"
+        return Finding("fine", "broker", "defaults", text)
     requeue_s, kept_days = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
     text = f"a killed worker's messages are requeued after {requeue_s} s, dead letters are kept for {kept_days} days"
     return Finding("fine", "broker", "defaults", text)

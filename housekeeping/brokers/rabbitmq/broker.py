@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ from dramatiq import Broker, Consumer, Message
 from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker
 from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
-from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, UnroutableError
+from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
 from housekeeping.brokers.rabbitmq.bulk import publish_together
 from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer, close_connection, pika_error_line
@@ -24,12 +24,19 @@ from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
 from housekeeping.middleware.dramatiq_internals import change_class
 
 T = TypeVar("T")
+QueueType = Literal["classic", "quorum"]
 
 #: The first attempt finds that the connection was closed since the last send, the second opens a new one. More attempts
 #: would only make the sender wait longer for a server that does not answer.
 _ATTEMPTS: Final = 3
 _CONNECTION: Final[Any] = vars(RabbitmqBroker)["connection"]
+#: Seconds before a message is sent again that RabbitMQ could not store. A queue chooses another leader within a second.
+_ELECTION_S: Final = 1.0
 _PRECONDITION_FAILED: Final = 406  # AMQP's code for: declared before, with other arguments
+
+
+class NotAccepted(ConnectionClosed):
+    """RabbitMQ could not store a message, for example while a queue chooses its leader."""
 
 
 class QueueDeclaredOtherwise(ConnectionClosed):
@@ -45,16 +52,20 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
 
     Parameters:
       prefix: Prefix of every queue's name, so that applications can share a RabbitMQ.
+      queue_type: ``quorum``: each queue is on most nodes of the cluster, and survives the loss of a minority of them.
+        ``classic``: it is on one node.
     """
 
     _dead_message_ttl_ms: int = DEAD_MESSAGE_TTL_MS
 
-    def __init__(self, *, prefix: str = "", **parameters: Any) -> None:
+    def __init__(self, *, prefix: str = "", queue_type: QueueType = "classic", **parameters: Any) -> None:
         super().__init__(**{"confirm_delivery": True, **parameters})
-        self._prepare(prefix)
+        self._prepare(prefix, queue_type)
 
-    def _prepare(self, prefix: str) -> None:
+    def _prepare(self, prefix: str, queue_type: QueueType = "classic") -> None:
         self.prefix = prefix
+        # No argument for classic queues: existing ones were declared without it.
+        self._type_argument = {"x-queue-type": queue_type} if queue_type == "quorum" else {}
         self._levels: set[str] = set()  # those known to exist
         self._owners: dict[Any, threading.Thread] = {}
         self._parents_connections: list[Any] = []
@@ -171,6 +182,8 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
             except QueueDeclaredOtherwise:
                 del self.connection
                 raise
+            except NotAccepted:
+                time.sleep(_ELECTION_S)
             except ConnectionClosed:
                 del self.connection
         try:
@@ -193,7 +206,8 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
 
     def _build_queue_arguments(self, queue_name: str) -> dict[str, Any]:
         arguments: dict[str, Any] = super()._build_queue_arguments(queue_name)
-        return {**arguments, "x-dead-letter-routing-key": self.physical(xq_name(queue_name))}
+        own = {"x-dead-letter-routing-key": self.physical(xq_name(queue_name))}
+        return {**arguments, **own, **self._type_argument}
 
     def _declare_queue(self, queue_name: str) -> Any:
         return self._declare(queue_name, self._build_queue_arguments(queue_name))
@@ -202,7 +216,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         return self._declare(dq_name(queue_name), self._build_queue_arguments(queue_name))
 
     def _declare_xq_queue(self, queue_name: str) -> Any:
-        return self._declare(xq_name(queue_name), {"x-message-ttl": self._dead_message_ttl_ms})
+        return self._declare(xq_name(queue_name), {"x-message-ttl": self._dead_message_ttl_ms, **self._type_argument})
 
     def _declare(self, queue_name: str, arguments: dict[str, Any]) -> Any:
         return self.channel.queue_declare(queue=self.physical(queue_name), durable=True, arguments=arguments)
@@ -287,4 +301,5 @@ def _closed(error: BaseException) -> ConnectionClosed:
             f"RabbitMQ has this queue with other arguments: {error.reply_text}; "
             "delete the queue when it is empty, or use another HOUSEKEEPING_NAMESPACE"
         )
-    return ConnectionClosed(f"RabbitMQ: {pika_error_line(error)}")
+    kind = NotAccepted if isinstance(error, NackError) else ConnectionClosed
+    return kind(f"RabbitMQ: {pika_error_line(error)}")

@@ -31,7 +31,9 @@ def rabbitmq_broker(settings: Settings) -> ReliableRabbitmqBroker:
     urls = (settings.broker_url or "").split(";")
     for url in urls:
         _refuse_unreadable(url)
-    broker = ReliableRabbitmqBroker(prefix=f"{settings.namespace}.", url=urls, middleware=[])
+    broker = ReliableRabbitmqBroker(
+        prefix=f"{settings.namespace}.", queue_type=settings.rabbitmq_queue_type, url=urls, middleware=[]
+    )
     for url, parameters in zip(urls, broker.parameters, strict=True):
         # Parameters in the URL win.
         if "heartbeat=" not in url:
