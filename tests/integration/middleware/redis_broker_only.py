@@ -35,9 +35,9 @@ REASONS: Final = {
     "schedule/test_killed.py::test_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome"
     "[worker_later-within_the_enqueue]": _OTHER_FAULT,
     "schedule/test_redis_unavailable.py::test_scheduler_that_loses_redis_anywhere_leaves_each_tick_one_outcome"
-    "[not_heard-_execute]": _OTHER_FAULT,
+    "[not_heard-enqueue]": _OTHER_FAULT,
     "schedule/test_redis_unavailable.py::test_scheduler_that_loses_redis_anywhere_leaves_each_tick_one_outcome"
-    "[not_answered-_execute]": _OTHER_FAULT,
+    "[not_answered-enqueue]": _OTHER_FAULT,
     "schedule/test_redis_unavailable.py::test_tick_queued_twice_runs_once": _OTHER_FAULT,
     "interrupts/test_shutdown.py::test_actor_is_interrupted_after_the_grace_and_requeued": (
         "it looks into Redis' queue; tests/acceptance/test_worker_process.py has it with RabbitMQ"

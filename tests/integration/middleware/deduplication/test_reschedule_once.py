@@ -53,7 +53,7 @@ def test_run_starts_after_every_duplicate_whenever_it_arrives(broker: RedisBroke
         run_all(step_worker)
 
         assert arrived_before_reading[-1] == len(sent), f"no run began after the duplicate at exchange {number}"
-    assert len(sent) == usual >= 3, "at each of them one arrived"
+    assert len(sent) == usual >= 2, "at each of them one arrived"
 
 
 #: At the end of a run: release of its key, enqueue of the rerun, completion.

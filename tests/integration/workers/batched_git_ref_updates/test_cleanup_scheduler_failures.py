@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
@@ -148,6 +149,7 @@ def test_database_outage_fails_the_run_for_a_retry(
     assert result.error is not None, "the message is retried"
 
 
+@pytest.mark.redis_broker_only(reason="it breaks a command of the Redis broker")
 def test_projects_enqueued_before_a_queue_outage_are_counted(broker: RedisBroker, add_deletions: AddDeletions) -> None:
     add_deletions(9, project="n")
 

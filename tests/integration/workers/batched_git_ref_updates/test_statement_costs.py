@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
@@ -106,6 +107,7 @@ def test_page_costs_three_statements(root: Path, add_deletions: AddDeletions, st
     )
 
 
+@pytest.mark.redis_broker_only(reason="it counts commands of Redis, which does not get RabbitMQ's messages")
 def test_thousand_projects_cost_one_scan_one_count_and_ten_bulk_commands(
     settings: Settings,
     redis_client: redis.Redis,
