@@ -61,6 +61,7 @@ def test_transaction_continues_after_a_rejected_first_statement(ours: Database, 
     assert _notes(ours) == []
 
 
+@pytest.mark.direct_only(reason="a pooler keeps the connection whose server is killed")
 def test_transaction_continues_after_reconnecting_at_its_first_statement(ours: Database, other: Database) -> None:
     def away() -> None:
         raise psycopg2.OperationalError("the server is away")

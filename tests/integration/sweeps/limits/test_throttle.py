@@ -232,6 +232,7 @@ def test_unavailable_health_check_is_logged_once_and_ignored(
     assert {record.levelname for record in unknown} == {"INFO"}
 
 
+@pytest.mark.direct_only(reason="it sets the search path of a session, which a pooler does not keep")
 def test_unreadable_statistics_view_is_ignored(
     add_statuses: AddStatuses, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
