@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import psycopg2
 import pytest
 import redis
 from peewee import OperationalError
@@ -24,6 +23,7 @@ from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import Lease
 from tests.faults import at_step
+from tests.integration.leases.own_connection import own_connection
 from tests.integration.middleware.applications import eventually
 
 TTL = timedelta(minutes=10)
@@ -191,15 +191,15 @@ def test_an_applications_own_connection_is_fenced_too(
     # L3
     lease = obtained()
     assert settings.database_url is not None
-    own = psycopg2.connect(settings.database_url)
+    own = own_connection(settings)
     try:
         with own, own.cursor() as cursor:
-            cursor.execute("INSERT INTO written VALUES (1)")
+            cursor.execute(f"INSERT INTO {settings.namespace}.written VALUES (1)")
             lease.fence(own)
         lost_in_redis(redis_client, settings)
         obtained()
         with pytest.raises(LeaseLost), own, own.cursor() as cursor:
-            cursor.execute("INSERT INTO written VALUES (1)")
+            cursor.execute(f"INSERT INTO {settings.namespace}.written VALUES (1)")
             lease.fence(own)
         own.autocommit = True
         with pytest.raises(HousekeepingError, match="outside of a transaction"):
@@ -299,7 +299,7 @@ def test_lease_is_released_if_its_epoch_cannot_be_issued(
     zombie_may_end = threading.Event()
 
     def zombie() -> None:
-        with psycopg2.connect(settings.database_url) as own, own.cursor() as cursor:
+        with own_connection(settings) as own, own.cursor() as cursor:
             cursor.execute(f"SELECT 1 FROM {settings.schema_name}.leases FOR SHARE")
             began.set()
             zombie_may_end.wait(PATIENCE_S)

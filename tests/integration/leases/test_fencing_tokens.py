@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-import psycopg2
 import pytest
 import redis
 from psycopg2.extensions import connection as Connection
@@ -18,6 +17,7 @@ from housekeeping.leases.fencing import Fence, acquire_epoch, check_epoch
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.models import NOW, Lease
+from tests.integration.leases.own_connection import own_connection
 from tests.integration.old_schema import schema_of_version
 
 PATIENCE_S = 20
@@ -81,7 +81,7 @@ def test_epoch_is_drawn_after_its_row_is_locked(postgres: Database, admin: Conne
             check_epoch(first)
             beginning = another.submit(acquire_epoch, "k", "second")
             wait_for_a_lock(admin, settings)
-            with psycopg2.connect(settings.database_url) as own, own.cursor() as cursor:
+            with own_connection(settings) as own, own.cursor() as cursor:
                 cursor.execute(
                     f"INSERT INTO {settings.schema_name}.leases (key, holder) VALUES ('other', '') RETURNING epoch"
                 )
@@ -149,7 +149,7 @@ def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres:
     # L3: both would note that the lease is in use
     holder = acquired("holder for months")
     Lease.update(used_at=LONG_AGO).execute()
-    own = psycopg2.connect(settings.database_url)
+    own = own_connection(settings)
     try:
         with postgres.atomic():
             postgres.execute_sql("SET LOCAL lock_timeout = '1s'")
