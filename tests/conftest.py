@@ -72,6 +72,14 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def no_database_of_another_test() -> Iterator[None]:
+    yield
+    for name in database.by_name().keys() - {MAIN}:
+        with database.using(name):
+            database.initialize(None)
+
+
 @pytest.fixture(scope="session")
 def sentinels() -> Iterator[SentinelServers]:
     """A primary, its replica and three Sentinels, which no test of the session stops."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import redis
-from peewee import InterfaceError, OperationalError
+from peewee import InterfaceError, OperationalError, PeeweeException
 
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, Refused
 from housekeeping.core.redis_client import text, translate_redis_errors
@@ -208,14 +208,14 @@ def _known_everywhere(keys: list[str], *, of_all: bool = False) -> dict[str, lis
       of_all: Whether every database must answer. Otherwise one must.
     """
     found: dict[str, list[_Epoch]] = {}
-    unavailable: list[DatabaseUnavailable] = []
+    unavailable: list[Exception] = []
     databases = database.by_name()
     for name in databases:
         try:
             with database.using(name):
                 for key, epoch in _known(keys).items():
                     found.setdefault(key, []).append(epoch)
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, PeeweeException) as error:  # also one without the schema
             unavailable.append(error)
     if unavailable and (len(unavailable) == len(databases) or (of_all and not found.keys() & set(keys))):
         raise unavailable[0]

@@ -217,6 +217,21 @@ def test_lease_released_by_hand_is_fenced_off_in_its_database(two: Settings, red
         lease.fence()
 
 
+def test_database_without_the_librarys_tables_hides_no_lease_of_another(
+    two: Settings, redis_client: redis.Redis
+) -> None:
+    lease = ExclusiveLease("nightly", TTL)
+    assert lease.try_obtain() is not None
+    with database.atomic():
+        lease.fence()
+    with database.using(CI):
+        database.execute_sql(f"DROP TABLE {two.schema_name}.leases")
+
+    [held] = held_leases(redis_client, two.namespace)
+
+    assert (held.key, held.epoch) == ("nightly", 1)
+
+
 def test_lease_is_not_acquired_in_a_transaction_of_any_database(two: Settings, redis_client: redis.Redis) -> None:
     with (
         handle_of(CI).atomic(),
