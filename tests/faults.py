@@ -193,9 +193,10 @@ def at_step(owner: Any, name: str, where: Where, fault: Callable[[], object]) ->
 
 @contextmanager
 def instead_of_pauses(step: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Call a function instead of `time.sleep`."""
+    """Call a function instead of `time.sleep` in this thread; other threads would otherwise loop without a pause."""
+    sleep, mine = time.sleep, threading.get_ident()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "sleep", lambda seconds: step())
+        patch.setattr(time, "sleep", lambda seconds: step() if threading.get_ident() == mine else sleep(seconds))
         yield
 
 
