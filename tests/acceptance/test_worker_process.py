@@ -85,6 +85,7 @@ def test_messages_of_a_killed_worker_run_again_soon(trial: Trial, tmp_path: Path
         eventually(lambda: (trial.runs("one"), trial.runs("other")) == (2, 2), second)
 
 
+@pytest.mark.slow
 def test_actor_that_outlasts_the_grace_is_requeued(trial: Trial, tmp_path: Path) -> None:  # R5, B1
     trial.send("slow")
     with started(trial.command, trial.environment, tmp_path / "first") as first:
@@ -109,6 +110,7 @@ def test_each_of_several_named_queues_is_consumed(
         eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker, patience_s=15)
 
 
+@pytest.mark.slow
 def test_stopped_sweep_resumes_from_its_cursor(  # R5
     environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
 ) -> None:

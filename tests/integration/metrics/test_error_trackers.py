@@ -60,6 +60,7 @@ def sentry() -> Iterator[Sentry]:
     server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["57014", "P0001"], ids=["run", "record"])
 def test_failure_is_reported_to_sentry_once_without_a_password(
     code: str,

@@ -28,6 +28,7 @@ OF_RUNS: Final = ("Run started", "Run ended", "Alert", "Lease is held elsewhere"
 END: Final = {"outcome", "duration_s", "db_s", "redis_s", "data_consistency_used", "worker", "message_id"}
 
 
+@pytest.mark.slow
 def test_every_field_of_run_log_lines_is_documented(
     environment: dict[str, str], queues: Queues, redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:

@@ -85,12 +85,26 @@ def piped(first: Actor[..., Any], then: Actor[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("send", "fails"),
     [
-        (piped, False),
-        (lambda first, then: first.send_with_options(on_success="then"), False),
-        (lambda first, then: first.send_with_options(max_retries=0, on_failure="then"), True),
-        (lambda first, then: first.send_with_options(max_retries=0, on_retry_exhausted="then"), True),
+        pytest.param(piped, False, id="pipe_target"),
+        pytest.param(
+            lambda first, then: first.send_with_options(on_success="then"),
+            False,
+            id="on_success",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda first, then: first.send_with_options(max_retries=0, on_failure="then"),
+            True,
+            id="on_failure",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda first, then: first.send_with_options(max_retries=0, on_retry_exhausted="then"),
+            True,
+            id="on_retry_exhausted",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["pipe_target", "on_success", "on_failure", "on_retry_exhausted"],
 )
 def test_follow_up_waits_for_redis(  # R4
     settings: Settings, send: Callable[[Actor[..., Any], Actor[..., Any]], object], fails: bool

@@ -74,6 +74,7 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
     assert (again.outcome, again.counts["deleted_rows"], _left()) == ("done", 1, [])
 
 
+@pytest.mark.slow
 def test_table_of_slow_rows_is_processed_in_smaller_batches(add_statuses: AddStatuses, on_delete: Plant) -> None:
     add_statuses(60, DUE)
     on_delete("true", "PERFORM pg_sleep(0.05)")
@@ -162,6 +163,7 @@ def test_shutdown_during_a_bisection_ends_the_run_before_the_batch(
     assert stopped.counts["deleted_rows"] + resumed.counts["deleted_rows"] == 19
 
 
+@pytest.mark.slow
 def test_row_too_slow_to_change_after_its_call_fails_alone(postgres: Database, admin: Connection) -> None:
     postgres.create_tables([Order])
     add(12)

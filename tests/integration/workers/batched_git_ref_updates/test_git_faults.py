@@ -47,7 +47,7 @@ def program(tmp_path: Path, root: Path) -> Program:
     [
         pytest.param("kill -9 $$", id="killed_before_it_deletes"),
         pytest.param('git "$@"; kill -9 $$', id="killed_when_it_has_deleted"),
-        pytest.param("exec sleep 600", id="hangs_before_it_deletes"),
+        pytest.param("exec sleep 600", id="hangs_before_it_deletes", marks=pytest.mark.slow),
         pytest.param('git "$@"; exec sleep 600', id="hangs_when_it_has_deleted"),
         pytest.param('echo "fatal: No space left on device" >&2; exit 128', id="finds_the_disk_full"),
     ],

@@ -172,6 +172,7 @@ def test_lease_is_per_project(root: Path, add_deletions: AddDeletions, pending: 
     assert (lease.key_for(7), lease.ttl) == ("batched_git_ref_updates/project_cleanup/7", timedelta(minutes=10))
 
 
+@pytest.mark.slow
 def test_row_too_slow_to_mark_fails_alone(
     repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, pending: Pending
 ) -> None:

@@ -166,6 +166,7 @@ def test_the_actor_is_retried_25_times_and_takes_no_argument(settings: Settings,
     database.initialize(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["bulk_import_entities", "bulk_import_trackers"])
 def test_entity_too_slow_to_change_fails_alone_with_its_trackers(
     tables: Tables, clock: ManualClock, table: str

@@ -224,6 +224,7 @@ def test_run_over_30_minutes_raises_an_alert(builds: type[Build], caplog: pytest
     assert [line["alarm"] for line in lines(caplog, "Alert")] == ["longest_run"]
 
 
+@pytest.mark.slow
 def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBuilds, admin: Connection) -> None:
     # "any StandardError in drop -> doom", a timeout too.
     add_builds(30, "canceling", STALE, STALE)
@@ -235,6 +236,7 @@ def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBu
     assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 1, "failed": 0, "out_of_time": False})
 
 
+@pytest.mark.slow
 def test_build_too_slow_to_change_at_all_fails_alone(
     either: type[Build], add_builds: AddBuilds, admin: Connection
 ) -> None:
