@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Final, Generic, NoReturn, TypeVar
@@ -37,6 +37,8 @@ _GRACE_S: Final = 0.5
 _UNWIND_S: Final = 0.25
 #: Seconds to close the ledger row, which waits for a pending COMMIT of the run.
 _LONGEST_S: Final = 0.5
+#: Seconds between looks at signals that did not end the wait. A tenth of the second in which the process ends.
+_SIGNAL_CHECK_S: Final = 0.1
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -86,13 +88,20 @@ class Foreground(Generic[T]):
         thread = threading.Thread(target=context.run, args=(self._run,), name="foreground", daemon=True)
         with self._catch_signals():
             thread.start()
-            number = self._messages.get()
+            number = self._next_message()
             if number is not None:
                 self._stop(thread, number)
         thread.join()
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
+
+    def _next_message(self) -> signal.Signals | None:
+        while True:
+            # The kernel may give the signal to a thread of a library, or just before the wait begins. It ends no wait
+            # then, and its handler runs when the main thread is back in Python.
+            with suppress(queue.Empty):
+                return self._messages.get(timeout=_SIGNAL_CHECK_S)
 
     def _run(self) -> None:
         self._statement = statement_of_this_thread()
