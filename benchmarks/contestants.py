@@ -12,7 +12,7 @@ import psycopg2
 
 from benchmarks.comparison import BY_CTID, FLOOR, PREPARED, Contestant, Place
 from housekeeping.brokers import message_broker
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import logs
 from housekeeping.database.connection import database

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from housekeeping import testing as testing
     from housekeeping.core import events as events
-    from housekeeping.core.redis_client import throttle as throttle
+    from housekeeping.core.redis.client import throttle as throttle
     from housekeeping.core.settings import Settings as Settings
     from housekeeping.database.replicas import read_database as read_database
     from housekeeping.installation import install as install
@@ -48,7 +48,7 @@ _PUBLIC: Final = {
     "fence": "housekeeping.leases.lease",
     "install": "housekeeping.installation",
     "read_database": "housekeeping.database.replicas",
-    "throttle": "housekeeping.core.redis_client",
+    "throttle": "housekeeping.core.redis.client",
 }
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}
 __all__ = [

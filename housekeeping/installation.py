@@ -12,7 +12,7 @@ from dramatiq.middleware import Middleware
 
 from housekeeping.brokers import harden, message_broker
 from housekeeping.core.errors import DeclarationError
-from housekeeping.core.redis_client import redis_client, shared_redis
+from housekeeping.core.redis.client import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.middleware import standard_middleware
 from housekeeping.middleware.enqueueing.path import replace_enqueue

@@ -18,7 +18,7 @@ from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import Database
 from housekeeping.demo import (

@@ -16,7 +16,7 @@ import redis
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
-from housekeeping.core.sentinel_url import is_sentinel_url, parse_sentinel_url
+from housekeeping.core.redis.sentinel_url import is_sentinel_url, parse_sentinel_url
 from housekeeping.embedded.programs import find_redis
 from tests.rabbitmq_server import free_ports
 

@@ -10,7 +10,7 @@ import redis
 
 from housekeeping.brokers import require_pika
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.redis_client import redis_client, translate_redis_errors
+from housekeeping.core.redis.client import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 
 

@@ -17,8 +17,8 @@ from dramatiq.common import compute_backoff, q_name
 from dramatiq.errors import ConnectionClosed
 
 from housekeeping.brokers.validation import read
-from housekeeping.core.redis_client import redis_client, text
-from housekeeping.core.redis_servers import reject_cluster
+from housekeeping.core.redis.client import redis_client, text
+from housekeeping.core.redis.servers import reject_cluster
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.logs import logger as named_logger

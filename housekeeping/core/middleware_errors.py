@@ -14,7 +14,7 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import MiddlewareError, SkipMessage
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable
-from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.core.redis.client import translate_redis_errors
 from housekeeping.core.sanitize import typed_error_line
 
 

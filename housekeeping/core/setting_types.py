@@ -17,7 +17,7 @@ import psycopg2
 from psycopg2.extensions import parse_dsn
 from pydantic import AfterValidator, BeforeValidator
 
-from housekeeping.core import sentinel_url
+from housekeeping.core.redis import sentinel_url
 
 _AMQP: Final = ("amqp://", "amqps://")
 #: Words in place of names of families.

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.workers.object_storage import pending_entry, pending_uploads
 
 TITLE: Final = "DIRECT UPLOADS"

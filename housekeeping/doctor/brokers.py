@@ -9,7 +9,7 @@ from dramatiq.brokers.redis import RedisBroker
 from housekeeping.brokers import message_broker
 from housekeeping.brokers.queues import QueueLengths, queue_lengths
 from housekeeping.core.errors import SchemaMissing
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
 from housekeeping.database.clock_skew import database_now

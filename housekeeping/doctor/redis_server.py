@@ -10,9 +10,9 @@ import redis
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.redis_client import redis_client, translate_redis_errors
+from housekeeping.core.redis.client import redis_client, translate_redis_errors
+from housekeeping.core.redis.sentinel_url import NO_CLUSTER, is_sentinel_url
 from housekeeping.core.sanitize import error_line
-from housekeeping.core.sentinel_url import NO_CLUSTER, is_sentinel_url
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
 from housekeeping.database.clock_skew import ClockSkew

@@ -20,7 +20,7 @@ from housekeeping.core.errors import (
     LeaseLost,
     RedisUnavailable,
 )
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.thread_interrupt import LostLease, interrupter, retract

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import redis
 
-from housekeeping.core.redis_client import milliseconds, retry_redis, text, translate_redis_errors
+from housekeeping.core.redis.client import milliseconds, retry_redis, text, translate_redis_errors
 
 #: KEYS[1] is the lease, ARGV the token and the ttl in ms. Returns the token that holds the lease now. It can be
 #: repeated with the same token, so it is retried after a lost answer.

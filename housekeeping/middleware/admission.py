@@ -9,7 +9,7 @@ from dramatiq import Broker, Message, MessageProxy, Middleware
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import fail_message_on_error
-from housekeeping.core.redis_client import retry_redis, text
+from housekeeping.core.redis.client import retry_redis, text
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases import store
 from housekeeping.middleware import idempotency as idempotency_scripts

@@ -17,7 +17,7 @@ from dramatiq.common import current_millis
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import Requeue
-from housekeeping.core.redis_client import text, translate_redis_errors
+from housekeeping.core.redis.client import text, translate_redis_errors
 from housekeeping.core.telemetry.context import current_message
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.replicas import ReadRouting, Replica, ReplicaChoice, Replicas, set_read_routing

@@ -14,7 +14,7 @@ from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip
-from housekeeping.core.redis_client import milliseconds
+from housekeeping.core.redis.client import milliseconds
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly

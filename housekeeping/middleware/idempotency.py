@@ -16,7 +16,7 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
-from housekeeping.core.redis_client import milliseconds, text, translate_redis_errors
+from housekeeping.core.redis.client import milliseconds, text, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interrupter
 from housekeeping.leases.lease import SHORTEST_TTL, RedisLeaseStore

@@ -21,7 +21,7 @@ from housekeeping.core.errors import (
     UploadBeingDeleted,
     UploadRefused,
 )
-from housekeeping.core.redis_client import retry_redis, run_replicated, shared_redis, translate_redis_errors
+from housekeeping.core.redis.client import retry_redis, run_replicated, shared_redis, translate_redis_errors
 from housekeeping.core.sanitize import error_line, mask_secrets, shortened
 from housekeeping.core.settings import PREFIX, ObjectStoreSettings, Settings
 from housekeeping.core.telemetry.logs import log_rows, logger

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from peewee import fn
 
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.core.wording import counted
 from housekeeping.database.connection import database

@@ -146,7 +146,7 @@ def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]
 @pytest.fixture
 def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]:
     """Redis client that leases and middleware use too; this test's keys are removed after the test."""
-    from housekeeping.core.redis_client import redis_client, shared_redis
+    from housekeeping.core.redis.client import redis_client, shared_redis
 
     namespace = housekeeping_settings.namespace
     client = redis_client(housekeeping_settings.require_redis_url())
@@ -181,7 +181,7 @@ def housekeeping_broker(
     from dramatiq.brokers.redis import RedisBroker
 
     import housekeeping
-    from housekeeping.core.redis_client import redis_client, shared_redis
+    from housekeeping.core.redis.client import redis_client, shared_redis
     from housekeeping.database.connection import database
     from housekeeping.sweeps import actor_registry
 

@@ -10,7 +10,7 @@ from flask import Flask, abort, flash, redirect, render_template, request, url_f
 from werkzeug.wrappers import Response
 
 from housekeeping.core.errors import WrongArgument
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, translate_postgres_errors

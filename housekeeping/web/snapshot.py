@@ -16,7 +16,7 @@ from peewee import PeeweeException
 from housekeeping.brokers.queues import QueueLengths, queue_lengths
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock

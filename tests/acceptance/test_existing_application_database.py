@@ -30,7 +30,7 @@ from datetime import timedelta
 
 import housekeeping
 from housekeeping.core.errors import LeaseLost
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.database.connection import database
 from housekeeping.leases.lease import RedisLeaseStore, current_lease
 from {package}.tasks import send_reminders

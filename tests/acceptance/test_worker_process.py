@@ -28,7 +28,7 @@ import dramatiq
 import housekeeping
 from housekeeping.brokers import message_broker
 from housekeeping.core.telemetry import logs
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 
 settings = Settings.load()

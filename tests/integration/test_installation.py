@@ -61,7 +61,7 @@ def broker(plain: Settings) -> Iterator[RedisBroker]:
     broker = RedisBroker(client=client, namespace=f"{plain.namespace}:own")
     yield broker
     client.close()
-    from housekeeping.core.redis_client import shared_redis
+    from housekeeping.core.redis.client import shared_redis
 
     if shared_redis.client is not None:
         shared_redis.client.close()
@@ -208,7 +208,7 @@ def test_actors_declared_before_are_looked_after_too(broker: RedisBroker, plain:
 def test_without_a_redis_url_everything_lives_on_the_brokers_server(broker: RedisBroker, plain: Settings) -> None:
     housekeeping.install(broker, plain.model_copy(update={"redis_url": None}), workers=False)
 
-    from housekeeping.core.redis_client import shared_redis
+    from housekeeping.core.redis.client import shared_redis
 
     assert shared_redis.client is broker.client
 

@@ -14,7 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import installation
 from housekeeping.brokers import redis as brokers
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.compiled_query import CompiledQuery
 from housekeeping.database.connection import database

@@ -16,7 +16,7 @@ from dramatiq.middleware import CurrentMessage
 
 import housekeeping
 from housekeeping.brokers import redis_broker
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import logs
 from tests.soak.measured import measured

@@ -11,7 +11,7 @@ import pytest
 
 from housekeeping.core import thread_interrupt
 from housekeeping.core.middleware_errors import Requeue, StoreUnavailable
-from housekeeping.core.redis_client import retry_redis
+from housekeeping.core.redis.client import retry_redis
 from housekeeping.leases import lease
 from housekeeping.leases import store as lease_store
 from housekeeping.leases.lease_token import Holder

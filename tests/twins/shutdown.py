@@ -10,7 +10,7 @@ from dramatiq.threading import raise_thread_exception
 
 from housekeeping.core import thread_interrupt
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.redis_client import retry_redis
+from housekeeping.core.redis.client import retry_redis
 from housekeeping.middleware import admission, reliable_enqueue, retries
 from housekeeping.middleware.call_keys import UnusableArguments
 from housekeeping.middleware.interrupts import statements, time_limit

@@ -14,7 +14,7 @@ import pytest
 from dramatiq import Message, MessageProxy, Middleware
 
 from housekeeping.core.middleware_errors import Skip
-from housekeeping.core.redis_client import redis_client, shared_redis
+from housekeeping.core.redis.client import redis_client, shared_redis
 from housekeeping.middleware import dead_letters
 from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.idempotency import Idempotency

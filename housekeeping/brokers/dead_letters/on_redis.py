@@ -14,7 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, run_hooks_before
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.redis_client import retry_redis, text, translate_redis_errors
+from housekeeping.core.redis.client import retry_redis, text, translate_redis_errors
 
 _SUFFIX: Final = ".XQ"
 _PAGE: Final = 100  # dead letters per round trip

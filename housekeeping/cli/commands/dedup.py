@@ -11,7 +11,7 @@ import redis
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, print_table, table
 from housekeeping.core.errors import Refused
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.wording import format_duration
 from housekeeping.middleware.deduplication.keys import key_prefix

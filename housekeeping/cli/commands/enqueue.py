@@ -12,7 +12,7 @@ from dramatiq.errors import BrokerConnectionError
 from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
-from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.core.redis.client import translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.installation import broker_without_database

@@ -17,7 +17,7 @@ from housekeeping.cli.commands.list import print_not_set_up
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress, table
 from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.sanitize import in_one_line, printable, shortened
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted, format_duration

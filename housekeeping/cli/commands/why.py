@@ -14,7 +14,7 @@ from housekeeping.cli.commands.runs import attempts_table, print_explanation, ru
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import out, print_table, progress
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable, WrongArgument
-from housekeeping.core.redis_client import redis_client, translate_redis_errors
+from housekeeping.core.redis.client import redis_client, translate_redis_errors
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.core.wording import format_duration
 from housekeeping.database.clock_skew import database_now

@@ -15,8 +15,8 @@ from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
 from redis.retry import Retry
 
-from housekeeping.core.redis_servers import reject_cluster, sentinel_client
-from housekeeping.core.sentinel_url import is_sentinel_url
+from housekeeping.core.redis.sentinel_url import is_sentinel_url
+from housekeeping.core.redis.servers import reject_cluster, sentinel_client
 from housekeeping.core.telemetry.context import waiting_for
 
 #: A connection that was idle for longer is checked before its next script: the server may have closed it.

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import redis
 from redis.client import Pipeline
 
-from housekeeping.core.redis_client import milliseconds, text, translate_redis_errors
+from housekeeping.core.redis.client import milliseconds, text, translate_redis_errors
 from housekeeping.middleware.deduplication import scripts as scripts
 from housekeeping.middleware.deduplication.options import POSITION_REMEMBERED
 

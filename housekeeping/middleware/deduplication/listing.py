@@ -11,7 +11,7 @@ from typing import Any, Final
 import redis
 
 from housekeeping.core.errors import Refused
-from housekeeping.core.redis_client import text, translate_redis_errors
+from housekeeping.core.redis.client import text, translate_redis_errors
 from housekeeping.middleware.deduplication.keys import key_prefix
 
 _PAGE: Final = 1000  # keys that Redis scans in one step, during which other clients wait

@@ -16,7 +16,7 @@ from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import Requeue, Skip, StoreUnavailable, fail_message_on_error
-from housekeeping.core.redis_client import milliseconds, retry_redis
+from housekeeping.core.redis.client import milliseconds, retry_redis
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.renewal import elapsed, renewals

@@ -14,7 +14,7 @@ from redis.sentinel import SentinelConnectionPool
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
-from housekeeping.core.redis_client import retry_redis, text
+from housekeeping.core.redis.client import retry_redis, text
 from housekeeping.middleware.deduplication import scripts as scripts
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, Kind
 from housekeeping.middleware.dramatiq_internals import dispatch_arguments, dispatch_script

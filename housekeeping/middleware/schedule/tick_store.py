@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import redis
 
-from housekeeping.core.redis_client import milliseconds, text
+from housekeeping.core.redis.client import milliseconds, text
 
 #: Ticks remembered per actor: a day of minutes and an hour, for clocks that step.
 _REMEMBERED: Final = 1500

@@ -13,7 +13,7 @@ from typing import Any, Final
 from peewee import PeeweeException
 
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.redis_client import redis_client, translate_redis_errors
+from housekeeping.core.redis.client import redis_client, translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import close_databases

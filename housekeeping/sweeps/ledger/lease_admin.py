@@ -10,7 +10,7 @@ import redis
 from peewee import InterfaceError, OperationalError, PeeweeException
 
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, Refused
-from housekeeping.core.redis_client import text, translate_redis_errors
+from housekeeping.core.redis.client import text, translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, sqlstate, translate_postgres_errors

@@ -12,7 +12,7 @@ import pydantic
 from peewee import SQL, NodeList, PeeweeException, fn
 
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.redis_client import translate_redis_errors
+from housekeeping.core.redis.client import translate_redis_errors
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.ledger.models import NOW, ProcessRow
 

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable
-from housekeeping.core.redis_client import redis_client as make_redis_client
-from housekeeping.core.redis_client import throttle
+from housekeeping.core.redis.client import redis_client as make_redis_client
+from housekeeping.core.redis.client import throttle
 from housekeeping.core.settings import Settings
 
 MINUTE = timedelta(minutes=1)

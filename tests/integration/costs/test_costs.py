@@ -19,7 +19,7 @@ from psycopg2.extensions import connection as Connection
 from benchmarks.catalogue import COMPARISONS
 from benchmarks.comparison import Place
 from housekeeping.brokers import message_broker
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.installation import install

@@ -13,7 +13,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import doctor
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.wording import how_to_install
 from housekeeping.database.connection import Database, connect_to, database

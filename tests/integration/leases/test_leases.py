@@ -20,7 +20,7 @@ from housekeeping.core.errors import (
     LeaseLost,
     RedisUnavailable,
 )
-from housekeeping.core.redis_client import redis_client as make_redis_client
+from housekeeping.core.redis.client import redis_client as make_redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease, LeaseStore, RedisLeaseStore

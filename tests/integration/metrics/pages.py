@@ -24,7 +24,7 @@ from datetime import timedelta
 import dramatiq
 from housekeeping import ExclusiveLease
 from housekeeping.app import broker
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.leases.lease import current_lease
 
 LEASE = {"key": "metered", "ttl": timedelta(minutes=5)}

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from housekeeping import ExclusiveLease
-from housekeeping.core.redis_client import redis_client as made_client
+from housekeeping.core.redis.client import redis_client as made_client
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import WaitTimes, wait_times, waiting_for
 from housekeeping.database.connection import Database

@@ -16,7 +16,7 @@ from dramatiq import Actor, Message, Worker
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import message_broker
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.installation import install

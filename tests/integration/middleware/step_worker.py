@@ -12,7 +12,7 @@ from dramatiq.common import dq_name
 from dramatiq.worker import ConsumerThread, WorkerThread
 
 from housekeeping.brokers import message_broker
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from tests.faults import exchanges

@@ -20,7 +20,7 @@ from redis.crc import key_slot
 from housekeeping import embedded
 from housekeeping.brokers import redis_broker
 from housekeeping.core.middleware_errors import Requeue
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from housekeeping.middleware import reliable_enqueue

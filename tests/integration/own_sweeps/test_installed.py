@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 import housekeeping
 from housekeeping.brokers import message_broker
 from housekeeping.core.errors import DeclarationError, SettingsError
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.doctor import examine

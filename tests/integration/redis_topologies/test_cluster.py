@@ -16,7 +16,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 import housekeeping
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.doctor import redis_server
 from housekeeping.embedded.programs import find_redis

@@ -16,7 +16,7 @@ from dramatiq.brokers.redis import RedisBroker
 import housekeeping
 from housekeeping import ExclusiveLease
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.redis_client import redis_client, shared_redis
+from housekeeping.core.redis.client import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.doctor import redis_server
 from housekeeping.workers.object_storage import pending_entry, pending_uploads

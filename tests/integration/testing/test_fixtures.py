@@ -82,7 +82,7 @@ def test_application_in_the_process_keeps_redis_and_actors(run_pytest: RunPytest
     test = """
         import dramatiq
         from dramatiq.brokers.stub import StubBroker
-        from housekeeping.core.redis_client import shared_redis
+        from housekeeping.core.redis.client import shared_redis
         from housekeeping.sweeps import actor_registry as actors
 
         theirs = object()

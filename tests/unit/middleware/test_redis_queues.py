@@ -9,7 +9,7 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from redis.sentinel import Sentinel
 
-from housekeeping.core.redis_client import redis_client
+from housekeeping.core.redis.client import redis_client
 from housekeeping.middleware.enqueueing.redis_queues import share_redis
 
 

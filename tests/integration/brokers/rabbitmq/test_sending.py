@@ -20,7 +20,7 @@ from housekeeping.brokers.queues import queue_lengths
 from housekeeping.brokers.rabbitmq import broker as rabbitmq
 from housekeeping.brokers.rabbitmq.broker import QueueDeclaredOtherwise, ReliableRabbitmqBroker
 from housekeeping.brokers.rabbitmq.consumer import close_connection
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from tests.integration.brokers.rabbitmq.conftest import cut
@@ -31,7 +31,7 @@ from tests.rabbitmq_server import free_ports
 FORKING = """
 import os, dramatiq
 from housekeeping.brokers import harden, message_broker
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 

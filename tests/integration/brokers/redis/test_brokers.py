@@ -12,7 +12,7 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working

@@ -18,7 +18,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import embedded
 from housekeeping.core.middleware_errors import StoreUnavailable
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from tests.faults import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.redis_client import milliseconds, text
+from housekeeping.core.redis.client import milliseconds, text
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication import keys as deduplication_keys
 from housekeeping.middleware.deduplication import scripts

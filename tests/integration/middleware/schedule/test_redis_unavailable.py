@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 import redis
 
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.middleware.schedule.tick_store import TickStore

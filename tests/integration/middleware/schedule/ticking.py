@@ -12,7 +12,7 @@ from dramatiq import MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.core.cron import Cron
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.sweeps.ledger.models import Run
 from tests.integration.middleware.applications import installed

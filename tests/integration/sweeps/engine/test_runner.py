@@ -12,8 +12,8 @@ from dramatiq.middleware import Shutdown
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import DatabaseUnavailable, LeaseLost
-from housekeeping.core.redis_client import redis_client as make_redis_client
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import redis_client as make_redis_client
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database, connect_to, database

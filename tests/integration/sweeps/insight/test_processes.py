@@ -9,7 +9,7 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.redis_client import redis_client as client_for
+from housekeeping.core.redis.client import redis_client as client_for
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps.ledger.models import ProcessRow

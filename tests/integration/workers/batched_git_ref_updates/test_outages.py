@@ -10,8 +10,8 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
-from housekeeping.core.redis_client import redis_client as make_redis_client
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import redis_client as make_redis_client
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan

@@ -11,7 +11,7 @@ import redis
 from dramatiq.brokers.stub import StubBroker
 
 from housekeeping.core.errors import DatabaseUnavailable
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.installation import install

@@ -10,8 +10,8 @@ import redis
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import DatabaseUnavailable, RedisUnavailable
-from housekeeping.core.redis_client import redis_client as client_for
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import redis_client as client_for
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.runner import run_sweep

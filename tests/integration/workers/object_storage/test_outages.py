@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from housekeeping.core.errors import ObjectStoreUnavailable
-from housekeeping.core.redis_client import redis_client as make_redis_client
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import redis_client as make_redis_client
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import connect_to, database
 from housekeeping.sweeps.engine.runner import run_sweep

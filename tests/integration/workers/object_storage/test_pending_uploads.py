@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from housekeeping.core.errors import RedisUnavailable, UploadRefused
-from housekeeping.core.redis_client import redis_client as make_redis_client
-from housekeeping.core.redis_client import shared_redis
+from housekeeping.core.redis.client import redis_client as make_redis_client
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.testing import ManualClock
 from housekeeping.workers.object_storage import pending_entry, pending_uploads

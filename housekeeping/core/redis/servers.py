@@ -14,8 +14,8 @@ from redis.connection import parse_url
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from housekeeping.core.errors import SettingsError
+from housekeeping.core.redis.sentinel_url import NO_CLUSTER, parse_sentinel_url
 from housekeeping.core.sanitize import error_line
-from housekeeping.core.sentinel_url import NO_CLUSTER, parse_sentinel_url
 
 #: A Sentinel answers within milliseconds, and there are others if it does not.
 _SENTINEL_TIMEOUT_S: Final = 1

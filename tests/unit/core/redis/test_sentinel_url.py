@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.redis_client import redis_client
-from housekeeping.core.sentinel_url import parse_sentinel_url
+from housekeeping.core.redis.client import redis_client
+from housekeeping.core.redis.sentinel_url import parse_sentinel_url
 from housekeeping.core.settings import Settings
 
 _HOSTS = "a URL with hosts separated by commas, IPv6 addresses in brackets, such as redis+sentinel://"
