@@ -1,4 +1,8 @@
-"""Loop of a run: one batch after another, each in a transaction, until nothing is left or the run must stop."""
+"""Loop of a run: one batch after another, each with its own commit, until nothing is left or the run must stop.
+
+`Executor.run` is the loop, `Executor._process_batch` one batch. Most batches are a single statement (`one_round_trip`);
+the others are a transaction (`Executor.commit`).
+"""
 
 from __future__ import annotations
 
@@ -127,7 +131,7 @@ class Executor:
                 # A throttled run whose batch waits for locks ends early instead of failing; the next run resumes.
                 if not self._throttle.is_active or sqlstate(error) != _LOCK_TIMEOUT:
                     raise
-                # Parts of the batch may have been committed.
+                # A bisected batch may have committed some of its parts.
                 return self._end_between_batches(replace(state, counts=self._progress.counts), THROTTLED)
         self._progress.saw_everything = (
             state.verdict[0] == "done" and self._request.sweep.shards == 1 and self._traversal.sees_everything()
@@ -135,7 +139,7 @@ class Executor:
         return state.verdict
 
     def _process_batch(self, state: RunState) -> RunState:
-        """Process one batch in one transaction; in parts if a row makes it fail."""
+        """Process and commit one batch. Bisect it if a row makes it fail."""
         number, rows_left = state.place.stage, self._row_limit.left(state.counts)
         if self._throttle.is_active:
             self.sizer.ease(number)

@@ -152,7 +152,7 @@ def _run(request: RunRequest, progress: RunProgress, budget: RunBudget) -> RunEn
         if lease.is_held_elsewhere:
             return _end_without_lease(request, progress)
 
-        # The ledger row, with the epoch of the lease.
+        # The ledger row, with the fencing token (epoch) of the lease.
         attempt = run_start.begin(
             sweep.name,
             message_id=request.message_id,
@@ -216,8 +216,8 @@ def _reason_to_skip(request: RunRequest, override: Override | None) -> str | Non
 
 def _end_without_lease(request: RunRequest, progress: RunProgress) -> RunEnd:
     if request.message_id is not None and run_queries.is_unfinished(request.message_id):
-        # The lease is that of a dead attempt at this message, which is not yet known to be dead. To end the message
-        # here would lose its work.
+        # An earlier attempt at this message has the lease. It is probably dead, but its heartbeats are too recent to
+        # tell. If the message ended here, its work would be lost.
         return RunEnd("skipped", "lease_held", retry_after=runs.HEARTBEAT, is_recorded=True)
     if progress.preflight.error is not None:
         raise progress.preflight.error

@@ -1,4 +1,4 @@
-"""Start of a run: its row in the ledger, its epoch, and what earlier runs have left for it."""
+"""Start of a run: its row in the ledger, its fencing token (epoch), and the cursor and history of earlier runs."""
 
 from __future__ import annotations
 

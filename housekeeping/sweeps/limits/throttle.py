@@ -1,4 +1,8 @@
-"""Throttle: slows a run down while the database is overloaded, and ends it early if that lasts."""
+"""Throttle: slows a run down while the database is overloaded, and ends it early if that lasts.
+
+To add a check, add its limit to `ThrottleLimits`, its measured value to `DbHealth` in `db_health`, and the comparison
+to `Throttle._found`. Operators set the limits by the key ``gates``.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Transition:
         changes = all_as_stored(table.model, self.changes(STATEMENT_TIME))
         update: Any = (
             table.model.update({state: self.machine.target(self.event), **changes})
-            # COALESCE: not to choose an index by (see `TableStage.apply`).
+            # COALESCE keeps PostgreSQL from using this condition for an index (see `batch_statement.changes`).
             .where(chosen & fn.COALESCE(state.in_(self.machine.sources(self.event)), False))
             .returning(*table.key)
         )
