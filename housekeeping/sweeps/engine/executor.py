@@ -103,7 +103,7 @@ class Executor:
         limits = request.sweep.throttle
         self._throttle = Throttle(limits, tables, budget, request.stopping.wait, request.health)
         self.streak = FailureStreak()
-        #: Where the first stage was left because the same error kept failing, and the error the run ends with.
+        #: State in which the run first left a stage because the same error repeated, and the error that ends the run.
         self._left_stage: tuple[RunState, SameErrorRepeated] | None = None
         self._heartbeat_at = time.monotonic()
 

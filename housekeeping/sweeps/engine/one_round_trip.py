@@ -107,7 +107,7 @@ class OneRoundTrip:
         """Return the state that the batch has written, although its answer was lost; None if it wrote nothing.
 
         Raises:
-          Exception: The given error, if it is unknown what the batch may still write.
+          Exception: The given error, if the row's heartbeat before the batch is unknown. The ledger cannot tell then.
           RunTakenOver, peewee.PeeweeException: As `resynchronize`.
         """
         if self.heartbeat_at is None:

@@ -31,9 +31,9 @@ class RunEnd:
     """How a run ended.
 
     Attributes:
-      error: The exception that broke the run off, or that its message is retried for.
+      error: The exception that ended the run, or for which its message is retried.
       retry_after: Delay after which the message is to be delivered again.
-      is_recorded: Whether the ledger has it already, or needs no row for it.
+      is_recorded: Whether the ledger already has this end, or needs no row for it.
     """
 
     outcome: Outcome

@@ -75,9 +75,9 @@ def run_lease(request: RunRequest) -> Iterator[RunLease]:
 
 
 def _take_over(lease: ExclusiveLease, worker: str, message_id: str | None) -> str | None:
-    """Take the lease over from a run that ended or died without releasing it; None while its holder lives."""
+    """Take the lease over from a run that ended or died without releasing it. Return None while its holder is alive."""
     owner = lease.owner()
-    # Application code and plain actors may hold the same key. The ledger knows nothing about them.
+    # Application code and plain actors may hold the same key. The ledger does not have their runs.
     if owner is None or holder_of(owner).worker != worker:
         return None
     if not (_is_of(message_id, owner) or run_queries.holder_is_gone(worker, lease.key, owner)):

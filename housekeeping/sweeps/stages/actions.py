@@ -26,8 +26,9 @@ class Write:
       ctes: Data-modifying CTEs. The first changes the picked rows and returns their keys; others change dependent rows.
       counts: Name of the row count of each CTE.
       before: Further CTEs that these refer to.
-      holds: Condition without which the batch is undone. Picked rows may then stay unchanged, because another session
-        works on them. None: a picked row that stays unchanged is a failure.
+      holds: Condition that must be true after the changes; otherwise the batch is rolled back. With a condition, picked
+        rows may stay unchanged, because another session works on them. None: a picked row that stays unchanged counts
+        as failed.
     """
 
     ctes: Sequence[CTE]

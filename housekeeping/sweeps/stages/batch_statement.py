@@ -20,7 +20,7 @@ _NOT_CHANGED: Final = (
     "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
 )
 _CTID: Final = "row_ctid"
-#: Keys of the rows that `lock_statement` has locked in this transaction; NULL without one.
+#: Keys of the rows that `lock_statement` has locked in this transaction; NULL if it has locked none.
 LOCKED_KEYS: Final = SQL("nullif(current_setting('housekeeping.batch', true), '')::bigint[]")
 
 
