@@ -1,4 +1,4 @@
-"""PostgreSQL's catalog of a model's table, and models without the optional columns that their table lacks."""
+"""Tables as PostgreSQL's catalog describes them, and removal of optional fields whose columns a table lacks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def quoted_name(model: type[Model]) -> str:
 
 
 def table_version(model: type[Model]) -> tuple[Any, ...]:
-    """Return the key of cached knowledge about a table: its database, its name, and a counter.
+    """Return the cache key for facts about a table: its database, its name, and a counter.
 
     The counter increases when a statement names a column that does not exist, because the table may have changed.
     """
@@ -112,7 +112,7 @@ def table_of(model: type[Model]) -> Table:
 
 
 def table_if_visible(model: type[Model]) -> Table:
-    """Return the model's table; a missing one if no database is set or the schema is not accessible."""
+    """Return the model's table; one that does not exist if no database is set or the schema is not accessible."""
     if database.obj is None:
         return Table(exists=False)
     try:

@@ -22,7 +22,7 @@ class ClockSkew:
 
     Attributes:
       server_at: The server's time.
-      ahead: How far this machine is ahead of the server, at least; negative if it is behind.
+      ahead: Least possible lead of this machine over the server; negative if it is behind.
     """
 
     server_at: datetime

@@ -60,17 +60,17 @@ class CompiledQuery:
 
 
 class QueryCache:
-    """Compiled queries of one purpose; a query of another purpose empties the cache."""
+    """Cache of compiled queries for one purpose at a time, such as one run."""
 
     def __init__(self) -> None:
         self._cached: tuple[Hashable, dict[Hashable, Any]] = (None, {})
 
     def get(self, purpose: Hashable, form: Hashable, make: Callable[[], T]) -> T:
-        """Return the query of this form; compile it if it is not cached.
+        """Return the cached query; compile it first if it is missing.
 
         Parameters:
-          purpose: What all cached queries have in common, such as the run that they are compiled for.
-          form: Distinguishes the queries of one purpose.
+          purpose: First part of the cache key, such as the current run. A new value empties the cache.
+          form: Second part of the cache key: which of the purpose's queries.
           make: Compiles the query.
         """
         cached_purpose, queries = self._cached  # read once, because another thread may replace both

@@ -46,7 +46,7 @@ _BLOCKS: Final = ("ctx", "transactions", "commit_callbacks")
 class DatabaseHandle(DatabaseProxy):
     """Proxy of the database with the given name, or of the database that is current in this thread.
 
-    It begins the transactions of its database. peewee's own would begin plain ones.
+    Its transactions are those of `Database`; peewee's proxy would begin plain ones.
 
     Parameters:
       name: None for the current database: `MAIN`, or within `using` another one.
@@ -173,7 +173,7 @@ class Database(PostgresqlDatabase):
         return _Transaction(self, *args, **kwargs)
 
     def _connect(self) -> Any:
-        # peewee's own cannot leave out a parameter.
+        # peewee's own `_connect` cannot leave out the parameter ``options``.
         connection = None if self.prepared_statements == "off" else self._connect_with_options()
         if connection is None:
             connection = self._open(options=None)

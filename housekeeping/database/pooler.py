@@ -26,7 +26,7 @@ _WORD: Final = re.compile(r"(?:\\.|[^\s\\])+")
 #: Settings whose value is a list of identifiers.
 _LISTS: Final = ("search_path", "temp_tablespaces")
 _ITEM: Final = re.compile(r'"((?:[^"]|"")*)"|([^,\s]+)')
-#: Defaults of later transactions, and the setting of the current one. Poolers are told no default.
+#: Default for later transactions -> the setting that applies to the current one and is sent instead.
 _OF_TRANSACTION: Final = {
     "default_transaction_read_only": "transaction_read_only",
     "default_transaction_isolation": "transaction_isolation",

@@ -20,7 +20,7 @@ _OUTDATED: Final = ("0A000", "26000")
 
 
 class _Part(CompiledQuery):
-    """One query of a message."""
+    """One of the queries of a `PreparedQuery`."""
 
     def __init__(self, query: Query) -> None:
         super().__init__(query)
@@ -44,10 +44,10 @@ class _Part(CompiledQuery):
 
 
 class PreparedQuery:
-    """Queries that are one message and one transaction.
+    """Queries that are sent together, as one transaction.
 
-    The second execution on a direct connection prepares them. A run that ends after one batch is
-    spared the preparation, and later batches are spared parsing and planning.
+    The second execution on a direct connection prepares them. So a run that ends after one batch prepares nothing, and
+    later batches need no parsing and planning.
     """
 
     def __init__(self, *queries: Query) -> None:

@@ -1,8 +1,8 @@
 """Fencing tokens of leases, called epochs: a number that increases with each holder that fences, stored in PostgreSQL.
 
 Redis decides who may begin. The epoch decides, within the transaction itself, who may still commit. Most holders never
-call `fence`. So a holder gets its epoch with its first fence, which costs nothing where there is none. If an earlier
-holder has an epoch, the next one gets a higher epoch before it begins.
+call `fence`, so a holder gets its epoch only with its first fence. If an earlier holder has an epoch, the next one gets
+a higher epoch before it begins.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NOT_WRITABLE: Final = ("25006", "57P01", "57P02", "57P03", "53300")
 #: The column's default, because an identity column needs no right on its sequence.
 _NEXT_EPOCH: Final = SQL("DEFAULT")
 _NOW: Final = SQL("clock_timestamp()")
-#: The advisory lock of a key, shared by transactions with a first fence and taken by the next holder.
+#: Advisory lock of a key: shared for transactions with a first fence, exclusive for the next holder.
 _LOCK: Final = "hashtextextended('housekeeping lease ' || %s, 0)"
-#: An epoch of another holder than this one, which began without any, is later than its beginning.
+#: This holder began when there was no epoch, so an existing one belongs to a later holder.
 _UNLESS_ISSUED: Final = "ON CONFLICT (key) DO NOTHING RETURNING epoch"
 
 
@@ -48,7 +48,7 @@ class Lease(BaseModel):
     """Latest epoch of a lease, and the token of its holder.
 
     All keys share one sequence. So a row can be deleted, and the next epoch of its key is still higher. `used_at` is
-    the time of the last acquisition, or of the last fence to within a day.
+    the time of the last acquisition, or of the last fence, accurate to a day.
     """
 
     key = TextField(primary_key=True)
@@ -62,9 +62,9 @@ class Lease(BaseModel):
 
 
 class Fence(NamedTuple):
-    """What PostgreSQL compares before a holder's commit.
+    """Epoch of a holder, which PostgreSQL checks before a commit.
 
-    The epoch alone would not do: after a failover to a replica that had not received the last acquisitions, the new
+    The token is checked as well: after a failover to a replica that had not received the last acquisitions, the new
     primary issues their epochs again.
 
     Attributes:
@@ -112,7 +112,7 @@ def _written_epoch(query: Any) -> int:
 def needs_epoch(key: str) -> bool:
     """Return whether an earlier holder of the key has an epoch, so that the next one needs a higher one to begin.
 
-    One round trip that writes nothing. It waits for open transactions that are about to have their `first_epoch`.
+    One round trip that writes nothing. It waits for open transactions that issue a `first_epoch`.
 
     Raises: See `acquire_epoch`.
     """
@@ -137,8 +137,8 @@ def first_epoch(key: str, token: str, is_held: Callable[[], bool], connection: C
     """Issue the first epoch of the key in the current transaction, for a holder that began without one.
 
     Parameters:
-      is_held: Returns whether Redis still has the holder's lease. A next holder waits from now on until this
-        transaction ends, see `needs_epoch`. So it cannot begin after the answer.
+      is_held: Returns whether Redis still has the holder's lease. It is called while the next holder must wait for
+        this transaction (see `needs_epoch`), so its answer stays true.
 
     Raises:
       LeaseLost: If another holder has begun. The transaction must be rolled back.
@@ -160,7 +160,7 @@ def first_epoch(key: str, token: str, is_held: Callable[[], bool], connection: C
 def forget_epoch(fence: Fence) -> None:
     """Delete the epoch of a holder that ended without a fence; without a row, the next holders need no epoch.
 
-    Epochs of earlier holders stay outdated, because their row is missing. An error only leaves the row.
+    Epochs of earlier holders stay invalid, because they have no row. Errors are ignored; the row then stays.
     """
     try:
         with _translate_errors():
@@ -175,7 +175,7 @@ def is_of(key: Any, epoch: Any, holder: Any) -> Any:
 
 
 def check_epoch(fence: Fence, connection: Connection | None = None) -> None:
-    """Check that the holder is still the latest, and hold back the next one until the current transaction ends.
+    """Check that the holder is still the latest. The next holder then waits until the current transaction ends.
 
     Parameters:
       connection: The connection of the transaction; by default the library's own.
@@ -190,7 +190,7 @@ def check_epoch(fence: Fence, connection: Connection | None = None) -> None:
 
 
 def is_latest(fence: Fence, connection: Connection | None = None) -> bool:
-    """Return whether the holder is still the latest, and if so hold back the next one, see `check_epoch`."""
+    """Return whether the holder is still the latest. If so, the next holder waits until the transaction ends."""
     where = "WHERE key = %s AND epoch = %s AND holder = %s"
     # FOR SHARE, so that the epoch of the next holder waits until this transaction ends.
     latest = _fetch_row(
@@ -199,8 +199,8 @@ def is_latest(fence: Fence, connection: Connection | None = None) -> bool:
         fence,
     )
     if latest is not None and latest[0]:
-        # Unused rows are deleted, but not that of a lease held for a month. SKIP LOCKED, because two transactions of
-        # this holder would wait for each other.
+        # Keeps the row of a lease that is held for long from being deleted as unused. SKIP LOCKED, because two
+        # transactions of this holder would wait for each other.
         _fetch_row(
             connection,
             f"UPDATE {_leases()} SET used_at = clock_timestamp() WHERE key = "  # noqa: S608
@@ -245,10 +245,7 @@ def _unavailable(error: PeeweeException) -> HousekeepingError | None:
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Translate errors of the database, and close the thread's connection afterwards if it had none.
-
-    A worker's thread keeps it for the next message.
-    """
+    """Translate errors of the database. Close a connection that the block opened, except in a worker's thread."""
     if database.obj is None:
         which = "no database is configured (HOUSEKEEPING_DATABASE_URL)"
         if database.selected != MAIN:

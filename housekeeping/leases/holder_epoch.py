@@ -1,4 +1,4 @@
-"""Epoch of one holder of a lease. It is issued when the holder begins, with its first fence, or not at all."""
+"""Epoch of one lease holder: issued when it begins if an earlier holder has one, else with its first fence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HolderEpoch:
     """Epoch of the holder with this token, in the ledger of one database.
 
     Attributes:
-      fence: The epoch with its holder; None while it has none.
+      fence: The epoch; None while the holder has none.
     """
 
     def __init__(self, key: str, token: str, database_name: str = MAIN) -> None:
@@ -73,13 +73,13 @@ class HolderEpoch:
         with database.using(self._database):
             if self.fence is not None and not self._began_without:
                 check_epoch(self.fence, connection)
-            # A first epoch is missing again after a rollback.
+            # A rollback removes a first epoch, so it is issued again.
             elif self.fence is None or not is_latest(self.fence, connection):
                 self.fence = Fence(self._key, first_epoch(self._key, self._token, is_held, connection), self._token)
         self._has_fenced = True
 
     def forget(self) -> None:
-        """Delete an epoch that nothing was fenced with, so that the next holders need none."""
+        """Delete the epoch if no fence used it, so that the next holders need none."""
         if self.fence is not None and not self._has_fenced and not in_transaction():
             with database.using(self._database):
                 forget_epoch(self.fence)

@@ -135,7 +135,7 @@ class ExclusiveLease:
         return token if self.answered(token, self._store.obtain(self.key, token, self.ttl)) else None
 
     def request(self) -> str:
-        """Return a new token, with which a script of the caller acquires the lease; then call `answered`.
+        """Return a new token, with which the caller's own script acquires the lease; pass its answer to `answered`.
 
         Raises:
           HousekeepingError: As `try_obtain`.
@@ -148,7 +148,7 @@ class ExclusiveLease:
         return token
 
     def answered(self, token: str, holder: str) -> bool:
-        """Return whether the lease belongs to the requested token, given its holder; the errors are `try_obtain`'s."""
+        """Use the lease if its holder is the requested token, and return whether it is; raises as `try_obtain`."""
         if holder != token:
             metrics.LEASES_HELD.add(holder_of(token).worker or "")
             return False
@@ -266,8 +266,8 @@ class ExclusiveLease:
     def fence(self, connection: Connection | None = None) -> None:
         """Let the open transaction commit only if the lease has no newer holder; call it last.
 
-        The next holder waits until this transaction ends. So no commit comes from a holder that was suspended for
-        longer than its ttl.
+        The next holder waits until this transaction ends. So a holder that was suspended for longer than its ttl
+        cannot commit.
 
         Parameters:
           connection: The application's own connection to the lease's database, of any driver with ``%s`` parameters; by
@@ -275,8 +275,8 @@ class ExclusiveLease:
 
         Raises:
           LeaseLost: If the lease has a newer holder. Let it roll the transaction back.
-          RedisUnavailable: If Redis did not answer, which the first fence asks.
-          DatabaseUnavailable: If the database was away when the lease was acquired, so that it has no epoch.
+          RedisUnavailable: If Redis did not answer; only the first fence asks it.
+          DatabaseUnavailable: If the database was unavailable when the lease was acquired, so that it has no epoch.
           HousekeepingError: Outside of a transaction, without a database, or without the lease.
         """
         if self._renewal is not None:

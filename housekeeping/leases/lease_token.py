@@ -55,7 +55,7 @@ def new_token(worker: str | None = None) -> str:
 
 
 def holder_of(token: str | None) -> Holder:
-    """Return the holder that a token describes; of a token in another form nothing is known."""
+    """Return the holder that a token describes; all its fields are None for a token in another form."""
     match = _TOKEN.fullmatch(token or "")
     if match is None:
         return Holder()

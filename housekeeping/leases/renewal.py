@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 #: A shorter lease cannot be renewed in time.
 SHORTEST_TTL: Final = timedelta(seconds=3)
 
-#: Share of the ttl. A holder gives up this long before the server expires its key, so that it stops first.
+#: Part of the ttl by which a holder gives up before the server expires its key.
 _MARGIN: Final = 0.1
 
 #: Clock that continues while the machine is suspended, as the server's does. It is looked up at each reading, so that a
@@ -46,7 +46,7 @@ class Renewal:
       name: What is renewed, for log lines.
       renew: Renews the key and returns whether it is still held. `RedisUnavailable` is retried.
       ttl: Full ttl of the key; it is renewed after each third (promise L2).
-      since: When it was requested, by `elapsed`. The ttl counts from the request, because the answer can be late.
+      since: Reading of `elapsed` when the key was requested. The ttl counts from there, because the answer can be late.
       on_lost: Called once when the key is lost, in another thread; not after `stop` has returned.
       recoverable: Whether `renew` can get the key back after its ttl. Then only a False of `renew` means that it is
       lost.
@@ -81,7 +81,7 @@ class Renewal:
 
     @property
     def notify_at(self) -> float:
-        """Latest time to call `notify_if_lost`, by `elapsed`; infinite without a callback."""
+        """When `notify_if_lost` must be called, as a reading of `elapsed`; infinite without a callback."""
         return math.inf if self._on_lost is None else self.good_until
 
     def notify_if_lost(self) -> None:
@@ -127,7 +127,7 @@ class _TimerThread:
 
     Parameters:
       active: The renewals; read and changed with `lock` held.
-      due: Returns when a renewal is due, by `elapsed`; infinite for never.
+      due: Returns the reading of `elapsed` at which a renewal is due; infinite for never.
       act: Called with a renewal that is due.
     """
 
