@@ -55,7 +55,7 @@ _PLACED: Final = (
     dramatiq.middleware.Retries,
     dramatiq.middleware.ShutdownNotifications,
 )
-#: They count messages, so they must see those that other middleware skips, wherever they were added.
+#: Middleware that counts messages. It comes first, wherever it was added, to see messages that the others skip.
 _FIRST: Final = ("Prometheus", "SentryMiddleware")
 
 
@@ -116,8 +116,8 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         Retries(client, namespace, retries),
         # Where Dramatiq puts added middleware: nearest to the actor. Skipped messages do not reach it.
         *after,
-        # Last, so their after hooks run first and no interrupt arrives inside another hook. Otherwise a hook ran twice,
-        # and a retry that waited for Redis was lost.
+        # Last, so their after hooks run first and no interrupt arrives inside another hook. It could make a hook run
+        # twice, or lose a retry that waits for Redis.
         within_actors(_own(given, TimeLimit) or TimeLimit()),
         ShutdownNotifications(timedelta(seconds=settings.grace_s), shutdown is not None and shutdown.notify_shutdown),
     ]

@@ -1,4 +1,4 @@
-"""Admission of messages: running mark, deduplication key and lease, together in one round trip at each end of a run."""
+"""Admission of messages: takes running mark, deduplication key and lease in one round trip, frees them in another."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from housekeeping.middleware.idempotency import Idempotency
 
 logger = named_logger(__name__)
 
-#: Both scripts run up to three parts. ARGV[1] to ARGV[3] are the numbers of their arguments, 0 for a part that this
-#: message does not need. Then comes ARGV[4], then the arguments of each part. KEYS are those of each part.
+#: Both scripts run up to three parts. ARGV[1] to ARGV[3] say how many arguments each part has, 0 for a part that this
+#: message does not need. ARGV[4] is a flag. Then come the arguments of each part. KEYS are those of each part.
 _PARTS: Final = """
 local keys, args = 0, 4
 local function part(number, script, its_keys)
@@ -53,7 +53,7 @@ return {mark or "", key or "", holder or "", holder and redis.call("pttl", KEYS[
 """
 )
 #: End a run. ARGV[4]: whether a run that lost its key is followed by another one. Returns whether the lease was held,
-#: the answer of the key's release, and whether the completion was recorded. It is not before a rerun is enqueued.
+#: the answer of the key's release, and whether the completion was recorded. A wanted rerun is enqueued before that.
 _DISMISS: Final = (
     _PARTS
     + """
@@ -67,15 +67,15 @@ part(3, finish, 3)
 return {held, left, 1}
 """
 )
-#: A part of a script that is not needed: its keys and arguments.
+#: Keys and arguments of a part that is not needed.
 _NOTHING: Final[tuple[list[str], list[Any]]] = ([], [])
 
 
 class Admission(Middleware):
     """Middleware that lets a message run if `Idempotency`, `Deduplication` and `ExclusiveLeases` all agree.
 
-    It asks Redis once before the run and once after, whatever the actor's options are, and not at all for an actor
-    without them. The three say what they need, and what an answer means.
+    It asks Redis once before the run and once after it; not at all for an actor without these options. The three
+    middleware provide the arguments and interpret the answers.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Admission(Middleware):
             key = self._deduplication.prepare(actor, message)
             lease = self._leases.prepare(actor, message)
             parts = (mark or _NOTHING, key or _NOTHING, lease or _NOTHING)
-            # Repeated after a lost answer, which would leave the lease with nobody until its ttl is over.
+            # Repeated after a lost answer: otherwise an acquired lease would stay unused until its ttl expires.
             answer = retry_redis(lambda: self._ask(self._admit, parts, has_dependents(message)), tries=2, pause_s=0)
             state, key_state, holder, left_ms = answer
             if mark is not None and (refusal := self._idempotency.refusal(text(state), message)):

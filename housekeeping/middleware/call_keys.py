@@ -27,7 +27,7 @@ class UnusableArguments(MiddlewareError):
 
 
 def bind_call(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the bound arguments that a worker gets, with defaults: ``send(1)`` equals ``send(project_id=1)``.
+    """Bind the arguments to the actor's parameters, as a worker gets them: decoded and with defaults.
 
     Raises:
       UnusableArguments: The arguments cannot be sent, or do not fit the actor's parameters.
@@ -53,7 +53,7 @@ def bind_call(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, 
 
 
 def key_value(actor: Actor[..., Any], call: inspect.BoundArguments, key: Callable[..., object]) -> object:
-    """Return the value of the application's key callable for the call.
+    """Call the application's key callable with the call's arguments and return its value.
 
     Raises:
       UnusableArguments: The callable fails, or returns None or an empty string.
@@ -146,7 +146,7 @@ def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter
 
 @functools.lru_cache(maxsize=1024)
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...] | None]:
-    """Return a function's signature, and its parameters' names; None for the names if some are not positional."""
+    """Return a function's signature, and its parameters' names if all are positional, else None."""
     signature = inspect.signature(function)
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     plain = all(each.kind in by_place for each in signature.parameters.values())

@@ -58,8 +58,8 @@ class DataConsistency(Middleware):
       client, namespace: Of the Redis in which deduplication remembers the positions of dropped duplicates.
       positions: Reads the positions that messages carry, which are those of the database ``main``.
       replicas: Replicas of ``main``.
-      others: Replicas of the other databases by name. One of them is read once it has replayed the position at the time
-        of the message's first read, which is later than that of the sender.
+      others: Replicas of the other databases by name. They must have replayed the position at the time of the message's
+        first read, which is later than the sender's.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Dead letters that contain their last error, and of which a failing schedule keeps only the last ten."""
+"""Completion of dead letters: they contain their last error, and a scheduled actor keeps only its last ten."""
 
 from __future__ import annotations
 
@@ -50,10 +50,9 @@ class _ThreadState(threading.local):
 class DeadLetters(Middleware):
     """Middleware that completes dead letters and limits their number.
 
-    A dead letter contains the error of its last attempt. Dramatiq keeps the message as it was enqueued for that
-    attempt, with the error of the attempt before. It contains the number of retries that were made, where Dramatiq has
-    counted one more. The last 10 of each scheduled actor are kept, because they are all the same work. Those of other
-    actors stay as long as the broker keeps them.
+    A dead letter contains the error of its last attempt and the number of retries that were made. Dramatiq's own dead
+    letters contain the error of the attempt before, and count one retry more. The last 10 of each scheduled actor are
+    kept, because they are all the same work. Those of other actors stay as long as the broker keeps them.
 
     Note: On RabbitMQ all are kept as long as the broker keeps them, because it cannot remove a single dead letter.
     """
@@ -73,7 +72,7 @@ class DeadLetters(Middleware):
         if error is None:
             return
         written = message.options.get("traceback")
-        # Dramatiq's retries write it, too, and it is what such a message costs most.
+        # Formatting a traceback is slow, so one that Dramatiq's retries have written for this error is kept.
         if not written or written == before or not written.endswith(traceback.format_exception_only(error)[-1]):
             message.options["traceback"] = "".join(traceback.format_exception(error, limit=_MAX_FRAMES))
         redis_id = message.options.get("redis_message_id")

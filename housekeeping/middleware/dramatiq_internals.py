@@ -39,9 +39,9 @@ def enqueues_by_dispatch(broker: RedisBroker) -> bool:
 
 
 def dispatch_script(broker: RedisBroker) -> Any:
-    """Return the registered Lua script that carries out every command of the broker.
+    """Return the broker's Lua script, which executes all of its commands.
 
-    One script must take the deduplication key and enqueue the message, so the library's script contains this one.
+    The library's script contains it, so that one script takes the deduplication key and enqueues the message.
     """
     scripts: dict[str, Any] = broker.scripts
     return scripts["dispatch"]
@@ -84,10 +84,10 @@ def exception_of(message: MessageProxy) -> BaseException | None:
 
 
 def replace_manager(limits: TimeLimit, make_manager: Callable[[float], Any]) -> None:
-    """Replace the object that keeps the deadlines of `TimeLimit` and interrupts threads. With gevent, keep it.
+    """Replace the thread with which `TimeLimit` watches deadlines. With gevent there is none; nothing is replaced.
 
     Parameters:
-      make_manager: Returns the new object, given the interval in seconds at which it checks deadlines.
+      make_manager: Returns the new manager, given the seconds between two checks of the deadlines.
     """
     internals: Any = limits
     if isinstance(internals.manager, Thread):

@@ -98,7 +98,7 @@ class ExclusiveLeases(Middleware):
     def refusal(
         self, holder: str, left_ms: int, actor: Actor[..., Any], message: MessageProxy
     ) -> MiddlewareError | None:
-        """Hold the lease from now on, or return the error for a message whose lease has another holder."""
+        """Start to renew the lease if the message got it, else return the error that drops or requeues the message."""
         lease, token = self._thread.lease, self._thread.token
         assert lease is not None
         if holder == token:

@@ -63,7 +63,7 @@ class _Delivery:
       keys: Redis keys that the Lua scripts use.
       retry: Number of this retry; 0 for the first attempt.
       enqueued_as: Number of the retry that was enqueued after this delivery; 0 if there is none.
-      since: Reading of `elapsed` when Redis was asked.
+      since: Reading of `elapsed` when the start was sent to Redis.
       sure_until: Reading of `elapsed` until which its running mark is certain to exist.
       renewal: Renewal of its running mark.
     """
@@ -161,7 +161,7 @@ class Idempotency(Middleware):
         return delivery.keys, [token, milliseconds(RUNNING_TTL), delivery.retry]
 
     def refusal(self, state: str, message: MessageProxy) -> MiddlewareError | None:
-        """Renew the running mark from now on, or return the error for a message that must not run now."""
+        """Start to renew the running mark if the message may run, else return the error that drops or requeues it."""
         delivery = self._thread.delivery
         assert delivery is not None
         if state == delivery.token:
@@ -257,7 +257,7 @@ class Idempotency(Middleware):
         return f"{message.actor_name}:{what}"
 
     def _keys(self, name: str, message: MessageProxy) -> list[str]:
-        # By message id, not by the application's key. A requeued dead letter gets a new key.
+        # The retries of a message are counted by its id, not by the application's key; anew for a requeued dead letter.
         life = f"{message.actor_name}:{message.message_id}:{message.options.get(LIFE, '')}"
         return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}", f"{self._prefix}:retried:{life}"]
 

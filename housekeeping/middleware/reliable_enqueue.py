@@ -52,8 +52,8 @@ def retry_until_available(step: Callable[[], T], event: str) -> T:
         except _AWAY as error:
             _wait(event, error_line(error))
         except Interrupt:
-            # It was sent to interrupt the actor, which has ended. If it arrived after the step, the step is repeated.
-            # A second message is better than none, and an idempotent actor executes its message once.
+            # The interrupt was meant for the actor, which has ended. If it arrived after the step, the step is
+            # repeated: a second message is better than none, and an idempotent actor executes its message once.
             continue
 
 

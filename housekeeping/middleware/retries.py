@@ -33,9 +33,9 @@ MAX_RETRIES: Final = 25  # promise R1
 REDISCOVERED_DELAY: Final = timedelta(minutes=10)
 #: How long the mark of a waiting retry outlives its due time, for a worker that is slow to fetch it.
 _LATE: Final = timedelta(seconds=30)
-#: Option of a message that was put back: when it may come again, by the clock of the process that put it back.
+#: Option of a requeued message: its earliest next delivery, by the clock of the process that requeued it.
 _NOT_BEFORE: Final = "not_before"
-#: Longest difference of two clocks that delays are corrected for, in milliseconds. Worse clocks are repaired.
+#: Longest difference of two clocks that delays are corrected for, in milliseconds.
 _MOST_SKEW_MS: Final = 3_600_000
 #: Modules that call actors.
 _CALLERS: Final = ("dramatiq.", "housekeeping.middleware.", "housekeeping.core.thread_interrupt")
@@ -170,7 +170,7 @@ class Retries(dramatiq.middleware.Retries):
 
 
 def _leave_out_callers(error: BaseException) -> None:
-    """Let the traceback begin with the actor. Writing the frames of its callers takes longer than its message."""
+    """Remove the frames above the actor from the traceback, because formatting them is slow."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
         frames = frames.tb_next
@@ -179,10 +179,10 @@ def _leave_out_callers(error: BaseException) -> None:
 
 
 def _with_clock_skew(message: MessageProxy, delay: int) -> int:
-    """Return the delay in milliseconds, longer by as much as the message came too early the last time.
+    """Return the delay in milliseconds, plus the time by which the message was delivered too early the last time.
 
-    Dramatiq compares the time when a message is due with the clock of whichever process holds it. If that clock is
-    ahead, the message comes at once, and would be put back thousands of times.
+    Dramatiq compares the due time with the clock of the process that holds the message. If that clock is ahead, the
+    message is delivered at once, and would be requeued thousands of times.
     """
     if not delay:
         return 0

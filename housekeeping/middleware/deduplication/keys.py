@@ -107,7 +107,7 @@ def retain(
     ttl_after_due: timedelta | None = None,
     completion: str = "",
 ) -> KeyStep:
-    """Return the step that keeps the key for a message that is requeued, unless another message holds it.
+    """Return the step that keeps the key for a message that is requeued or retried, unless another message holds it.
 
     Parameters:
       run: The token of the run; empty when the message did not run.
@@ -126,7 +126,7 @@ def release(key: str, message_id: str, run: str, ttl: timedelta, *, at_once: boo
     Parameters:
       ttl: How long the key stays held for a requested rerun.
       at_once: Release the key even if a rerun was requested.
-      tick: As for `claim`. A copy that did not run does not release the key of a copy with another claim.
+      tick: As for `claim`. A copy of the message that did not run leaves a key with another copy's token alone.
     """
     return KeyStep("release", key, message_id, ttl, (run, int(at_once), "" if run else tick))
 

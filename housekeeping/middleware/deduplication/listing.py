@@ -17,7 +17,7 @@ from housekeeping.middleware.deduplication.keys import key_prefix
 _PAGE: Final = 1000  # keys that Redis scans in one step, during which other clients wait
 _FIELDS: Final = ["id", "state", "again"]
 
-#: Free the key and return what it contained; nothing when there is none.
+#: Free the key. Return what it contained; an empty table if it was free.
 _RELEASE: Final = """
 local held = redis.call("hmget", KEYS[1], "id", "state", "again")
 local left = redis.call("pttl", KEYS[1])
@@ -95,7 +95,7 @@ def held_key(client: redis.Redis, namespace: str, key: str) -> HeldKey:
 
 
 def release_key(client: redis.Redis, namespace: str, key: str) -> HeldKey | None:
-    """Release a key whatever message holds it; returns what was released, None when it was free already.
+    """Release a key whatever message holds it; return what it held, or None if it was free already.
 
     A message that is alive continues. It can neither renew nor free the key once another message has taken it.
 

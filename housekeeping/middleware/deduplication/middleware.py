@@ -181,7 +181,7 @@ class Deduplication(Middleware):
         return [self.keys.prefix + key], [message.message_id, ttl_ms, delivery.token, milliseconds(DROP_REMEMBERED)]
 
     def refusal(self, state: str, message: MessageProxy) -> MiddlewareError | None:
-        """Hold the key from now on, or return the error for a message whose key another one holds."""
+        """Start to renew the key if the message got it; return the error for a message that is dropped or requeued."""
         delivery = self._thread.asked
         assert delivery is not None
         config = delivery.config
@@ -277,7 +277,7 @@ class Ending:
     sent: Message[Any] | None = None
 
     def release(self, *, as_waiting: bool = False) -> tuple[list[str], list[Any]]:
-        """Return keys and arguments for the script that releases the key, as a run or as a waiting message."""
+        """Return keys and arguments for the script that releases the key of the run, or of a waiting message."""
         run = "" if as_waiting else self.delivery.token
         step = release(self.delivery.key, self.delivery.message_id, run, self.delivery.config.ttl, tick=self.tick)
         return [self.prefix + step.key], step.arguments()

@@ -55,12 +55,12 @@ class DeduplicationConfig:
 
 
 def has_dependents(message: Message[Any] | MessageProxy) -> bool:
-    """Return whether others depend on this message, so that it must not be dropped."""
+    """Return whether other messages depend on this one, so that it must not be dropped."""
     return any(message.options.get(name) for name in (*_WAITED_FOR, _NEVER_DROPPED))
 
 
 def never_drop(message: Message[Any]) -> None:
-    """Mark a message as one that others depend on. Its own options do not show that."""
+    """Mark a message on which others depend, because its own options do not show that."""
     message.options[_NEVER_DROPPED] = True
 
 

@@ -10,8 +10,8 @@ A key is a hash with these fields:
 - ``tick``: token of the waiting copy's claim, for a message of a tick. Such a message may be in the queue twice.
 - ``retry``: set when the message waits for a retry that a new message may supersede: the TTL in ms that the key has
   left when the retry is due.
-- ``next``, ``next_left``: the superseding message while its sender enqueues it on another server, and the TTL of the
-  key below which that reservation has expired.
+- ``next``: the message that will supersede the retry; its sender has not enqueued it yet.
+- ``next_left``: that reservation has expired once the key's TTL in ms falls to this value.
 
 KEYS[1] is always the key. CLAIM, RETAIN and RELEASE begin with the same ARGV: message id, TTL in ms, state. When CLAIM
 or RETAIN returns the id of a holder, the message must not be enqueued.
@@ -303,7 +303,7 @@ return holders
 """
 
 #: Prefix of a script whose arguments arrive as two: all but the last, each followed by a NUL character, and the last.
-#: redis-py needs as long for two dozen arguments as Redis for the script.
+#: For two dozen separate arguments, redis-py would take as long as Redis takes for the script.
 PACKED: Final = """
 local last_argument, packed = ARGV[2], ARGV[1]
 local ARGV = {}

@@ -1,4 +1,4 @@
-"""Choice of the `KeyStep` for a message that is enqueued: sent, delayed, due, retried or requeued."""
+"""Choice of the change (`KeyStep`) of a deduplication key when a message is sent, delayed, due, retried or requeued."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Delivery:
     Attributes:
       token: Random token that distinguishes the deliveries of a message; empty if it ended before it claimed its key.
       retries: How many retries the message had used up when the delivery began.
-      since: Reading of `elapsed` when Redis was asked.
+      since: Reading of `elapsed` when the start was sent to Redis.
       answered: Whether Redis answered the start of the delivery.
       renewal: Renewal of its key.
     """
@@ -60,11 +60,11 @@ class ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.delivery: Delivery | None = None
-        self.asked: Delivery | None = None  # whose start Redis was asked for last
+        self.asked: Delivery | None = None  # the last delivery whose start was sent to Redis
         self.steps: dict[str, KeyStep] | None = None  # collected for the enqueue path, by `copy_id`
         self.reserved: KeyStep | None = None
         self.unconfirmed: KeyStep | None = None
-        self.requeued: deque[str] = deque(maxlen=16)  # ids of messages requeued, retried or due; the last ones
+        self.requeued: deque[str] = deque(maxlen=16)  # ids of the last messages that were requeued, retried or due
         self.followers: frozenset[str] = frozenset()
         self.rerun: tuple[str, Delivery] | None = None  # id of the rerun's message, and the delivery before it
 
@@ -94,7 +94,7 @@ def duplicate_of(step: KeyStep, holder: str) -> SkipEnqueue | None:
 def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, config: DeduplicationConfig) -> str:
     """Return the name of the message's key, from the message or else computed from actor and arguments.
 
-    The name in the message wins, because a release whose actor has other parameters would compute another one.
+    The name in the message wins: a new release of the application may compute another one from other parameters.
     """
     given = message.options.get(KEY)
     return given if isinstance(given, str) else name_key(actor, message, config)

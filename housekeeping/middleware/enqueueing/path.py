@@ -1,4 +1,4 @@
-"""Path of a message from `send` to the queue: hooks, deduplication key, message, hooks."""
+"""Enqueueing of messages: runs the hooks before, writes message and deduplication key, runs the hooks after."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def replace_enqueue(broker: Broker) -> None:
 
 
 class EnqueuePath:
-    """Replacement for a broker's ``enqueue`` that writes message and key together and returns dropped messages marked.
+    """Replacement for a broker's ``enqueue`` that writes message and key together, and marks dropped messages.
 
     All messages pass here: from ``send``, `enqueue_many`, groups, pipelines, periodiq and retries, and delayed ones
     that are due. A dropped message raises no error; it is returned with ``options["duplicate_of"]``.
 
     First the ``before_enqueue`` hooks may drop messages, and choose the changes of keys. Then messages and keys are
-    written: by one script if they share a Redis, else keys are reserved before and confirmed after. Last, the
-    ``after_enqueue`` hooks see the enqueued messages.
+    written. If they share a Redis, one script writes both; else the keys are reserved first and confirmed afterwards.
+    Last, the ``after_enqueue`` hooks see the enqueued messages.
 
-    A broker with its own ``enqueue`` keeps it and runs the hooks itself. `Deduplication` then reserves each key in its
-    hook before and confirms it in its hook after.
+    A broker with its own ``enqueue`` keeps it and runs the hooks itself. `Deduplication` then reserves each key in
+    ``before_enqueue`` and confirms it in ``after_enqueue``.
     """
 
     def __init__(self, broker: Broker) -> None:
