@@ -22,12 +22,12 @@ _DURATIONS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_aft
 
 
 def setting_of(sweep: Sweep) -> str:
-    """Return how an error names the worker's settings."""
+    """Return the worker's settings as errors write them, such as ``HOUSEKEEPING_WORKERS["demo.batch"]``."""
     return f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
 
 
 def configured_fields(sweep: Sweep, settings: WorkerSettings) -> dict[str, Any]:
-    """Return the fields that these settings change, with their values.
+    """Return the sweep's fields that these settings change, with the new values.
 
     Raises:
       SettingsError: A setting does not apply to this worker.

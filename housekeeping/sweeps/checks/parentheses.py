@@ -28,11 +28,11 @@ _COMPARISONS: Final = {
 
 
 class JoinedConditions(Context):
-    """Compiler that finds conditions joined without the necessary parentheses, in a predicate and its subqueries.
+    """Compiler that finds missing parentheses in a predicate and its subqueries.
 
     Attributes:
-      compared: What is wrong with the comparisons one side of which is itself a condition.
-      values: Python values that are joined with a condition: True, or what a missing pair of parentheses leaves.
+      compared: One error text for each comparison with a condition on one side, as in ``(A) & x == y``.
+      values: Python values joined to a condition by & or |, such as True in ``(A) & True``.
     """
 
     def __init__(self, owner: Callable[[Field], str]) -> None:

@@ -52,7 +52,7 @@ class Announcer:
         return bool(handlers.within_transaction or handlers.outbox)
 
     def collect(self, stage: Stage, result: BatchResult) -> None:
-        """Keep the batch's events for `after_commit`, instead of those of an attempt that was rolled back."""
+        """Keep the batch's events for `after_commit`; they replace those of an attempt that was rolled back."""
         found = stage.announcements(result) if isinstance(stage, Announcing) else ()
         self._announcements, self._stored = [each for each in found if each.rows], []
 

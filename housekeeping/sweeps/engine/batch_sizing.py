@@ -1,4 +1,4 @@
-"""Size of a run's next batch: its own, a smaller one that an operator set, or one that takes a given time."""
+"""Size of a run's next batch: the stage's own, a lower limit set by an operator, or adapted to a target duration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.stages.stage import Resizable, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
-#: A batch that adapts is a tenth of its full size at the least, and grows by a tenth at a time.
+#: An adapted batch has at least a tenth of the full size, and grows by a tenth at a time.
 _STEPS: Final = 10
-#: How long a batch should take after one has timed out, if no target is set.
+#: Target duration after a batch has timed out, if none is set.
 _SHRUNK_TARGET: Final = timedelta(seconds=2)
 
 
@@ -26,8 +26,8 @@ class BatchSizer:
     So the size drops at once when the database is slow, and rises carefully.
 
     Parameters:
-      stages: The run's stages, in their own sizes, which are never exceeded.
-      target: How long a batch should take; None: batches of one size. Only table stages follow it.
+      stages: The run's stages. Their batch sizes are never exceeded.
+      target: How long a batch should take; None: the size is fixed. Only table stages follow it.
       ignores_pause: True for a run that was forced.
     """
 
@@ -47,7 +47,7 @@ class BatchSizer:
         self._clock = clock
         self._ignores_pause = ignores_pause
         self._most: int | None = None
-        self._resized: dict[tuple[int, int], Stage] = {}  # a stage keeps its compiled statements
+        self._resized: dict[tuple[int, int], Stage] = {}  # kept for the compiled statements of each stage
         self._shrunk: set[int] = set()
         self.is_paused = False
 
@@ -85,7 +85,7 @@ class BatchSizer:
 
     @contextmanager
     def measured(self, number: int, stage: Stage, took: Any = None) -> Iterator[None]:
-        """Measure the batch of the block, and adapt the size of the next one.
+        """Measure how long the batch in the block takes, and adapt the size of the next one.
 
         Parameters:
           took: Called with the seconds.

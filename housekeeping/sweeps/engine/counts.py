@@ -12,7 +12,7 @@ from housekeeping.sweeps.stages.stage import BatchResult
 
 #: Seconds by which this machine's clock was ahead of the database's, if that exceeded the tolerance.
 CLOCK_SKEW: Final = "clock_skew_s"
-#: Counts which tell that time ran out. Documents have two names for it.
+#: Flags among the counts that say whether time ran out. The documents have two names for it.
 _DOCUMENT_100: Final = "execution_timeout"
 _TIME_FLAGS: Final = ("out_of_time", _DOCUMENT_100)
 
@@ -23,7 +23,7 @@ def initial_counts(sweep: Sweep) -> Counts:
 
 
 def in_order(sweep: Sweep, counts: Counts) -> Counts:
-    """Return the counts in the order in which the worker shows them; jsonb keeps no order."""
+    """Return the counts in the sweep's order, which jsonb does not keep."""
     names = dict.fromkeys((*sweep.counts, *counts))
     return {name: counts[name] for name in names if name in counts}
 
@@ -48,10 +48,10 @@ def added(before: Counts, result: BatchResult) -> Counts:
 
 
 def flagged(counts: Counts, verdict: tuple[Outcome, str | None], exceeded: Callable[[], bool]) -> Counts:
-    """Return the counts at the end of a run, with the flags which tell that its time ran out.
+    """Return the counts at the end of a run, with the flags that say whether its time ran out.
 
     Parameters:
-      exceeded: Returns whether the run's time is over. Then `execution_timeout` is set even if nothing is left
+      exceeded: Returns whether the run's time is over, which sets `execution_timeout` even if nothing is left
         (document 100, 処理フロー 4).
     """
     flags = {flag: verdict == ("partial", "out_of_time") for flag in _TIME_FLAGS if flag in counts}

@@ -295,7 +295,7 @@ class Executor:
         return state
 
     def _leave_stage(self, state: RunState) -> RunState:
-        """Continue with the next stage. The run ends as failed, and the next one resumes behind these rows."""
+        """Continue with the next stage. The run ends as failed; the next run resumes after the rows that failed."""
         if self._left_stage is None:
             text = f"{MOST_FAILURES} rows in a row failed with the same error: {self.streak.error}"
             self._left_stage = state, SameErrorRepeated(text)
@@ -321,7 +321,7 @@ class Executor:
         return replace(state, counts=self._progress.counts, verdict=verdict)
 
     def _end_between_batches(self, state: RunState, verdict: Verdict) -> Verdict:
-        """Close the row outside a batch, with the cursor of the last one.
+        """Close the run's row in a transaction of its own, with the cursor of the last batch.
 
         Raises:
           Exception: The preflight's error, unless the run was stopped; the row stays open for it.
@@ -366,7 +366,7 @@ class Executor:
         return OUT_OF_TIME if self._budget.exceeded() else None
 
     def _error_at_end(self, verdict: Verdict, result: BatchResult) -> BaseException | None:
-        """Return the error that a run with this verdict ends with instead; None for a run that was stopped."""
+        """Return the error with which the run fails in spite of this verdict; None for a run that was stopped."""
         if verdict in STOPPED:
             return None
         return (
@@ -374,8 +374,7 @@ class Executor:
         )
 
     def _time_is_up(self) -> bool:
-        """Return whether a stage must start no further outside effect, because the run has to end. Sends due
-        heartbeats."""
+        """Return whether the run must end, so that a stage starts no further effect outside. Sends due heartbeats."""
         return self.must_stop() or self._budget.exceeded()
 
     def _check(self) -> None:

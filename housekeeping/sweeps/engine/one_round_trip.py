@@ -40,7 +40,7 @@ from housekeeping.sweeps.stages.table_stage import TableStage
 
 logger = named_logger(__name__)
 
-#: Text that PostgreSQL cannot read as a boolean, so that the statement fails with it.
+#: Text that the statement casts to a boolean in order to fail.
 REFUSED: Final = "housekeeping: batch refused"
 
 
@@ -104,7 +104,7 @@ class OneRoundTrip:
         )
 
     def after_lost_answer(self, before: RunState, error: Exception) -> tuple[BatchResult, RunState] | None:
-        """Return the state that the batch has written, although its answer was lost; None if it wrote nothing.
+        """Read from the ledger what a batch wrote whose answer was lost. Return its result and state; None for nothing.
 
         Raises:
           Exception: The given error, if the row's heartbeat before the batch is unknown. The ledger cannot tell then.
@@ -133,7 +133,7 @@ class OneRoundTrip:
             for number, kind in enumerate(("jsonb", "jsonb", "timestamptz", "boolean"))
         )
         table = table_if_visible(stage.model)
-        # A key that only the declaration calls unique is used, so that the batch is undone if it is not.
+        # By a declared key that is not unique, more rows change than were picked, which undoes the batch. Not by ctid.
         by_ctid = table.plain and table.is_unique(column.column_name for column in stage.key)
         picked, write = changes(stage, batch, by_ctid=by_ctid)
         names = [f"n{number}" for number in range(len(write.ctes))]
@@ -169,7 +169,7 @@ class OneRoundTrip:
             is_done=ends_run & (number("picked") < stage.batch_size),
             heartbeat=heartbeat,
         )
-        # Queries have no ==, which compares them as objects.
+        # Not ==, which compares two queries as Python objects.
         is_complete = write.holds or Expression(number("picked"), OP.EQ, number(names[0]))
         is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & is_complete
         scalars = [
@@ -183,7 +183,7 @@ class OneRoundTrip:
         ctes = (picked, *write.before, *write.ctes, numbers, last, advanced, accepted)
         if not with_rows:
             return Select(columns=scalars).with_cte(*ctes)
-        # Also without a picked row there is one result row, for the ledger's part.
+        # The ledger's part needs one result row even if no row was picked.
         one = Select(columns=[SQL("1").alias("one")]).alias("one")
         flag = order[-1].is_null(False) if write.holds is None else is_changed(stage, picked, write)
         columns = (flag, *columns_of(stage, picked), *scalars)

@@ -15,10 +15,10 @@ class RunResult:
     """Result of one run, as its row in the ledger has it.
 
     Attributes:
-      run_id: Its row; None for a dry run, or if the database could not be reached.
+      run_id: Id of its row; None for a dry run, or if the database could not be reached.
       reason: Reason of the outcome; None for a plain ``done``.
       duration_s: Seconds, by the monotonic clock.
-      error: The exception that broke it off; not part of the JSON form.
+      error: The exception that ended it; not part of the JSON form.
       retry_after: Delay until the message is delivered again, if its own dead attempt holds the lease. Not part of
         the JSON form.
     """

@@ -55,9 +55,9 @@ def end_of_error(error: BaseException) -> RunEnd:
 
 
 def record_end(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEnd:
-    """Record the end in the ledger, as far as the database can be reached, and return it as the ledger has it.
+    """Record the end in the ledger, and return the end that the ledger has.
 
-    A row that cannot be closed now is closed as ``lost`` by the next run.
+    If the database cannot be reached, the row stays open and the next run closes it as ``lost``.
     """
     if end.is_recorded:
         return end
@@ -97,7 +97,7 @@ def _record_without_row(request: RunRequest, progress: RunProgress, end: RunEnd)
 
 
 def _close_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEnd:
-    """Close the row and return its outcome. Its last batch or another run may have closed it before."""
+    """Close the run's row and return its end, which differs if the last batch or another run has closed it."""
     assert progress.run_id is not None
     error = end.error
     # A shutdown is no error.

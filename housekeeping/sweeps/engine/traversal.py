@@ -47,7 +47,7 @@ class Traversal:
         """Return where the run continues after a batch; None at the end.
 
         Parameters:
-          may_restart: False for a run that has left a stage early, so that the next run has to resume behind it.
+          may_restart: False for a run that has left a stage early: the next run must resume where it was left.
         """
         if not result.exhausted:
             return replace(place, after=result.position)
@@ -64,7 +64,7 @@ class Traversal:
         return (self.start.stage, self.start.after) != (0, None)
 
     def can_restart(self) -> bool:
-        """Return whether every stage can end at a given position. Stages of other kinds start over by themselves."""
+        """Return whether every stage can end at a given position, as a `TableStage` can; others restart themselves."""
         return all(isinstance(each, TableStage) for each in self.stages)
 
     def sees_everything(self) -> bool:

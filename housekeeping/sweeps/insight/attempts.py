@@ -45,7 +45,7 @@ class Attempt:
     """One run of the ledger; `outcome` is ``running`` while it is open, ``silent`` without heartbeats.
 
     Attributes:
-      label: What the run is called, see `history.run_label`.
+      label: The run's label, see `history.run_label`.
     """
 
     run_id: int

@@ -201,7 +201,7 @@ def with_newer_run(explanation: Explanation) -> Explanation:
 
 
 def queued_messages(sweep: Sweep, messages: int, processes: Processes) -> str | None:
-    """Return what is in the worker's queue, and that no process serves it; None for an empty queue."""
+    """Return how many messages the worker's queue has and whether a process serves it; None for an empty queue."""
     if not messages:
         return None
     found = f"{counted(messages, 'message is', 'messages are')} in its queue {sweep.queue!r}"

@@ -34,8 +34,8 @@ def advance_cte(
     Parameters:
       counts, cursor: SQL for the new values.
       is_done: SQL that is true if the run ends as done with this batch.
-      heartbeat: SQL for the heartbeat that the row must have, or for NULL. A statement whose answer was lost, and which
-        the server is still executing, can then not commit after `resynchronize`.
+      heartbeat: SQL for the heartbeat that the row must have; NULL: any. If the statement's answer is lost while the
+        server is still executing it, it can then not commit after `resynchronize`.
     """
     run = Run.update(
         counts=counts,
@@ -57,8 +57,8 @@ def advance_cte(
 def resynchronize(run_id: int, heartbeat: str) -> Resynchronized | None:
     """Return what the row holds after an answer was lost; None if nothing was committed.
 
-    Writes a heartbeat, so that a statement which the server is still executing cannot commit any more. Waits for it if
-    it has reached the run's row.
+    Writes a new heartbeat, so that a statement that the server is still executing cannot commit any more. If that
+    statement has locked the run's row already, waits for it.
 
     Parameters:
       heartbeat: The row's heartbeat before the statement.

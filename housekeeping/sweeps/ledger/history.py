@@ -14,19 +14,19 @@ from housekeeping.sweeps.ledger.runs import PREDICATE, SILENCE
 
 #: Filter value of `recent` for open runs.
 RUNNING: Final = "running"
-#: A name begins with a letter, so 03:00 is a time.
+#: A database's name begins with a letter, so 03:00 is a time and no label.
 _LABEL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_-]*):)?([0-9]{1,30})")
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
 _NEVER_BEGAN: Final = ("skipped", "missed")
 
 
 def run_label(run_id: int, name: str) -> str:
-    """Return what a run is called: its id, after the name of its database unless that is `MAIN`."""
+    """Return a run's label: ``4711`` in the main database, ``ci:4711`` in the database ``ci``."""
     return str(run_id) if name == MAIN else f"{name}:{run_id}"
 
 
 def parse_run_label(text: str) -> tuple[str, int] | None:
-    """Return the database's name and the id that a `run_label` consists of; None for another text."""
+    """Return the database's name and the run id in a `run_label`; None for another text."""
     found = _LABEL.fullmatch(text)
     return None if found is None else (found[1] or MAIN, int(found[2]))
 
@@ -69,7 +69,7 @@ class RunRecord:
 
     @property
     def label(self) -> str:
-        """What the run is called, see `run_label`."""
+        """The run's label, see `run_label`."""
         return run_label(self.run_id, self.database)
 
     @property
@@ -97,9 +97,9 @@ def recent(
     """Return runs, newest first, that meet all conditions.
 
     Parameters:
-      since: Began at this time or later.
-      outcome: One of the ledger's, or `RUNNING`.
-      before: The id of a run; only older ones, for the next page.
+      since: Only runs that began at this time or later.
+      outcome: Only runs with this outcome; `RUNNING` for open runs.
+      before: Only runs older than the run with this id, for the next page.
     """
     conditions = []
     if worker is not None:
@@ -116,13 +116,13 @@ def recent(
 
 
 def find(run_id: int) -> RunRecord | None:
-    """Return the run with this id."""
+    """Return the run with this id; None if there is none."""
     run = _rows().where(Run.id == run_id).first()
     return None if run is None else _record(run)
 
 
 def attempts_of(record: RunRecord) -> list[RunRecord]:
-    """Return all attempts at the run's message, oldest first; a run without a message is the only one."""
+    """Return all attempts at the run's message, oldest first; without a message, only the run itself."""
     if record.message_id is None:
         return [record]
     rows = _rows().where(Run.message_id == record.message_id).order_by(Run.id).limit(_ATTEMPTS)
@@ -136,7 +136,7 @@ def at_tick(worker: str, tick: datetime) -> list[RunRecord]:
 
 
 def took_over_from(record: RunRecord) -> list[int]:
-    """Return the lost runs that this run closed when it began."""
+    """Return the ids of the lost runs that this run took over from when it began."""
     if record.outcome in _NEVER_BEGAN:
         return []
     earlier = (Run.worker == record.worker) & (Run.id < record.run_id)
@@ -150,7 +150,7 @@ def took_over_from(record: RunRecord) -> list[int]:
 
 
 def taken_over_by(record: RunRecord) -> int | None:
-    """Return the run that closed this one as lost, when it began."""
+    """Return the id of the run that took over from this lost run; None if there is none."""
     if record.outcome != "lost" or record.finished_at is None:
         return None
     later = (Run.worker == record.worker) & (Run.id > record.run_id) & (Run.started_at >= record.finished_at)

@@ -62,7 +62,7 @@ class HeldLease:
 
     @property
     def run_label(self) -> str | None:
-        """What its run is called."""
+        """Label of its run; None without one."""
         return None if self.run_id is None else run_label(self.run_id, self.database)
 
     @property
@@ -154,7 +154,7 @@ def _raise_epoch(key: str, seen: int | None) -> None:
     try:
         with database.atomic():
             if seen is None:
-                next_epoch(key, RELEASED)  # its first fence finds that another one was before it
+                next_epoch(key, RELEASED)  # makes the holder's first fence fail
                 return
             # Only if the epoch is unchanged, or a successor would be fenced off instead.
             raised = (
@@ -193,7 +193,7 @@ def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, in
                 answers = iter(pipeline.execute(raise_on_error=False))
             for name, token, left in zip(page, answers, answers, strict=True):
                 if isinstance(token, redis.ResponseError) and str(token).startswith("WRONGTYPE"):
-                    continue  # written by someone else; the other leases are still listed
+                    continue  # not a lease of this library; the others are still listed
                 for answer in (token, left):
                     if isinstance(answer, redis.RedisError):
                         raise answer
@@ -202,10 +202,10 @@ def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, in
 
 
 def _known_everywhere(keys: list[str], *, of_all: bool = False) -> dict[str, list[_Epoch]]:
-    """Return these leases and all with an open run, from each database; of one key, those with an open run last.
+    """Return these leases and all with an open run by key, from each database; those with an open run last.
 
     Parameters:
-      of_all: Whether every database must answer. Otherwise one must.
+      of_all: Whether every database must answer while none has one of the keys. Otherwise one answer is enough.
     """
     found: dict[str, list[_Epoch]] = {}
     unavailable: list[Exception] = []

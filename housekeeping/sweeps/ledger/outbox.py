@@ -93,7 +93,7 @@ def claim(event: str, subscription: str, limit: int) -> list[Stored]:
 
 
 def groups(rows: Iterable[Stored]) -> list[list[Stored]]:
-    """Group the rows by call of their handler."""
+    """Split the rows into groups, one for each call of their handler."""
     found: list[list[Stored]] = []
     for row in rows:
         last = found[-1][-1] if found else None

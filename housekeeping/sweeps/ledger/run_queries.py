@@ -1,4 +1,4 @@
-"""Questions about runs in the ledger."""
+"""Queries about runs in the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_worked(worker: str) -> bool:
 
 
 def last_predicate(worker: str) -> tuple[str, bool] | None:
-    """Return the fingerprint of the worker's last completed run that has one, and whether it is of the last day."""
+    """Return the fingerprint of the worker's last run that has one, and whether that run began in the last day."""
     found = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, PREDICATE)
     rows: Any = Run.select(found, Run.started_at > NOW - timedelta(days=1)).where(
         (Run.worker == worker) & found.is_null(False)

@@ -73,7 +73,7 @@ def begin(
     """Begin a run, and close the rows of dead runs; None if this message was already completed. One transaction.
 
     A run whose heartbeat is older than `SILENCE`, and any earlier run of this message, is considered dead. Its outcome
-    becomes ``lost``, so that it cannot commit anything even if it was only asleep.
+    becomes ``lost``, so that it cannot commit anything even if it was only suspended.
 
     Parameters:
       lease: Key and token of the run's lease, which gets an epoch.

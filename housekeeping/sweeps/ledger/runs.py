@@ -29,7 +29,7 @@ HEARTBEAT: Final = timedelta(seconds=20)
 SILENCE: Final = 3 * HEARTBEAT
 #: Key in a run's counts of the fingerprint of its predicate. It is not a count, and not shown.
 PREDICATE: Final = "predicate"
-#: Reasons of runs that ended early for a cause other than their position. The next run resumes there.
+#: Reasons of runs that something outside of them ended early. The next run resumes where they stopped.
 STOPPED: Final = ("shutdown", "paused", "gate")
 
 

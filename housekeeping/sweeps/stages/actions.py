@@ -91,8 +91,8 @@ class Transition:
 
     Attributes:
       rows_counted_as: The name of the count of moved rows.
-      changes: Further columns to set, given the time of the change: SQL for the database's time of the statement. Use
-        it as it is, or add a `timedelta`; it has none of the methods of a `datetime`.
+      changes: Returns further columns to set, with their values, given the time of the change. The time is an SQL
+        expression, not a `datetime`: use it unchanged or add a `timedelta`.
     """
 
     machine: StateMachine

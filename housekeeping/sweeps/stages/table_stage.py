@@ -189,7 +189,7 @@ class TableStage:
         """Do nothing: one statement reads and changes the rows."""
 
     def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
-        """Select, lock and change the rows in one statement, which also returns them if anything needs them."""
+        """Select, lock and change the rows in one statement. It returns them only if `needs_rows` says so."""
         if self.locks_first:
             self.run_statement(batch, "lock", partial(lock_statement, self))
         checked = CheckedStatement(self, self.needs_rows())

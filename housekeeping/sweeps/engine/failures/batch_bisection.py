@@ -1,4 +1,4 @@
-"""Processing of a batch that failed: in parts, until each row that fails is alone and fails alone."""
+"""Processing of a failed batch in smaller and smaller parts, until each bad row fails alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = named_logger(__name__)
 
 
 class BatchBisection:
-    """Processes one failed batch in parts, each in its own transaction. The cursor stays before the batch."""
+    """Processes one failed batch in parts, each in its own transaction. The cursor moves after the last part."""
 
     def __init__(self, executor: Executor, stage: Divisible, batch: Batch, prepared: Any, error: Exception) -> None:
         self._executor = executor
@@ -35,7 +35,7 @@ class BatchBisection:
         self._bisection = Bisection(self._positions, error)
 
     def run(self, state: RunState) -> RunState:
-        """Process the parts, and move the cursor behind the batch."""
+        """Process the parts, then move the cursor past the batch."""
         executor, bisection = self._executor, self._bisection
         end = self._stage.after_all(self._batch, self._prepared, self._positions)
         part: Any = None
@@ -52,7 +52,7 @@ class BatchBisection:
                 self._skip_batch(end, state)
             raise
         if executor.streak.error is not None and part is not None and not bisection.timed_out:
-            end = BatchResult(position=part[-1], exhausted=False)  # the rows behind it were not tried
+            end = BatchResult(position=part[-1], exhausted=False)  # the rows after it were not tried
         if bisection.timed_out:
             executor.sizer.shrink(state.place.stage, bisection.part_size)
         result, state = executor.commit(lambda: end, state, executor.record_batch)
@@ -97,7 +97,7 @@ class BatchBisection:
             return commit(lambda: failed, state, record_part)
 
     def _skip_batch(self, end: BatchResult, state: RunState) -> None:
-        """Move the cursor behind the batch, as far as the database can be reached."""
+        """Move the cursor past the batch, or log that it could not be moved."""
         try:
             with database.atomic():
                 self._executor.record_part(self._executor.continued(state, end), BatchResult())

@@ -29,7 +29,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error as one line for the ledger and the logs, with its origin."""
+    """Return the error as one line for the ledger and the logs, after ``database:`` if it comes from there."""
     if isinstance(error, ClocksDiffer):
         return "clock"
     place = "database: " if isinstance(error, PeeweeException) else ""

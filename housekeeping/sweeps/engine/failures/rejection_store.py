@@ -21,10 +21,10 @@ logger = named_logger(__name__)
 
 #: Minimum interval between two reports of a worker's cause.
 REPORTED_AGAIN_AFTER: Final = timedelta(hours=1)
-#: Delay before a subject whose records were all rejected is scheduled again; doubles with each such run.
+#: Delay before an argument whose records were all rejected is scheduled again; doubles with each such run.
 FIRST_DELAY: Final = timedelta(minutes=1)
 LONGEST_DELAY: Final = timedelta(hours=1)
-#: Causes kept for a worker and subject whose runs never reach the end.
+#: Causes kept for a worker and argument whose runs never reach the end.
 _KEPT_CAUSES: Final = 50
 _LONGEST_SUBJECT: Final = 200  # characters
 _STATUS_CAUSES: Final = 10  # in a worker's status
