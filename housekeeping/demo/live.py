@@ -68,7 +68,7 @@ def watch(
 
 
 def _all_tables(stage: Stage, before: Counted, dashboard: str) -> Group:
-    """Return all tables, whatever their size."""
+    """Return all tables in full, for output that is no terminal."""
     return Group(
         workers_table(_overviews(stage), database_now()),
         compared(before, counted()),

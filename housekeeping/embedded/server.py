@@ -44,7 +44,7 @@ class Server(abc.ABC):
       program: The executable.
       folder: The run's folder; the server creates its files there.
       account: The account it runs as; None for the current user.
-      wait_for: Waits for its start as `wait` does.
+      wait_for: Function called like `wait` while the server starts.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def create(self) -> None:
-        """Prepare the first `launch`; may continue in the background. Raises EmbeddedServerError."""
+        """Create the server's files, possibly in the background; `launch` waits for it. Raises EmbeddedServerError."""
 
     @abc.abstractmethod
     def launch(self) -> None:
@@ -74,7 +74,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Shut the server down in order; it can be started again."""
+        """Shut the server down cleanly; it can be started again."""
 
     @abc.abstractmethod
     def kill(self) -> None:

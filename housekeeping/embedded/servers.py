@@ -102,7 +102,7 @@ class Servers:
         self._command("start", server)
 
     def stop(self, server: str) -> None:
-        """Shut down ``postgres`` or ``redis`` in order; PostgreSQL keeps its data, Redis does not."""
+        """Shut down ``postgres`` or ``redis`` cleanly; PostgreSQL keeps its data, Redis does not."""
         self._command("stop", server)
 
     def restart(self, server: str) -> None:

@@ -185,7 +185,7 @@ class Tables:
         return found
 
     def changed_rows(self, copy: str, model: type[Model], ignoring: Sequence[str] = ()) -> int:
-        """Return the number of rows of the model's table, including partitions, that were changed or removed since."""
+        """Return how many rows of the model's table were changed or removed since the copy, partitions included."""
         names = {name for (name,) in self.run(_PARTS, {"name": table_name(model)})}
         return sum(len(each.gone) for each in self.differences(copy, ignoring) if each.table in names)
 

@@ -74,7 +74,7 @@ class Snapshot:
 
     @property
     def not_set_up(self) -> dict[SetupProblem, list[str]]:
-        """Return the workers by setup problem."""
+        """Return the names of the workers with a setup problem, grouped by problem."""
         return by_problem(self.problems)
 
 

@@ -88,7 +88,7 @@ def _for_each_database(module: Any, settings: Settings) -> Iterator[Family]:
 
 
 def _named(built_in: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the families that the setting names, or None when their tables decide."""
+    """Return the families that ``HOUSEKEEPING_BUILT_IN`` names; None if it is not set, so that their tables decide."""
     if built_in is None or list(built_in) == ["all"]:
         return None if built_in is None else tuple(FAMILIES)
     for name in built_in:

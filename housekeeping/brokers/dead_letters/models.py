@@ -39,8 +39,8 @@ class DeadLetter:
       queue: The queue of the message.
       died_at: When the broker gave it up; None if unknown.
       body: The encoded message.
-      message: The decoded message; None if it cannot be read.
-      unreadable: Why it cannot be read; empty if it can.
+      message: The decoded message; None if the body cannot be decoded.
+      unreadable: Why the body cannot be decoded; empty if it can.
     """
 
     broker_id: str
@@ -80,7 +80,7 @@ class DeadLetter:
 
     @property
     def error(self) -> str | None:
-        """Return why it cannot be read, or the line of the traceback with the error."""
+        """Return the traceback's line with the error; without a traceback, why the message cannot be read, or None."""
         lines = (self.traceback or "").strip().splitlines()
         if not lines:
             return self.unreadable or None
@@ -93,7 +93,7 @@ class DeadLetter:
         """Return the message for a new start in its actor's queue.
 
         Raises:
-          DeadLetterRefused: When it cannot be read.
+          DeadLetterRefused: When the message cannot be read.
         """
         if self.message is None:
             raise DeadLetterRefused(f"{self.broker_id!r} cannot be sent again, because it cannot be read")
@@ -138,10 +138,10 @@ class DeadLetterStore(Protocol):
         """Return dead letters by message id or broker id; of several with the same id, the newest."""
 
     def requeue(self, letter: DeadLetter) -> Requeued:
-        """Move it back to its queue, through the hooks of the middleware; atomic, also if the process dies.
+        """Move a dead letter back to its queue, through the middleware's hooks; atomic, also if the process dies.
 
         Raises:
-          DeadLetterRefused: When it cannot be read.
+          DeadLetterRefused: When the message cannot be read.
         """
 
 

@@ -232,7 +232,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
 
     @property
     def connection(self) -> Any:
-        """Return this thread's connection; a new one first closes those of ended threads."""
+        """Return this thread's connection. Before a new one is opened, connections of ended threads are closed."""
         if getattr(self.state, "connection", None) is None:
             self._close_connections_of_ended_threads()
         connection = _CONNECTION.fget(self)

@@ -19,7 +19,7 @@ from dramatiq.common import current_millis, q_name
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A queue in which every message waits for this long."""
+    """Queue in which every message waits for `seconds`."""
 
     seconds: int
 

@@ -87,9 +87,9 @@ def runs(
 
 
 def _recent(names: list[str], since: str | None, *, limit: int, **conditions: Any) -> tuple[datetime, list[RunRecord]]:
-    """Return the time and the runs of these databases, newest first.
+    """Return the database's current time, and the runs of these databases, newest first.
 
-    A database that does not answer is named on stderr, if another one answers.
+    A database that does not answer gets a warning on stderr, unless all fail.
     """
     now, found = datetime.now(UTC), []
     unavailable: list[DatabaseUnavailable] = []
@@ -122,7 +122,7 @@ def using_database_of(run: tuple[str, int]) -> AbstractContextManager[None]:
 
 
 def run_with(run: tuple[str, int]) -> RunRecord:
-    """Return the run with this id in the current database, the run's.
+    """Return the run with this id; its database must be the current one.
 
     Raises:
       WrongArgument: No run has the id.

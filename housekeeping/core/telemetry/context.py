@@ -52,7 +52,7 @@ class WaitTimes:
     redis_s: float = 0.0
 
     def since(self, before: WaitTimes) -> WaitTimes:
-        """Return the difference to an earlier reading of the same thread."""
+        """Return the wait times since `before`, an earlier reading of the same thread."""
         return WaitTimes(self.database_s - before.database_s, self.redis_s - before.redis_s)
 
     def as_fields(self) -> dict[str, float]:

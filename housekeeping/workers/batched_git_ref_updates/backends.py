@@ -77,7 +77,7 @@ class Backends:
         self._repositories, self._deletion = repositories, deletion
 
     def use_root(self, root: Path | None) -> None:
-        """Set the folder of the default repositories."""
+        """Set the root folder in which the default backend locates repositories."""
         self._root = root
 
     @property

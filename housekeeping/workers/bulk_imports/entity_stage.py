@@ -31,8 +31,8 @@ TRACKERS_COUNTED_AS: Final = "timed_out_trackers"
 class TimeOut:
     """Action that times out entities with their open trackers, except those with a tracker that cannot be locked.
 
-    The open trackers and those that could be locked are compared by their numbers, one row per entity, so that the cost
-    never grows with the square of the trackers. A tracker that ends at this moment is among the open ones only. If a
+    For each entity, the number of open trackers is compared with the number of locked ones; comparing the trackers
+    themselves could cost the square of their number. A tracker that ends at this moment is counted as open only. If a
     trigger or rule of the application keeps a tracker from changing, the batch is undone, so that no entity changes
     without its trackers.
     """
@@ -96,16 +96,16 @@ class TimeOut:
 
 @dataclass(frozen=True, kw_only=True)
 class EntityStage(TableStage):
-    """Stage whose statement sees every tracker that was added before its entities were locked.
+    """Stage that locks the entities first, so that its statement sees all of their trackers.
 
-    Until the commit the foreign key prevents new ones. An entity with a tracker that another session has locked, or
-    that changes at this moment, is being worked on: it is skipped as a whole, without waiting.
+    While an entity is locked, the foreign key prevents new trackers. An entity with a tracker that another session has
+    locked or is changing is in use, so it is skipped with all of its trackers, without waiting.
     """
 
     locks_first: bool = True
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        """Return the row for events and log lines, with its type by name."""
+        """Return the row for events and log lines, with the name of its source type."""
         record = super().record(row)
         kind = record.get("bulk_import_entity_type")
         if kind is None:

@@ -42,7 +42,7 @@ ENTITY_LOG: Final = RowLog(
 
 
 def stages(sweep: Sweep) -> Sequence[Stage]:
-    """Return the two stages: imports, then entities. Each row is stale or not by itself."""
+    """Return the two stages: imports, then entities. Whether an entity is stale does not depend on its import."""
     stale_after = sweep.stale_after or STALE_AFTER
     log_records = sweep.options["log_records"]
     return [

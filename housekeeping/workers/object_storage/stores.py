@@ -169,10 +169,10 @@ class ObjectStore:
 
 
 def parse_store_url(location: str, settings: ObjectStoreSettings) -> tuple[str, str, str]:
-    """Return the scheme, place and prefix of a location, as `ObjectStore` has them. Nothing is connected.
+    """Return the `scheme`, `place` and `prefix` of a location's `ObjectStore`, without connecting to it.
 
     Raises:
-      SettingsError: When they do not name a place for objects.
+      SettingsError: When the location, URL or prefix is invalid.
     """
     where = f'{PREFIX}OBJECT_STORES["{location}"]'
     if not location or ":" in location:

@@ -50,9 +50,9 @@ class _Deleted:
 
     Attributes:
       total: Number of entries in the hash; None except in a run's first batch.
-      cursor: Where the next batch begins; 0 means that there is none.
+      cursor: Redis cursor of the next batch; 0 if no entries are left.
       complete: Whether everything on these pages was processed in time.
-      from_front: Whether the run continues at the front: a resumed run has not read the entries before its start.
+      from_front: Whether the run continues with a full scan, because it was resumed in the middle of the hash.
     """
 
     total: int | None = None
@@ -206,7 +206,7 @@ class PendingUploadsStage:
         return (classify(page, first_fresh) for page in pending_uploads.pages(first_fresh))
 
     def _read(self, batch: Batch) -> tuple[int, StaleEntries, list[tuple[Entry, UploadRefused]]]:
-        """Return the next cursor and the entries up to there: the stale ones, and those that cannot be processed."""
+        """Read the next pages. Return the cursor after them, the stale entries, and those that cannot be processed."""
         first_fresh, cursor = self._first_fresh(batch.now), batch.after[0] if batch.after else 0
         found: dict[bytes, Entry] = {}  # Redis may return an entry twice while it resizes the hash
         for _ in range(_MOST_PAGES):
@@ -255,7 +255,7 @@ class PendingUploadsStage:
 
 
 def _store(gone: Sequence[Entry], batch: Batch) -> None:
-    """Store the event before the entries are removed, because a later run knows of these uploads only by them."""
+    """Store the event before the entries are removed: without them no later run could send it."""
     if events.handlers_of(events.upload_deleted).outbox:
         with database.atomic():
             store_in_outbox(events.upload_deleted, _rows(gone), worker=batch.worker, run_id=batch.run_id, claimed=False)
