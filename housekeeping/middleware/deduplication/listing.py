@@ -48,7 +48,7 @@ class HeldKey:
         return self.key.rpartition(":")[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values by name; times in seconds."""
+        """Return the fields as JSON values; times in seconds."""
         return {
             "key": self.key,
             "actor": self.actor,

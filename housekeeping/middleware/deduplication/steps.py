@@ -81,7 +81,7 @@ class ThreadState(threading.local):
             renewals.stop(delivery.renewal)
 
     def delivery_of(self, message: Message[Any] | MessageProxy) -> Delivery | None:
-        """Return this thread's delivery if it is one of this message."""
+        """Return this thread's delivery if it delivers this message, else None."""
         mine = self.delivery is not None and self.delivery.message_id == message.message_id
         return self.delivery if mine else None
 

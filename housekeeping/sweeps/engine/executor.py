@@ -366,7 +366,7 @@ class Executor:
         return OUT_OF_TIME if self._budget.exceeded() else None
 
     def _error_at_end(self, verdict: Verdict, result: BatchResult) -> BaseException | None:
-        """Return the error with which the run fails in spite of this verdict; None for a run that was stopped."""
+        """Return the error with which the run fails despite this verdict; None without one, or if it was stopped."""
         if verdict in STOPPED:
             return None
         return (

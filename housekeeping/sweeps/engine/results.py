@@ -49,7 +49,7 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """0 for done, partial and skipped; 1 for failed and lost_lease."""
+        """Exit code of the command: 0 for done, partial and skipped, 1 for failed and lost_lease."""
         return 0 if self.outcome in ("done", "partial", "skipped") else 1
 
     def raise_for_failure(self) -> None:

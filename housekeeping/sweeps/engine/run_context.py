@@ -86,8 +86,7 @@ class RunProgress:
             self.counts |= self.preflight.counts
 
     def recorded(self, request: RunRequest, run_id: int, started_at: datetime) -> None:
-        """Store the id and start of the run's ledger row. Use the database's clock from now on, unless the request has
-        one."""
+        """Store id and start of the run's row, and from now on use the database's clock if the request has none."""
         self.run_id, self.started_at = run_id, started_at
         if request.clock is None:
             self.clock = ServerClock(started_at)
