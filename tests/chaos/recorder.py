@@ -54,6 +54,11 @@ ORDER BY pg_xact_commit_timestamp(xid), seq
 _BEGUN: Final = "SELECT xid::text, (new->>'id')::bigint FROM audit WHERE tbl = 'runs' AND op = 'INSERT'"
 _TAKEN: Final = "SELECT xid::text, new->>'key' FROM audit WHERE tbl = 'leases'"
 _COUNTED: Final = "SELECT id, {counted} FROM {own}.runs WHERE worker = '{worker}'"
+_LAST: Final = "SELECT DISTINCT ON (worker) outcome FROM {own}.runs ORDER BY worker, id DESC"
+_ENDS: Final = """
+SELECT worker, outcome, reason, count(*), max(id), max(started_at)::text, max(counts::text) FROM {own}.runs
+GROUP BY worker, outcome, reason ORDER BY worker, max(id)
+"""
 _TAKEN_OVER: Final = """
 SELECT extract(epoch FROM min(pg_xact_commit_timestamp(xid)))::float8 FROM audit
 WHERE tbl = 'runs' AND op = 'INSERT' AND new->>'worker' = %s
@@ -122,6 +127,14 @@ class Recorder:
                 ):
                     if number != changed[table, run_id]:
                         yield f"run {run_id} of {family.actor} counts {number} of {table}, not {changed[table, run_id]}"
+
+    def last_outcomes(self) -> set[str | None]:
+        """Return how the last run of each worker ended."""
+        return {outcome for (outcome,) in self._place.rows(_LAST.format(own=self._own))}
+
+    def ends(self) -> list[str]:
+        """Return how many runs of each worker ended in which way, and when the last of them began."""
+        return [str(row) for row in self._place.rows(_ENDS.format(own=self._own))]
 
     def taken_over_at(self, worker: str, after: float) -> float | None:
         """Return the start of the first run after a time, in seconds since 1970, or None."""
