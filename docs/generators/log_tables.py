@@ -20,7 +20,6 @@ _ELSEWHERE: Final = ("workers", "embedded", "cli")
 #: Events of log calls whose event is not a literal.
 _SAID: Final[dict[str, tuple[str, ...]]] = {
     "event": ("Message cannot be enqueued yet, tried again", "Group member cannot be counted yet, tried again"),
-    "what": ("Completion could not be recorded", "Running mark stays until it expires"),
     "otherwise": ("Could not read the ledger", "Could not count the backlog"),
     "request.sweep.start_message": (),  # on the worker's page
     "self.row_log.level": (),

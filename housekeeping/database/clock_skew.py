@@ -12,8 +12,8 @@ from housekeeping.database.connection import database
 
 #: A larger difference raises an alert.
 TOLERATED: Final = timedelta(seconds=5)
-#: With a larger difference no run starts unless it is forced. The shortest period of a schedule: a clock that is further
-#: off sends ticks that the others have done or not reached.
+#: With a larger difference no run starts unless it is forced. The shortest period of a schedule: a clock that is
+#: further off sends ticks that the others have done or not reached.
 REFUSED: Final = timedelta(minutes=1)
 
 

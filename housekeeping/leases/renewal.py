@@ -21,6 +21,7 @@ SHORTEST_TTL: Final = timedelta(seconds=3)
 
 #: Part of the ttl by which a holder gives up before the server expires its key.
 _MARGIN: Final = 0.1
+_FINISH_EVERY_S: Final = 1.0
 
 #: Clock that continues while the machine is suspended, as the server's does. It is looked up at each reading, so that a
 #: simulator can replace it here.
@@ -122,6 +123,32 @@ class Renewal:
         return not self.stopped
 
 
+class Unfinished(Renewal):
+    """Step that ends a message, repeated every second from `Renewals.finish_later` until Redis answers.
+
+    Parameters:
+      finish: The step, safe to repeat. Any error but `RedisUnavailable` ends the attempts.
+      within: Time after which it is given up, because the keys that it frees have expired by then.
+    """
+
+    def __init__(self, name: str, finish: Callable[[], object], within: timedelta, since: float) -> None:
+        super().__init__(name, lambda: bool(finish()), within, since)
+        self.due_at = since + _FINISH_EVERY_S
+
+    def step(self) -> bool:
+        """Do it once and set `due_at`; return whether it must be repeated."""
+        if self.lost:
+            return False
+        try:
+            self._renew()
+        except RedisUnavailable:
+            self.due_at = self._clock() + _FINISH_EVERY_S
+            return True
+        except Exception:
+            logger.exception("Could not finish %s", self.name)
+        return False
+
+
 class _TimerThread:
     """Thread that acts on each renewal when it is due.
 
@@ -210,12 +237,19 @@ class Renewals:
     ) -> Renewal:
         """Renew in the background until `stop`, or until the key is lost; see `Renewal` for the parameters."""
         renewal = Renewal(name, renew, ttl, since, on_lost=on_lost, recoverable=recoverable)
+        self._add(renewal)
+        return renewal
+
+    def finish_later(self, name: str, finish: Callable[[], object], within: timedelta) -> None:
+        """Repeat the step that ends a message until Redis answers; see `Unfinished` for the parameters."""
+        self._add(Unfinished(name, finish, within, elapsed()))
+
+    def _add(self, renewal: Renewal) -> None:
         with self._lock:
             self._active.add(renewal)
             self._renewing.schedule(renewal)
-            if on_lost is not None:
+            if renewal.notify_at < math.inf:
                 self._watching.schedule(renewal)
-        return renewal
 
     def stop(self, renewal: Renewal) -> None:
         """Stop a renewal."""

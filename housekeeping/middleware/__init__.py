@@ -74,7 +74,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
     groups = _own(given, dramatiq.middleware.GroupCallbacks)
     before, after = _around(given)
     idempotency = Idempotency(client, namespace)
-    deduplication = Deduplication(client, namespace, idempotency.completion_key)
+    deduplication = Deduplication(client, namespace, idempotency.redis_keys)
     leases = ExclusiveLeases(client, namespace)
     return [
         *before,

@@ -12,6 +12,7 @@ from housekeeping.core.middleware_errors import fail_message_on_error
 from housekeeping.core.redis.client import retry_redis, text
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases import store
+from housekeeping.leases.renewal import renewals
 from housekeeping.middleware import idempotency as idempotency_scripts
 from housekeeping.middleware.call_keys import UnusableArguments
 from housekeeping.middleware.deduplication import scripts
@@ -67,6 +68,8 @@ part(3, finish, 3)
 return {held, left, 1}
 """
 )
+#: How long the end of a message is tried again: as long as a completion lives by default.
+_FINISH_WITHIN: Final = idempotency_scripts.DEFAULT_TTL
 #: Keys and arguments of a part that is not needed.
 _NOTHING: Final[tuple[list[str], list[Any]]] = ([], [])
 
@@ -166,14 +169,11 @@ class Admission(Middleware):
                 break
             except RedisUnavailable as error:
                 if ending is None or not ending.owes_rerun:
-                    self._leases.ended(held=True, error=error)
-                    if ending is not None:
-                        logger.warning("Key stays until its ttl is over", error=str(error))
-                    if finish is not None:
-                        what = (
-                            "Completion could not be recorded" if completed else "Running mark stays until it expires"
-                        )
-                        logger.error(what, error=str(error))
+                    self._leases.ended(held=True)
+                    logger.warning("End of the message is recorded when Redis answers", error=str(error))
+                    # Without it, the keys would stop the worker's next messages until they expire.
+                    name = f"the end of message {message.message_id}"
+                    renewals.finish_later(name, lambda: retry_redis(end, tries=1), _FINISH_WITHIN)
                     return
                 # Without Redis this thread gets no other message, and a duplicate may have asked for a rerun.
                 logger.warning("Key could not be released, tried again", key=ending.delivery.key, error=str(error))

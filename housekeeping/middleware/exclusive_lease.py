@@ -12,7 +12,6 @@ import redis
 from dramatiq import Actor, Broker, MessageProxy, Middleware
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip
 from housekeeping.core.redis.client import milliseconds
 from housekeeping.core.settings import MAIN
@@ -136,15 +135,13 @@ class ExclusiveLeases(Middleware):
         self._thread.ended = (lease, token, answered, lost)
         return None if given_up is None else ([self._store.name(lease.key)], [token])
 
-    def ended(self, *, held: bool, error: RedisUnavailable | None = None) -> None:
-        """Log how this thread's lease ended; `held` is whether the script found it held."""
+    def ended(self, *, held: bool) -> None:
+        """Log whether this thread's lease was lost; `held` is whether the script found it held."""
         ended, self._thread.ended = self._thread.ended, None
         if ended is None:
             return
         lease, token, answered, lost = ended
-        if error is not None:
-            logger.warning("Lease could not be released", lease=lease.key, error=str(error))
-        elif answered and (lost or not held):
+        if answered and (lost or not held):
             lease.count_loss(token, lost=True)
             logger.warning("Lease was lost before its run ended", lease=lease.key, reason="lost_lease")
 

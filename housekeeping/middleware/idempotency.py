@@ -199,10 +199,10 @@ class Idempotency(Middleware):
         retry = 0 if completed or message.failed else delivery.enqueued_as
         return delivery.keys, [delivery.token, milliseconds(option.get("ttl", DEFAULT_TTL)), int(completed), retry]
 
-    def completion_key(self) -> str:
-        """Return the Redis key of the completion of this thread's delivery; empty without a delivery."""
+    def redis_keys(self) -> tuple[str, str]:
+        """Return the Redis keys of completion and running mark of this thread's delivery; empty without a delivery."""
         delivery = self._thread.delivery
-        return "" if delivery is None else delivery.keys[0]
+        return ("", "") if delivery is None else (delivery.keys[0], delivery.keys[1])
 
     def _check_mark_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -16,6 +16,7 @@ from tests.twins.planting import Breaks, in_script, instead_at
 
 _FOLDER: Final = "tests/integration/middleware/"
 _SENDING: Final = "tests/integration/middleware/deduplication/test_sending.py::"
+_OUTLIVED: Final = "tests/integration/middleware/deduplication/test_outlived_keys.py::"
 _ENDINGS: Final = "tests/integration/middleware/deduplication/test_endings.py::"
 _KEYS: Final = "tests/integration/middleware/deduplication/test_keys.py::"
 _LIMITS: Final = "tests/integration/middleware/deduplication/test_limits.py::"
@@ -128,6 +129,24 @@ TWINS: Final[list[Twin]] = [
         "releases_keys_only_after_success",
         f"{_ENDINGS}test_failed_message_without_retry_releases_its_key",
         _release_keys_only_after_success,
+    ),
+    Twin(
+        "D4",
+        "leaves_a_key_to_an_ended_message",
+        f"{_OUTLIVED}test_waiting_key_of_an_ended_message_stops_no_other",
+        in_script("CLAIM", 'redis.call("hexists", its[2], its[1]) == 0', "false"),
+    ),
+    Twin(
+        "D4",
+        "takes_the_key_of_a_second_delivery",
+        f"{_OUTLIVED}test_key_of_a_second_delivery_is_kept_while_it_runs",
+        in_script("CLAIM", 'if ended and not (its[3] and redis.call("exists", its[3]) == 1) then', "if ended then"),
+    ),
+    Twin(
+        "D4",
+        "takes_the_key_of_a_due_retry",
+        f"{_OUTLIVED}test_retry_that_is_due_keeps_its_key",
+        in_script("WITH_ENQUEUEING", 'if string.sub(messages, -8) == ".DQ.msgs" then', "if false then"),
     ),
     Twin(
         "D4",

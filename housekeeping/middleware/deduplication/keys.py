@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Final, Literal
 
 import redis
+from dramatiq import MessageProxy
 from redis.client import Pipeline
 
 from housekeeping.core.redis.client import milliseconds, text, translate_redis_errors
@@ -149,6 +150,16 @@ class DeduplicationKeys:
         }
         self._confirm = register(scripts.CONFIRM)
         self._renew = register(scripts.RENEW)
+        self._queues = ""  # namespace of the queues, if they are on the same Redis
+
+    def share_redis_with_queues(self, namespace: str) -> None:
+        """Let a new message take a key that has outlived its message, which has left the queues of this namespace."""
+        self._queues = namespace
+
+    def copy_of(self, message: MessageProxy) -> tuple[str, str]:
+        """Return the id in Redis of a delivered message and the Redis key of its queue's bodies, else empty strings."""
+        copy = message.options.get("redis_message_id")
+        return (copy, f"{self._queues}:{message.queue_name}.msgs") if self._queues and copy else ("", "")
 
     def take(self, step: KeyStep) -> str:
         """Execute a step without enqueueing; return the id of the message that prevents it, or an empty string.

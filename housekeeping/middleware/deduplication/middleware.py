@@ -69,18 +69,19 @@ class Deduplication(Middleware):
     own ``enqueue``, the hooks reserve each key before and confirm it after.
 
     Parameters:
-      completion_key: Returns the Redis key that records the completion of this thread's message; empty without one.
+      idempotency_keys: Returns the Redis keys of the completion and of the running mark of this thread's message; empty
+        without a message.
     """
 
     def __init__(
         self,
         client: redis.Redis,
         namespace: str,
-        completion_key: Callable[[], str] = lambda: "",
+        idempotency_keys: Callable[[], tuple[str, str]] = lambda: ("", ""),
     ) -> None:
         self.keys = DeduplicationKeys(client, namespace)
         self._thread = ThreadState()
-        self._completion_key = completion_key
+        self._idempotency_keys = idempotency_keys
 
     @property
     def actor_options(self) -> set[str]:
@@ -131,7 +132,7 @@ class Deduplication(Middleware):
         ttl = config.ttl + timedelta(milliseconds=delay or 0)
         if DEDUP_STATE in message.options or delivery is not None:
             with enqueue_without_key_on_error(message):
-                key, completion = key_of(actor, message, config), self._completion_key()
+                key, completion = key_of(actor, message, config), self._idempotency_keys()[0]
                 step = step_of_known_message(key, message, config, delivery, delay, ttl, completion)
                 if step is not None:
                     self._take(step, message)
@@ -178,7 +179,8 @@ class Deduplication(Middleware):
             # Remembered before Redis is asked: should the answer get lost, the message's retry keeps the key.
             thread.delivery = delivery
         ttl_ms = milliseconds(config.ttl) if config.until_executed else 0
-        return [self.keys.prefix + key], [message.message_id, ttl_ms, delivery.token, milliseconds(DROP_REMEMBERED)]
+        ours = [message.message_id, ttl_ms, delivery.token, milliseconds(DROP_REMEMBERED)]
+        return [self.keys.prefix + key], [*ours, *self.keys.copy_of(message), self._idempotency_keys()[1]]
 
     def refusal(self, state: str, message: MessageProxy) -> MiddlewareError | None:
         """Start to renew the key if the message got it; return the error for a message that is dropped or requeued."""

@@ -6,7 +6,11 @@ A key is a hash with these fields:
 - ``state``: ``reserved`` (its sender has not enqueued it yet), ``waiting`` or ``running``.
 - ``run``: the token of the delivery that runs.
 - ``again``: set if a rerun after this run is requested.
-- ``queued``: the id in Redis of the waiting copy, where the queue is on the same Redis.
+- ``queued``: the id in Redis of the message's copy, where the queue is on the same Redis.
+- ``bodies``: the Redis key of the hash with that copy; not for a delayed copy. The copy is there until the message is
+  acknowledged, after its key was freed. A key whose copy is gone has outlived its message, for example in a failover
+  of Redis, and the next message takes it.
+- ``mark``: the Redis key of the mark that a running message renews. A second delivery runs without a copy.
 - ``tick``: token of the waiting copy's claim, for a message of a tick. Such a message may be in the queue twice.
 - ``retry``: set when the message waits for a retry that a new message may supersede: the TTL in ms that the key has
   left when the retry is due.
@@ -52,6 +56,14 @@ local supersede_after = ARGV[9]
 local position, position_ttl = ARGV[10], ARGV[11]
 
 local holder = redis.call("hget", KEYS[1], "id")
+if holder and holder ~= message_id then
+    local its = redis.call("hmget", KEYS[1], "queued", "bodies", "mark")
+    local ended = its[1] and its[2] and redis.call("hexists", its[2], its[1]) == 0
+    if ended and not (its[3] and redis.call("exists", its[3]) == 1) then
+        redis.call("del", KEYS[1])
+        holder = false
+    end
+end
 if holder and holder == ended_message and redis.call("hget", KEYS[1], "run") == ended_run then
     -- A reservation takes over nothing yet: the ended run owes the rerun until its message is in the queue.
     if state == "reserved" then return "" end
@@ -180,6 +192,9 @@ START: Final = (
 local message_id, ttl, run = ARGV[1], ARGV[2], ARGV[3]
 -- For how long in ms to remember a superseded message that was dropped, because it may be delivered again.
 local drop_remembered = ARGV[4]
+-- The id in Redis of the delivered copy, the Redis key of its queue's bodies, and that of the running mark; "": none,
+-- because the queue is not on the same Redis.
+local copy, bodies, mark = ARGV[5], ARGV[6], ARGV[7]
 
 local holder = redis.call("hget", KEYS[1], "id")
 if holder ~= message_id and ttl ~= "0" then
@@ -200,6 +215,7 @@ redis.call("del", KEYS[1])
 if ttl == "0" then return "ours" end
 redis.call("hset", KEYS[1], "id", message_id, "state", "running", "run", run)
 if again then redis.call("hset", KEYS[1], "again", "1") end
+if copy ~= "" then redis.call("hset", KEYS[1], "queued", copy, "bodies", bodies, "mark", mark) end
 redis.call("pexpire", KEYS[1], ttl)
 return "ours"
 """
@@ -231,7 +247,15 @@ end
 local holder = step({KEYS[1]}, {unpack(ARGV, 3, last)})
 if type(holder) == "string" and holder ~= "" then return holder end
 dispatch({KEYS[2]}, dispatched)
-if waits() then redis.call("hset", KEYS[1], "queued", copy) end
+if waits() then
+    redis.call("hset", KEYS[1], "queued", copy)
+    -- A delayed copy is replaced by another one when it is due, and the key is not told.
+    if string.sub(messages, -8) == ".DQ.msgs" then
+        redis.call("hdel", KEYS[1], "bodies")
+    else
+        redis.call("hset", KEYS[1], "bodies", messages)
+    end
+end
 return ""
 """
 
@@ -240,11 +264,15 @@ return ""
 #: arguments, Dramatiq's arguments before the copy, then id and body of each message. A copy has its message's id.
 #: Returns for each message what WITH_ENQUEUEING returns. A free key is written directly, which is several times faster.
 WITH_ENQUEUEING_MANY: Final = """
-local copies, entries = {}, {}
+local copies, entries, written = {}, {}, 0
 local function collect(copy, body)
     copies[#copies + 1] = copy
     entries[#entries + 1] = copy
     entries[#entries + 1] = body
+end
+local function write_bodies(messages)
+    if #entries > written then redis.call("hset", messages, unpack(entries, written + 1)) end
+    written = #entries
 end
 local function one(KEYS, ARGV) %(one)s end
 local function dispatch(KEYS, ARGV) %(dispatch)s end
@@ -263,9 +291,10 @@ for n = 2, #KEYS do
         for i = 1, #dispatched do alone[#alone + 1] = dispatched[i] end
         alone[#alone + 1] = message_id
         alone[#alone + 1] = body
+        write_bodies(queue .. ".msgs") -- the holder may be an equal call of this bulk
         holder = one({key, KEYS[1]}, alone)
     elseif not queued[n - 1] then
-        redis.call("hset", key, "id", message_id, "state", state, "queued", message_id)
+        redis.call("hset", key, "id", message_id, "state", state, "queued", message_id, "bodies", queue .. ".msgs")
         if tick ~= "" then redis.call("hset", key, "tick", tick) end
         redis.call("pexpire", key, ttl)
         collect(message_id, body)
@@ -276,14 +305,11 @@ end
 if #copies > 0 then
     dispatched[9], dispatched[10] = entries[1], entries[2]
     dispatch({KEYS[1]}, dispatched)
-    if #copies > 1 then
-        redis.call("hset", queue .. ".msgs", unpack(entries, 3))
-        redis.call("rpush", queue, unpack(copies, 2))
-    end
+    write_bodies(queue .. ".msgs")
+    if #copies > 1 then redis.call("rpush", queue, unpack(copies, 2)) end
 end
 return holders
 """
-
 
 #: Enqueue many messages of one queue that have no key. KEYS: the broker's namespace. ARGV: Dramatiq's arguments before
 #: the copy, then id and body of each message. Returns "" for each message.

@@ -61,8 +61,10 @@ class EnqueuePath:
         keys = self._deduplication.keys if self._deduplication else None
         self._redis: RedisQueues | None = None
         if isinstance(broker, RedisBroker) and enqueues_by_dispatch(broker):
-            shared = keys is not None and share_redis(broker.client, keys.client)
-            self._redis = RedisQueues(broker, keys if shared else None)
+            shared = keys if keys is not None and share_redis(broker.client, keys.client) else None
+            self._redis = RedisQueues(broker, shared)
+            if shared is not None:
+                shared.share_redis_with_queues(broker.namespace)
 
     def __call__(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         """Enqueue one message, as the broker's ``enqueue`` does; `delay` is in milliseconds.

@@ -42,7 +42,7 @@ def retain(keys: DeduplicationKeys, message_id: str, run: str, **options: Any) -
 def start(keys: DeduplicationKeys, key: str, message_id: str, run: str, ttl: timedelta) -> str:
     """Begin a run by the part of the admission's script that concerns the key."""
     script: Any = keys.client.register_script(scripts.START)
-    return text(script(keys=[keys.prefix + key], args=[message_id, milliseconds(ttl), run, 1000]))
+    return text(script(keys=[keys.prefix + key], args=[message_id, milliseconds(ttl), run, 1000, "", "", ""]))
 
 
 def test_key_belongs_to_its_first_claimant_until_released(keys: DeduplicationKeys) -> None:
