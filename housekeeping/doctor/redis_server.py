@@ -55,15 +55,19 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 def _sentinel(client: redis.Redis, info: dict[str, Any]) -> Iterator[Finding]:
     """Yield what the Sentinels say about the service, and what a failover needs."""
     pool = _any(client.connection_pool)
-    known, silent = list[dict[str, Any]](), list[str]()
+    known, usable, silent = list[dict[str, Any]](), list[int](), list[str]()
     for sentinel in pool.sentinel_manager.sentinels:
         try:
             known.append(_any(sentinel.sentinel_master(pool.service_name)))
+            each_replica = _any(sentinel.sentinel_slaves(pool.service_name))
+            usable.append(sum(not (each["is_sdown"] or each["is_disconnected"]) for each in each_replica))
         except redis.RedisError as error:
             silent.append(error_line(error))
     number = len(known) + len(silent)
     all_known = max((each["num-other-sentinels"] + 1 for each in known), default=0)
-    replicas = int(info.get("connected_slaves", 0))
+    connected = int(info.get("connected_slaves", 0))
+    # Any Sentinel may lead a failover. Sentinels learn of a new replica within ten seconds.
+    replicas = min([connected, *usable])
     host, port = pool.master_address
     text = (
         f"service {pool.service_name}, primary {host}:{port}, {counted(replicas, 'replica')}, {len(known)} of {number}"
@@ -76,10 +80,13 @@ def _sentinel(client: redis.Redis, info: dict[str, Any]) -> Iterator[Finding]:
     if 0 < all_known < _FEWEST_SENTINELS:
         text = f"{counted(all_known, 'Sentinel')}: without a majority of them there is no failover"
         yield Finding("warning", "redis", "sentinel", text, "run three, on different machines")
-    if not replicas:
+    if connected and not replicas:
+        text = "a Sentinel does not know a replica that is up: no failover is possible"
+        yield Finding("warning", "redis", "sentinel", text, "repeat the command after ten seconds")
+    elif not replicas:
         text = "the primary has no replica: no failover is possible"
         yield Finding("warning", "redis", "sentinel", text, "start one: replicaof in its configuration")
-    elif replicas > 1 and "min_slaves_good_slaves" not in info:
+    elif connected > 1 and "min_slaves_good_slaves" not in info:
         text = "a primary that is cut off from the others accepts messages that the failover discards"
         yield Finding("warning", "redis", "sentinel", text, "CONFIG SET min-replicas-to-write 1")
 

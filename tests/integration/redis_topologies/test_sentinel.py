@@ -197,6 +197,18 @@ def test_doctor_warns_of_no_replica_and_of_accepting_writes_while_cut_off(
     assert len(said(connected_slaves=2, min_slaves_good_slaves=2)) == 1
 
 
+def test_doctor_counts_no_replica_that_a_sentinel_does_not_know_yet(
+    behind: Settings, servers: SentinelServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis.Redis, "sentinel_slaves", lambda self, service: [])
+
+    found = [each for each in redis_server.examine(behind, {}) if each.subject == "sentinel"]
+
+    assert ", 0 replicas, " in found[0].text
+    assert found[1].text == "a Sentinel does not know a replica that is up: no failover is possible"
+    assert found[1].way_out == "repeat the command after ten seconds"
+
+
 def test_applications_own_client_shares_its_redis_with_the_keys(behind: Settings, servers: SentinelServers) -> None:
     broker: Any = RedisBroker(client=applications_client(servers.url), namespace=f"{behind.namespace}:own")
     housekeeping.install(broker, behind, workers=False)
