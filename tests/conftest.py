@@ -41,10 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
     parser.addoption(
         "--topology",
-        choices=("direct", "pgbouncer", "sentinel", "two-databases"),
+        choices=("direct", "pgbouncer", "sentinel", "two-databases", "rabbitmq-cluster"),
         default="direct",
         help="what leads to the servers of the tests: a pooler to PostgreSQL, or Sentinel to Redis; or that workers "
-        "have another database than main",
+        "have another database than main; or that three nodes of RabbitMQ with quorum queues carry the messages",
     )
 
 
@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell lets what it starts in the background pass over Ctrl-C, and so would the processes that tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("topology") == "rabbitmq-cluster":
+        config.option.broker = "rabbitmq"
     if config.getoption("topology") == "two-databases":
         two_databases.declare_in_second_database()
     # Where this tree is not the one that is installed, as in a copy of it.
@@ -125,6 +127,8 @@ def pooler(urls: Urls) -> Iterator[PgBouncer]:
 def housekeeping_settings(housekeeping_settings: Settings, request: pytest.FixtureRequest) -> Settings:
     """The kit's settings; with ``--topology``, the database is reached through a pooler, or Redis through Sentinel."""
     topology = request.config.getoption("topology")
+    if topology == "rabbitmq-cluster":
+        return housekeeping_settings.model_copy(update={"rabbitmq_queue_type": "quorum"})
     if topology in ("direct", "two-databases"):
         return housekeeping_settings
     marker = request.node.get_closest_marker("plain_redis_only" if topology == "sentinel" else "direct_only")

@@ -30,7 +30,8 @@ _BEHIND_THE_WRAPPER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where RabbitMQ is: the one that ``HOUSEKEEPING_TEST_AMQP_URL`` names, else a node of this session's own.
 
-    The node is started with ``--broker=rabbitmq`` alone; without, the tests that need one are skipped.
+    The node is started with ``--broker=rabbitmq`` alone; without, the tests that need one are skipped. With
+    ``--topology=rabbitmq-cluster`` there are three nodes, and a URL of each.
     """
     given = os.getenv("HOUSEKEEPING_TEST_AMQP_URL")
     if given:
@@ -43,6 +44,10 @@ def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if program is None or shutil.which("epmd") is None:
         reason = "no rabbitmq-server found, and HOUSEKEEPING_TEST_AMQP_URL is not set"
         pytest.fail(reason)
+    if request.config.getoption("topology") == "rabbitmq-cluster":
+        with cluster(3) as nodes:
+            yield ";".join(each.url for each in nodes)
+        return
     with node(_BEHIND_THE_WRAPPER if _BEHIND_THE_WRAPPER.exists() else Path(program)) as running:
         yield running.url
 

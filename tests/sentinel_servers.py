@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -45,16 +46,35 @@ def applications_client(url: str, **options: Any) -> redis.Redis:
     return client
 
 
+@dataclass(frozen=True)
+class Encryption:
+    """A program that can encrypt, and the certificate of all its servers, which is its own authority."""
+
+    program: Path
+    certificate: Path
+    key: Path
+
+    def lines(self) -> list[str]:
+        """Return the configuration of a server."""
+        files = (("cert", self.certificate), ("key", self.key), ("ca-cert", self.certificate))
+        named = [f"tls-{name}-file {path}" for name, path in files]
+        return [*named, "tls-replication yes", "tls-auth-clients no", "port 0"]
+
+
 class SentinelServers:
     """Servers that can be killed, paused and started again.
 
     Parameters:
       down_after_ms: Time without an answer after which a Sentinel considers a server down.
       password: Of the data servers; that of the Sentinels is ``password`` and "-sentinel".
+      tls: Program and certificate of servers that take encrypted connections only.
     """
 
-    def __init__(self, folder: Path, down_after_ms: int = 1000, password: str = "") -> None:
+    def __init__(
+        self, folder: Path, down_after_ms: int = 1000, password: str = "", tls: Encryption | None = None
+    ) -> None:
         self._folder = folder
+        self._tls = tls
         self._password = password
         self._down_after_ms = down_after_ms
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -67,7 +87,9 @@ class SentinelServers:
         login, own = (
             (f":{self._password}@", f"?sentinel_password={self._password}-sentinel") if self._password else ("",) * 2
         )
-        return f"redis+sentinel://{login}{hosts}/{SERVICE}/0{own}"
+        if self._tls:
+            own += f"{'&' if own else '?'}ssl_ca_certs={self._tls.certificate}"
+        return f"{'rediss' if self._tls else 'redis'}+sentinel://{login}{hosts}/{SERVICE}/0{own}"
 
     @property
     def primary(self) -> int:
@@ -83,7 +105,8 @@ class SentinelServers:
     def client(self, port: int) -> redis.Redis:
         """Return a client of one server."""
         sentinel = "-sentinel" if self._password and port in self.sentinels else ""
-        return redis.Redis(port=port, password=f"{self._password}{sentinel}" or None)
+        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": str(self._tls.certificate)} if self._tls else {}
+        return redis.Redis(host="127.0.0.1", port=port, password=f"{self._password}{sentinel}" or None, **tls)
 
     def start(self) -> None:
         """Start all, and wait until a failover is possible."""
@@ -96,9 +119,12 @@ class SentinelServers:
     def start_server(self, port: int, replica_of: int | None = None) -> None:
         """Start a data server, empty; Sentinel makes it a replica if it is not the primary any more."""
         options = [
-            *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
+            *(f"--{self._port}", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
             *("--repl-diskless-sync-delay", "0", "--maxmemory-policy", "noeviction"),
         ]
+        for line in self._tls.lines() if self._tls else ():
+            name, value = line.split()
+            options += [f"--{name}", value]
         if self._password:
             options += ["--requirepass", self._password, "--masterauth", self._password]
         if replica_of is not None:
@@ -155,7 +181,8 @@ class SentinelServers:
     def start_sentinel(self, port: int) -> None:
         """Start a Sentinel, with what it knew before."""
         lines = [
-            f"port {port}",
+            *(self._tls.lines() if self._tls else ()),
+            f"{self._port} {port}",
             "bind 127.0.0.1",
             f"dir {self._folder}",
             f"sentinel monitor {SERVICE} 127.0.0.1 {self.first} 2",
@@ -174,12 +201,16 @@ class SentinelServers:
         self._run(port, [str(configuration), "--sentinel"])
         self._await(lambda: self._answers(port), _START_S)
 
+    @property
+    def _port(self) -> str:
+        return "tls-port" if self._tls else "port"
+
     def _run(self, port: int, options: Sequence[str]) -> None:
         folder = self._folder / str(port)
         folder.mkdir(exist_ok=True)
         with (folder / "log").open("ab") as log:
             self._processes[port] = subprocess.Popen(
-                [find_redis().path, *options],
+                [self._tls.program if self._tls else find_redis().path, *options],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -228,10 +259,12 @@ class SentinelServers:
 
 
 @contextmanager
-def sentinel_servers(down_after_ms: int = 1000, password: str = "") -> Iterator[SentinelServers]:
+def sentinel_servers(
+    down_after_ms: int = 1000, password: str = "", tls: Encryption | None = None
+) -> Iterator[SentinelServers]:
     """Run the five servers until the block ends."""
     with TemporaryDirectory(prefix="hk-sentinel-", ignore_cleanup_errors=True) as folder:
-        running = SentinelServers(Path(folder), down_after_ms, password)
+        running = SentinelServers(Path(folder), down_after_ms, password, tls)
         try:
             running.start()
             yield running
