@@ -146,7 +146,7 @@ TWINS: Final[list[Twin]] = [
         "D4",
         "takes_the_key_of_a_due_retry",
         f"{_OUTLIVED}test_retry_that_is_due_keeps_its_key",
-        in_script("WITH_ENQUEUEING", 'if string.sub(messages, -8) == ".DQ.msgs" then', "if false then"),
+        in_script("WITH_ENQUEUEING", 'string.sub(messages, -8) == ".DQ.msgs" and "" or messages', "messages"),
     ),
     Twin(
         "D4",

@@ -7,7 +7,7 @@ A key is a hash with these fields:
 - ``run``: the token of the delivery that runs.
 - ``again``: set if a rerun after this run is requested.
 - ``queued``: the id in Redis of the message's copy, where the queue is on the same Redis.
-- ``bodies``: the Redis key of the hash with that copy; not for a delayed copy. The copy is there until the message is
+- ``bodies``: the Redis key of the hash with that copy; empty for a delayed copy. The copy is there until the message is
   acknowledged, after its key was freed. A key whose copy is gone has outlived its message, for example in a failover
   of Redis, and the next message takes it.
 - ``mark``: the Redis key of the mark that a running message renews. A second delivery runs without a copy.
@@ -58,7 +58,7 @@ local position, position_ttl = ARGV[10], ARGV[11]
 local holder = redis.call("hget", KEYS[1], "id")
 if holder and holder ~= message_id then
     local its = redis.call("hmget", KEYS[1], "queued", "bodies", "mark")
-    local ended = its[1] and its[2] and redis.call("hexists", its[2], its[1]) == 0
+    local ended = its[1] and (its[2] or "") ~= "" and redis.call("hexists", its[2], its[1]) == 0
     if ended and not (its[3] and redis.call("exists", its[3]) == 1) then
         redis.call("del", KEYS[1])
         holder = false
@@ -194,7 +194,7 @@ local message_id, ttl, run = ARGV[1], ARGV[2], ARGV[3]
 local drop_remembered = ARGV[4]
 -- The id in Redis of the delivered copy, the Redis key of its queue's bodies, and that of the running mark; "": none,
 -- because the queue is not on the same Redis.
-local copy, bodies, mark = ARGV[5], ARGV[6], ARGV[7]
+local copy = ARGV[5] ~= "" and {"queued", ARGV[5], "bodies", ARGV[6], "mark", ARGV[7]} or {}
 
 local holder = redis.call("hget", KEYS[1], "id")
 if holder ~= message_id and ttl ~= "0" then
@@ -213,9 +213,8 @@ if holder and holder ~= message_id then return redis.call("hget", KEYS[1], "stat
 local again = redis.call("hget", KEYS[1], "again")
 redis.call("del", KEYS[1])
 if ttl == "0" then return "ours" end
-redis.call("hset", KEYS[1], "id", message_id, "state", "running", "run", run)
+redis.call("hset", KEYS[1], "id", message_id, "state", "running", "run", run, unpack(copy))
 if again then redis.call("hset", KEYS[1], "again", "1") end
-if copy ~= "" then redis.call("hset", KEYS[1], "queued", copy, "bodies", bodies, "mark", mark) end
 redis.call("pexpire", KEYS[1], ttl)
 return "ours"
 """
@@ -247,15 +246,9 @@ end
 local holder = step({KEYS[1]}, {unpack(ARGV, 3, last)})
 if type(holder) == "string" and holder ~= "" then return holder end
 dispatch({KEYS[2]}, dispatched)
-if waits() then
-    redis.call("hset", KEYS[1], "queued", copy)
-    -- A delayed copy is replaced by another one when it is due, and the key is not told.
-    if string.sub(messages, -8) == ".DQ.msgs" then
-        redis.call("hdel", KEYS[1], "bodies")
-    else
-        redis.call("hset", KEYS[1], "bodies", messages)
-    end
-end
+-- A delayed copy is replaced by another one when it is due, and the key is not told.
+local bodies = string.sub(messages, -8) == ".DQ.msgs" and "" or messages
+if waits() then redis.call("hset", KEYS[1], "queued", copy, "bodies", bodies) end
 return ""
 """
 

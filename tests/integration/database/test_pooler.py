@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import psycopg2
 import pytest
@@ -190,6 +191,7 @@ def test_more_threads_than_servers_share_the_pool(pooled: Database) -> None:
 def test_statement_through_a_pooler_can_be_canceled(pooled: Database, admin: Connection, within: bool) -> None:
     statements: list[StatementInProgress | None] = []
     errors: list[Exception] = []
+    sleep = f"SELECT pg_sleep(20), '{uuid4()}'"  # other tests may sleep, too
 
     def work() -> None:
         statements.append(statement_of_this_thread())
@@ -197,15 +199,17 @@ def test_statement_through_a_pooler_can_be_canceled(pooled: Database, admin: Con
             try:
                 if within:
                     with pooled.atomic():
-                        pooled.execute_sql("SELECT pg_sleep(20)")
+                        pooled.execute_sql(sleep)
                 else:
-                    pooled.fetch_at_once(b"SELECT pg_sleep(20)")
+                    pooled.fetch_at_once(sleep.encode())
             except OperationalError as error:
                 errors.append(error)
 
     def sleeping() -> bool:
         with admin.cursor() as cursor:
-            cursor.execute("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
+            cursor.execute(
+                "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND strpos(query, %s) > 0", (sleep,)
+            )
             return bool(cursor.rowcount == 1)
 
     thread = threading.Thread(target=work)
