@@ -22,7 +22,9 @@ from housekeeping.demo.once import actors_without_argument, runs_table
 from housekeeping.demo.scenes import Counted, compared, compared_beside, counted
 from housekeeping.demo.stage import Stage
 from housekeeping.installation import install
-from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
+from housekeeping.presentation.formatting import format_backlog
+from housekeeping.sweeps.insight.status import WorkerStatus
+from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger.models import Run
 
 _POLL_S: Final = 0.1
@@ -103,7 +105,7 @@ def _workers(overviews: list[WorkerStatus], wide: bool) -> Table:
     for each in overviews:
         shown.add_row(
             each.worker,
-            "?" if each.waiting is None else str(each.waiting),
+            format_backlog(each, now),
             format_duration((now - each.oldest).total_seconds()) if hasattr(each.oldest, "tzinfo") else "-",
             "-" if each.next_tick is None else f"in {format_duration((each.next_tick - now).total_seconds())}",
         )
@@ -118,8 +120,7 @@ def _one_line_rows(shown: Table) -> Table:
 
 
 def _overviews(stage: Stage) -> list[WorkerStatus]:
-    now = database_now()
-    return [worker_status(sweep, now, stage.settings.timezone) for sweep in stage.sweeps.values()]
+    return worker_statuses(list(stage.sweeps.values()), database_now(), stage.settings.timezone)
 
 
 def _last_runs(number: int) -> list[Run]:

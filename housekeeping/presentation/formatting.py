@@ -10,6 +10,7 @@ from housekeeping.core.wording import counted, format_duration
 
 if TYPE_CHECKING:
     from housekeeping.brokers.dead_letters import Requeued
+    from housekeeping.sweeps.insight.status import WorkerStatus
     from housekeeping.sweeps.ledger.overrides import Override
 
 
@@ -62,6 +63,13 @@ def describe_requeue(result: Requeued) -> str:
             return f"kept: it cannot be sent: {in_one_line(result.detail or '', _DETAIL_WIDTH)}"
         case _:
             return "already requeued"
+
+
+def format_backlog(status: WorkerStatus, now: datetime) -> str:
+    """Return a worker's backlog: ``5,000``, ``at least 10,000``, ``5,000 (12 min ago)`` or ``?``."""
+    if status.waiting is None:
+        return "?"
+    return f"{status.waiting} ({format_age(status.counted_at, now)})" if status.counted_at else str(status.waiting)
 
 
 def format_age(value: datetime, now: datetime) -> str:

@@ -27,8 +27,9 @@ from housekeeping.web.alert_help import ALERTS
 from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.rendering import configure_templates
 from housekeeping.web.security import protect
-from housekeeping.web.snapshot import RUNS, SnapshotCache
+from housekeeping.web.snapshot import SnapshotCache
 
+_RUNS: Final = 50  # per worker, in lists
 #: Maximum number of records counted per stage of a plan, so that its page loads quickly.
 _COUNTED: Final = 100_000
 _CHANGES: Final = 10  # override changes on a worker's page
@@ -73,7 +74,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
         sweep = snapshots.sweep(name)
         current = snapshots.current()
         with database.using(sweep.database), translate_postgres_errors():
-            rows = history.recent(worker=name, limit=RUNS)
+            rows = history.recent(worker=name, limit=_RUNS)
             changes: Any = SwitchChange.select().where(SwitchChange.worker == name)
             changes = list(changes.order_by(SwitchChange.id.desc()).limit(_CHANGES))
         return render_template(

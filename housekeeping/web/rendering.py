@@ -16,7 +16,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import printable
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.connection import database
-from housekeeping.presentation.formatting import format_run_counts, format_time
+from housekeeping.presentation.formatting import format_backlog, format_run_counts, format_time
 from housekeeping.sweeps.insight.backlog import Ended
 from housekeeping.sweeps.insight.status import is_lost, outcome_in_words
 from housekeeping.sweeps.ledger.history import run_label
@@ -140,5 +140,6 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "time": format_time,
     "ago": _ago,
     "as_json": _as_json,
+    "backlog": format_backlog,
     "foldable": _foldable,
 }

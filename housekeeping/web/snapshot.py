@@ -24,8 +24,8 @@ from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.insight.backlog import Ended, last_ended
-from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
+from housekeeping.sweeps.insight.status import WorkerStatus
+from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.processes.alerts import process_alerts
@@ -34,7 +34,6 @@ from housekeeping.sweeps.registry import by_database
 
 _FRESH_S: Final = 2.0  # maximum age of a snapshot; counting backlogs is expensive
 _PATIENCE_S: Final = 1.0  # maximum wait for another thread's read before a page shows the last snapshot
-RUNS: Final = 50  # per worker, in charts and lists
 
 
 @dataclass(slots=True)
@@ -43,7 +42,6 @@ class Snapshot:
 
     Attributes:
       statuses: Status by worker, without those that could not be read.
-      runs: The last runs by worker, oldest first.
       leases_complete: False if Redis is unavailable and only the database's leases are included.
       errors: What could not be read, one line each.
       clocks: Differences between this machine's clock and those of the databases that answered, by their names.
@@ -53,7 +51,6 @@ class Snapshot:
 
     at: datetime
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
-    runs: dict[str, list[Ended]] = field(default_factory=dict)
     queues: dict[str, QueueLengths] = field(default_factory=dict)
     leases: Sequence[HeldLease] = ()
     leases_complete: bool = False
@@ -134,9 +131,8 @@ class SnapshotCache:
         for name, sweeps in by_database(self.sweeps.values()).items():
             with _noting(found.errors), database.using(name), translate_postgres_errors():
                 found.clocks[name] = clock = read_database_clock()
-                for sweep in sweeps:
-                    status = worker_status(sweep, clock.server_at, settings.timezone)
-                    statuses[sweep.name], found.runs[sweep.name] = status, last_ended(sweep, RUNS)
+                for status in worker_statuses(sweeps, clock.server_at, settings.timezone):
+                    statuses[status.worker] = status
         found.at = next((clock.server_at for clock in found.clocks.values()), found.at)
         found.statuses = {name: statuses[name] for name in self.sweeps if name in statuses}
         with _noting(found.errors, "; queues and dead letters are not shown"):

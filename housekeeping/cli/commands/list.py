@@ -50,13 +50,14 @@ def list_workers(as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
         problem = problems.get(name)
-        state = state_of(sweep, current_overrides.get(name), problem)
+        override = current_overrides.get(name)
+        state = state_of(sweep, override, problem)
         rows.append(
             name_database(
                 {
                     "worker": name,
                     "schedule": sweep.schedule,
-                    "next_tick": None if problem else next_tick(sweep, now, settings.timezone),
+                    "next_tick": None if problem else next_tick(sweep, now, settings.timezone, override),
                     "batch_size": sweep.batch_size,
                     "max_runtime_s": sweep.max_runtime.total_seconds(),
                     "state": "unknown" if sweep.database not in known and state == "on" else state,

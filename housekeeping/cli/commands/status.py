@@ -23,10 +23,17 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.presentation.formatting import describe_override, format_age, format_run_counts, format_time
+from housekeeping.presentation.formatting import (
+    describe_override,
+    format_age,
+    format_backlog,
+    format_run_counts,
+    format_time,
+)
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.failures.rejection_store import Standing
-from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words, worker_status
+from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words
+from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.overrides import Override
@@ -155,7 +162,7 @@ def _read(name: str, workers: list[Sweep], settings: Settings) -> _Database:
     try:
         with database.using(name), translate_postgres_errors():
             clock = read_database_clock()
-            found.statuses = [worker_status(sweep, clock.server_at, settings.timezone) for sweep in workers]
+            found.statuses = worker_statuses(workers, clock.server_at, settings.timezone)
             found.ever_ran = run_queries.any_by_a_worker_process()
             found.clock = clock
     except DatabaseUnavailable as error:
@@ -194,7 +201,7 @@ def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database:
             each.worker,
             *([each.database] if named else []),
             each.state,
-            "?" if each.waiting is None else str(each.waiting),
+            format_backlog(each, now),
             _ago(each.oldest, now),
             "-" if each.rates is None else _rate(each.rates.arrived),
             "-" if each.rates is None else _rate(each.rates.drained),

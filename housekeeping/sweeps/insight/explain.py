@@ -172,11 +172,12 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
       sweep: Its worker; None for one that is no longer declared.
     """
     attempts, explained = history.attempts_of(record), Attempt.of(record)
-    tick = None if sweep is None else next_tick(sweep, now, zone)
+    override = None if sweep is None else override_of(record.worker)
+    tick = None if sweep is None else next_tick(sweep, now, zone, override)
     steps = [_follow_up(record, attempts), None if tick is None else f"the next tick is {tick:%Y-%m-%d %H:%M} UTC"]
     if sweep is not None and not sweep.enabled:
         steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
-    elif (override := override_of(record.worker)) is not None and override.state == "paused":
+    elif override is not None and override.state == "paused":
         steps.append(f"the worker is paused, and its runs are skipped: housekeeping resume {record.worker}")
     return Explanation(
         record.worker,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Literal
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
 
 from peewee import fn
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
+from housekeeping.database.time_limit import time_limit
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
@@ -28,12 +29,17 @@ from housekeeping.sweeps.insight.alerts import (
     recent_runs_alerts,
     run_alerts,
 )
-from housekeeping.sweeps.insight.backlog import Rates, backlog, last_ended, oldest, rates
+from housekeeping.sweeps.insight.backlog import Ended, Rates, backlog, last_ended, oldest, rates
 from housekeeping.sweeps.ledger import history, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import STOPPED
 from housekeeping.sweeps.stages.stage import Backlog, as_cursor
+
+#: A page and a command show many workers, and one of them must not delay the others. A bounded count by an index takes
+#: milliseconds; a table that is locked for longer is locked by a person or a migration.
+_COUNT_TIME: Final = timedelta(seconds=2)
+_LOCK_TIME: Final = timedelta(seconds=0.3)
 
 State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 
@@ -44,16 +50,18 @@ class WorkerStatus:
 
     Attributes:
       switch: The override in effect, paused or narrowed; None without one.
-      next_tick: In UTC; None without a schedule, or when disabled.
+      next_tick: In UTC; None without a schedule, or when disabled or paused without an end.
       last_run: The newest row in the ledger as a dictionary; None when it never ran.
       last_success: The end of the last run that reached its end or its limits; None without one.
       rates: Rows per hour that became stale and that were processed, by the last runs; None: too few runs.
-      waiting: The stale rows; None when they could not be counted (`alarms` has the reason).
+      waiting: The stale rows; None when they were never counted.
+      counted_at: When they were counted, if that was not now; `alarms` has the reason.
       oldest: The oldest stale row's first order column; None without stale rows.
       alarms: The active alerts.
       rejected: Rejections of the last runs by argument and cause, most rows first.
       rejected_more: The number of further causes and arguments.
       problem: Why the worker is not set up; None when it is.
+      ended: Its last runs that ended, oldest first.
       database: Name of its database.
     """
 
@@ -67,10 +75,12 @@ class WorkerStatus:
     next_tick: datetime | None = None
     rates: Rates | None = None
     waiting: Backlog | None = None
+    counted_at: datetime | None = None
     oldest: Any = None
     alarms: list[Alert] = field(default_factory=list)
     rejected: Sequence[Standing] = ()
     rejected_more: int = 0
+    ended: Sequence[Ended] = ()
     database: str = MAIN
 
     def as_json(self) -> dict[str, Any]:
@@ -86,6 +96,7 @@ class WorkerStatus:
             "last_run": self.last_run,
             "backlog": self.waiting.rows if self.waiting else None,
             "backlog_exact": self.waiting.exact if self.waiting else None,
+            "backlog_counted_at": self.counted_at.isoformat() if self.counted_at else None,
             "oldest": first[0],
             "last_success": self.last_success.isoformat() if self.last_success else None,
             "arrived_per_hour": self.rates.arrived if self.rates else None,
@@ -104,21 +115,28 @@ def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None
     return "disabled" if not sweep.enabled else switch.state if switch is not None else "on"
 
 
-def next_tick(sweep: Sweep, now: datetime, zone: Any) -> datetime | None:
-    """Return the next tick in UTC; None without a schedule."""
-    return Cron(sweep.schedule, zone).next(now) if sweep.schedule and sweep.enabled else None
+def next_tick(sweep: Sweep, now: datetime, zone: Any, switch: Override | None = None) -> datetime | None:
+    """Return the next tick that is not skipped, in UTC; None without one: no schedule, disabled, or paused."""
+    if not (sweep.schedule and sweep.enabled):
+        return None
+    if switch is not None and switch.state == "paused":
+        return Cron(sweep.schedule, zone).next(switch.until) if switch.until else None
+    return Cron(sweep.schedule, zone).next(now)
 
 
-def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
+def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True) -> WorkerStatus:
     """Return a worker's status, by three index probes and a bounded count.
 
-    If the backlog cannot be counted, that is an alert of this worker, and the rest of the status is still returned.
-    A disabled worker gets no such alert.
+    If the backlog cannot be counted, for example because the table is locked, that is an alert of this worker. The
+    status then has the backlog at the end of an earlier run. A disabled worker gets no such alert.
+
+    Parameters:
+      count: Whether there is time to read the application's tables. Without it, the status is as if they were locked.
 
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
     """
-    last, problem, switch = last_run(sweep), sweep.lacks(), override_of(sweep.name)
+    last, problem, switch, ended = last_run(sweep), sweep.lacks(), override_of(sweep.name), last_ended(sweep)
     status = WorkerStatus(
         sweep.name,
         state_of(sweep, switch, problem),
@@ -127,32 +145,46 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any) -> WorkerStatus:
         last,
         _last_success(sweep),
         problem,
+        ended=ended,
         database=sweep.database,
     )
     if problem is not None:
         return status
-    waiting, first = None, None
+    waiting, counted_at, first = None, None, None
     alerts: list[Alert] = []
     try:
-        waiting = backlog(sweep, now, sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
-        first = oldest(sweep, now)
+        if not count:
+            raise TimeoutError("the other workers' tables took too long")
+        with time_limit(_COUNT_TIME, _LOCK_TIME):
+            waiting = backlog(sweep, now, sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
+            first = oldest(sweep, now)
         alerts += backlog_alerts(sweep, waiting)
     except Exception as error:
         if is_unavailable(error):
             raise
+        waiting, counted_at = _last_counted(ended)
         if sweep.enabled:
             alerts.append(Alert("unseen", f"{UNKNOWN_BACKLOG}: {error_line(error)}"))
     rejected, rejected_more = standing(sweep.name)
     return replace(
         status,
-        next_tick=next_tick(sweep, now, zone),
-        rates=rates(last_ended(sweep)),
+        next_tick=next_tick(sweep, now, zone, switch),
+        rates=rates(ended),
         waiting=waiting,
+        counted_at=counted_at,
         oldest=first,
         alarms=[*alerts, *_last_run_alerts(sweep, switch, last, now, zone)],
         rejected=rejected,
         rejected_more=rejected_more,
     )
+
+
+def _last_counted(ended: Sequence[Ended]) -> tuple[Backlog | None, datetime | None]:
+    """Return the last backlog in the ledger, and when it was counted."""
+    for run in reversed(ended):
+        if run.backlog is not None:
+            return Backlog(run.backlog, exact=bool(run.backlog_exact)), run.finished_at
+    return None, None
 
 
 def _last_run_alerts(

@@ -11,6 +11,7 @@ from peewee import PeeweeException
 
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, sqlstate
+from housekeeping.database.time_limit import time_limit
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 
@@ -27,11 +28,6 @@ WITH RECURSIVE tables (id) AS (
 )
 SELECT CASE WHEN min(reltuples) >= 0 AND sum(reltuples) > 0 THEN sum(reltuples)::bigint END
 FROM tables JOIN pg_class ON pg_class.oid = tables.id WHERE relkind <> 'p'
-"""
-#: Keeps a shorter timeout of the session.
-_TIMEOUT: Final = """
-SELECT set_config('statement_timeout', least(nullif(setting::bigint, 0), %s)::text, true)
-FROM pg_settings WHERE name = 'statement_timeout'
 """
 
 
@@ -88,10 +84,8 @@ def estimated_rows(tables: Sequence[str]) -> int | None:
 
 @contextmanager
 def _bounded(max_runtime: timedelta) -> Iterator[None]:
-    timeout = min(_MAX_COUNT_TIME, max_runtime / _PART_OF_RUN)
     try:
-        with database.atomic():
-            database.execute_sql(_TIMEOUT, (round(timeout.total_seconds() * 1000),))
+        with time_limit(min(_MAX_COUNT_TIME, max_runtime / _PART_OF_RUN)):
             yield
     except PeeweeException as error:
         if is_unavailable(error):

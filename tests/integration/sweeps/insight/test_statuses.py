@@ -1,0 +1,124 @@
+"""Status of many workers while some tables are locked or slow: each of them delays only its own worker."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import psycopg2
+import pytest
+from peewee import BigIntegerField, DateTimeField
+
+import housekeeping
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps import BaseModel, Delete
+from housekeeping.sweeps.insight.status import WorkerStatus, next_tick, worker_status
+from housekeeping.sweeps.insight.statuses import worker_statuses
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.conftest import AddStatuses
+
+_NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+_UTC = ZoneInfo("UTC")
+
+
+@contextmanager
+def locked(settings: Settings, table: str) -> Iterator[None]:
+    """Lock a table as a migration does."""
+    connection = psycopg2.connect(settings.require_database_url())
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        yield
+    finally:
+        connection.close()
+
+
+def read(*sweeps: Any) -> dict[str, WorkerStatus]:
+    return {each.worker: each for each in worker_statuses(sweeps, _NOW, _UTC)}
+
+
+@pytest.fixture
+def events(postgres: Database, settings: Settings) -> Any:
+    """Sweep of another table, with one stale row."""
+    postgres.execute_sql("CREATE TABLE events (id bigint PRIMARY KEY, at timestamptz NOT NULL)")
+    postgres.execute_sql("INSERT INTO events VALUES (1, '2020-01-01')")
+
+    class Event(BaseModel):
+        id = BigIntegerField(primary_key=True)
+        at = DateTimeField()
+
+        class Meta:
+            table_name = "events"
+
+    return housekeeping.Sweep(
+        name="test.events",
+        stale=lambda now: Event.at < now - timedelta(days=1),
+        order=(Event.at, Event.id),
+        action=Delete(),
+    )
+
+
+def test_locked_table_is_an_alert_of_its_worker_alone(
+    settings: Settings, add_statuses: AddStatuses, events: Any
+) -> None:
+    add_statuses(3, "'2020-01-01'::timestamptz")
+    Run.insert(
+        worker=sweep.name,
+        trigger="cli",
+        started_at=_NOW - timedelta(minutes=12),
+        heartbeat_at=_NOW,
+        finished_at=_NOW - timedelta(minutes=11),
+        outcome="done",
+        counts={},
+        backlog=5,
+        backlog_exact=True,
+    ).execute()
+
+    with locked(settings, UserStatus._meta.table_name):
+        found = read(sweep, events)
+
+    assert (found["test.events"].waiting.rows, found["test.events"].alarms) == (1, [])
+    statuses = found[sweep.name]
+    [alert] = [each for each in statuses.alarms if each.name == "unseen"]
+    assert "lock timeout" in alert.text
+    assert (statuses.waiting.rows, statuses.counted_at) == (5, _NOW - timedelta(minutes=11))
+    assert statuses.last_run["outcome"] == "done"
+
+
+@pytest.mark.slow
+def test_slow_tables_are_read_side_by_side(postgres: Database, settings: Settings, events: Any) -> None:
+    # Each count would take a minute.
+    postgres.execute_sql("ALTER TABLE events RENAME TO fast")
+    postgres.execute_sql("CREATE VIEW events AS SELECT id, at FROM fast, pg_sleep(60)")
+    slow = [dataclasses.replace(events, name=f"test.events_{number}") for number in range(6)]
+
+    found = read(*slow)
+
+    assert list(found) == [each.name for each in slow]
+    assert all("statement timeout" in str(each.alarms) for each in found.values())
+
+
+def test_worker_that_there_is_no_time_for_shows_its_ledger(statuses: type[UserStatus]) -> None:
+    seen = worker_status(sweep, _NOW, _UTC, count=False)
+
+    assert [each.name for each in seen.alarms] == ["unseen"]
+    assert "took too long" in seen.alarms[0].text
+
+
+@pytest.mark.parametrize(
+    ("until", "expected"), [(None, None), (datetime(2026, 1, 1, 5, 30, 30, tzinfo=UTC), "2026-01-01 05:31")]
+)
+def test_paused_worker_has_no_tick_before_the_end_of_its_pause(
+    statuses: type[UserStatus], until: datetime | None, expected: str | None
+) -> None:
+    tick = next_tick(sweep, _NOW, _UTC, Override(sweep.name, "paused", until=until))
+
+    assert (tick and f"{tick:%Y-%m-%d %H:%M}") == expected
