@@ -56,13 +56,14 @@ local supersede_after = ARGV[9]
 local position, position_ttl = ARGV[10], ARGV[11]
 
 local holder = redis.call("hget", KEYS[1], "id")
-if holder and holder ~= message_id then
+local function holder_has_ended()
     local its = redis.call("hmget", KEYS[1], "queued", "bodies", "mark")
-    local ended = its[1] and (its[2] or "") ~= "" and redis.call("hexists", its[2], its[1]) == 0
-    if ended and not (its[3] and redis.call("exists", its[3]) == 1) then
-        redis.call("del", KEYS[1])
-        holder = false
-    end
+    if not its[1] or (its[2] or "") == "" or redis.call("hexists", its[2], its[1]) == 1 then return false end
+    return not its[3] or redis.call("exists", its[3]) == 0
+end
+if holder and holder ~= message_id and holder_has_ended() then
+    redis.call("del", KEYS[1])
+    holder = false
 end
 if holder and holder == ended_message and redis.call("hget", KEYS[1], "run") == ended_run then
     -- A reservation takes over nothing yet: the ended run owes the rerun until its message is in the queue.
