@@ -21,6 +21,7 @@ from housekeeping.sweeps.insight.status import WorkerStatus, next_tick, worker_s
 from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.stages.stage import Backlog
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
@@ -85,12 +86,12 @@ def test_locked_table_is_an_alert_of_its_worker_alone(
     with locked(settings, UserStatus._meta.table_name):
         found = read(sweep, events)
 
-    assert (found["test.events"].waiting.rows, found["test.events"].alarms) == (1, [])
+    assert (found["test.events"].waiting, found["test.events"].alarms) == (Backlog(1), [])
     statuses = found[sweep.name]
     [alert] = [each for each in statuses.alarms if each.name == "unseen"]
     assert "lock timeout" in alert.text
-    assert (statuses.waiting.rows, statuses.counted_at) == (5, _NOW - timedelta(minutes=11))
-    assert statuses.last_run["outcome"] == "done"
+    assert (statuses.waiting, statuses.counted_at) == (Backlog(5), _NOW - timedelta(minutes=11))
+    assert statuses.last_run is not None and statuses.last_run["outcome"] == "done"
 
 
 @pytest.mark.slow
