@@ -139,8 +139,11 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
         if housekeeping_settings.redis_url != servers.direct_url:
             return housekeeping_settings  # the test's folder has servers of its own
         return housekeeping_settings.model_copy(update={"redis_url": servers.url})
-    through = request.getfixturevalue("pooler").through(housekeeping_settings.require_database_url())
-    return housekeeping_settings.model_copy(update={"database_url": through})
+    pooler: PgBouncer = request.getfixturevalue("pooler")
+    url = housekeeping_settings.require_database_url()
+    if not pooler.leads_to(url):
+        return housekeeping_settings  # the test's folder has a server of its own
+    return housekeeping_settings.model_copy(update={"database_url": pooler.through(url)})
 
 
 @pytest.fixture(autouse=True)

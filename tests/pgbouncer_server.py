@@ -42,7 +42,7 @@ class PgBouncer:
         self._database, self._user = given.pop("dbname", "postgres"), given.setdefault("user", "postgres")
         [self.port] = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
-        known = {name: given[name] for name in ("host", "port", "user", "password") if name in given}
+        self._known = known = {name: given[name] for name in ("host", "port", "user", "password") if name in given}
         (folder / "pgbouncer.ini").write_text(
             f"[databases]\n* = {make_dsn(**known)}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
@@ -62,6 +62,11 @@ class PgBouncer:
         given = urlsplit(url).query
         kept = [part for part in given.split("&") if dict(parse_qsl(part)).keys().isdisjoint(("host", "port"))]
         return f"{self.url}?{'&'.join(kept)}".rstrip("?")
+
+    def leads_to(self, url: str) -> bool:
+        """Whether this URL names the pooler's server."""
+        given = parse_dsn(url)
+        return all(given.get(name) == self._known.get(name) for name in ("host", "port"))
 
     def start(self) -> None:
         """Start it, and wait until it accepts connections."""

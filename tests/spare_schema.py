@@ -5,6 +5,7 @@ A test gets it under its own name, empty. It is handed on only if the test left 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg2
@@ -63,7 +64,8 @@ class SpareSchema:
     def created(self, schema: str) -> None:
         """Remember the definition of a schema that the test had to create, before the test changes it."""
         if self._kept is None:
-            with self._admin.cursor() as cursor:
+            # Without this schema, the test's folder has a server of its own.
+            with suppress(psycopg2.errors.InvalidSchemaName), self._admin.cursor() as cursor:
                 self._kept = self._definition(cursor, schema)
 
     def take_back(self, schema: str) -> None:

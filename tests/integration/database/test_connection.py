@@ -154,6 +154,7 @@ def test_a_server_that_is_away_is_reported_in_one_line(servers: embedded.Servers
         servers.start("postgres")
 
 
+@pytest.mark.direct_only(reason="threads share the connections of a pooler")
 def test_each_thread_has_a_connection_of_its_own(postgres: Database) -> None:
     together = threading.Barrier(2, timeout=10)
 
@@ -198,6 +199,7 @@ def test_statements_and_waits_have_timeouts(postgres: Database, setting: str) ->
     assert 0 < limit <= 60_000
 
 
+@pytest.mark.direct_only(reason="a pooler takes no options at the start")
 def test_the_url_s_own_options_win(settings: Settings) -> None:
     connected = connect_to(f"{settings.database_url}%20-cstatement_timeout%3D1234&application_name=mine")
 

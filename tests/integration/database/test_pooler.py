@@ -144,6 +144,7 @@ def test_pooler_that_ignores_options_is_recognized_by_the_process_id(urls: Urls,
         handle.close()
 
 
+@pytest.mark.direct_only(reason="it is about direct connections")
 @pytest.mark.parametrize(("prepared_statements", "prepares"), [("auto", True), ("on", True), ("off", False)])
 def test_prepared_statements_are_a_matter_of_the_setting(
     settings: Settings, prepared_statements: PreparedStatements, prepares: bool

@@ -9,12 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import psycopg2
 import pytest
 from peewee import BigIntegerField, DateTimeField
+from psycopg2.extensions import connection as Connection
 
 import housekeeping
-from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import BaseModel, Delete
 from housekeeping.sweeps.insight.status import WorkerStatus, next_tick, worker_status
@@ -31,15 +30,14 @@ _UTC = ZoneInfo("UTC")
 
 
 @contextmanager
-def locked(settings: Settings, table: str) -> Iterator[None]:
+def locked(admin: Connection, table: str) -> Iterator[None]:
     """Lock a table as a migration does."""
-    connection = psycopg2.connect(settings.require_database_url())
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        yield
-    finally:
-        connection.close()
+    with admin.cursor() as cursor:
+        cursor.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        try:
+            yield
+        finally:
+            cursor.execute("ROLLBACK")
 
 
 def read(*sweeps: Any) -> dict[str, WorkerStatus]:
@@ -47,7 +45,7 @@ def read(*sweeps: Any) -> dict[str, WorkerStatus]:
 
 
 @pytest.fixture
-def events(postgres: Database, settings: Settings) -> Any:
+def events(postgres: Database) -> Any:
     """Sweep of another table, with one stale row."""
     postgres.execute_sql("CREATE TABLE events (id bigint PRIMARY KEY, at timestamptz NOT NULL)")
     postgres.execute_sql("INSERT INTO events VALUES (1, '2020-01-01')")
@@ -68,7 +66,7 @@ def events(postgres: Database, settings: Settings) -> Any:
 
 
 def test_locked_table_is_an_alert_of_its_worker_alone(
-    settings: Settings, add_statuses: AddStatuses, events: Any
+    admin: Connection, add_statuses: AddStatuses, events: Any
 ) -> None:
     add_statuses(3, "'2020-01-01'::timestamptz")
     Run.insert(
@@ -83,7 +81,7 @@ def test_locked_table_is_an_alert_of_its_worker_alone(
         backlog_exact=True,
     ).execute()
 
-    with locked(settings, UserStatus._meta.table_name):
+    with locked(admin, UserStatus._meta.table_name):
         found = read(sweep, events)
 
     assert (found["test.events"].waiting, found["test.events"].alarms) == (Backlog(1), [])
@@ -95,7 +93,7 @@ def test_locked_table_is_an_alert_of_its_worker_alone(
 
 
 @pytest.mark.slow
-def test_slow_tables_are_read_side_by_side(postgres: Database, settings: Settings, events: Any) -> None:
+def test_slow_tables_are_read_side_by_side(postgres: Database, events: Any) -> None:
     # Each count would take a minute.
     postgres.execute_sql("ALTER TABLE events RENAME TO fast")
     postgres.execute_sql("CREATE VIEW events AS SELECT id, at FROM fast, pg_sleep(60)")
