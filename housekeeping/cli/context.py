@@ -14,7 +14,7 @@ from housekeeping.workers import configured_sweeps
 
 
 def load_settings() -> Settings:
-    """Return the settings after configuring logging and making the user's sweep modules importable.
+    """Return the settings after configuring logging and making the user's modules importable.
 
     Raises:
       SettingsError: A setting is wrong.
@@ -22,7 +22,8 @@ def load_settings() -> Settings:
     settings = Settings.load()
     logs.configure(settings.log_level, settings.log_format)
     here = str(Path.cwd())
-    if settings.sweeps and here not in sys.path:
+    has_functions = any(worker.gates is not None and worker.gates.custom for worker in settings.workers.values())
+    if (settings.sweeps or has_functions) and here not in sys.path:
         # dramatiq and periodiq do the same.
         sys.path.insert(0, here)
     return settings

@@ -92,16 +92,29 @@ def fit_name(worker: str) -> str:
     return worker if fits else worker.replace(".", ".\n", 1)
 
 
-@contextmanager
-def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a progress line on stderr within the block, if that is a terminal.
+class ProgressLine:
+    """Progress line on a terminal. Calling it replaces the text.
 
-    Yields a function that replaces the text.
+    Attributes:
+      is_shown: Whether there is a terminal.
     """
+
+    def __init__(self, update: Callable[[str], object] | None) -> None:
+        self._update = update
+        self.is_shown = update is not None
+
+    def __call__(self, text: str) -> None:
+        if self._update is not None:
+            self._update(text)
+
+
+@contextmanager
+def progress(text: str) -> Iterator[ProgressLine]:
+    """Show a progress line on stderr within the block, if that is a terminal."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        yield lambda text: None
+        yield ProgressLine(None)
         return
     # This spinner also works on terminals without Unicode.
     with console.status(text, spinner="line") as line:
-        yield lambda text: line.update(text)
+        yield ProgressLine(line.update)

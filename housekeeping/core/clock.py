@@ -74,6 +74,10 @@ class RunBudget:
         self.seen = self._clock.monotonic() - self._started_at
         return self.seen
 
+    def left(self) -> float:
+        """Return the seconds until the limit; negative after it."""
+        return self._limit_s - self.spent()
+
     def exceeded(self) -> bool:
         """Return whether *more* than the limit has elapsed; exactly the limit has not."""
         return self.spent() > self._limit_s

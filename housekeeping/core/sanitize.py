@@ -67,7 +67,12 @@ def typed_error_line(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
+    return first_line(str(error))
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text in a form that PostgreSQL can store, passwords masked."""
+    text = text.strip()
     if not text:
         return ""
     # Escaped because PostgreSQL stores neither NUL nor lone surrogates, and the line is stored in the ledger.

@@ -159,6 +159,9 @@ def _not_null(value: Any) -> Any:
 KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the characters _ . -")
 SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
 TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
+FUNCTION: Final = _matching(
+    r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", "a function's dotted name, such as shop.health.reason_to_wait"
+)
 DATABASE: Final = _matching(
     r"(?!main$)[A-Za-z][A-Za-z0-9_-]{0,39}",
     "at most 40 letters, digits, _ and -; main is the database of HOUSEKEEPING_DATABASE_URL",

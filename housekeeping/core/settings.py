@@ -22,6 +22,7 @@ from housekeeping.core.setting_types import (
     BROKER,
     DATABASE,
     FAMILIES,
+    FUNCTION,
     KEY,
     MODULES,
     NOT_NULL,
@@ -62,6 +63,10 @@ class ThrottleSettings(BaseModel):
     waiting_locks: Annotated[int, Field(ge=0)] | None = None
     vacuum: bool = False
     batch_s: Annotated[float, Field(gt=0)] | None = None
+    wal_mb_per_s: Annotated[float, Field(gt=0)] | None = None
+    slot_lag_mb: Annotated[float, Field(gt=0)] | None = None
+    #: Dotted name of a function that returns None, or the reason to wait as text.
+    custom: Annotated[str, FUNCTION] | None = None
     wait_s: Annotated[float, Field(ge=0, le=3600)] = 0
 
 
@@ -92,6 +97,10 @@ class WorkerSettings(BaseModel):
         Annotated[int, Field(ge=1, le=64)] | None, NOT_NULL, Field(validation_alias=AliasChoices("shards", "parts"))
     ] = None
     max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_MAX_DURATION_S)] | None, NOT_NULL] = None
+    #: Most rows per second; None: no limit.
+    max_rows_per_s: Annotated[float, Field(gt=0)] | None = None
+    #: Pause after each batch, as a multiple of its duration.
+    rest: Annotated[Annotated[float, Field(ge=0, le=1000)] | None, NOT_NULL] = None
     stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_MAX_AGE_S)] | None, NOT_NULL] = None
     # A lease shorter than 3 s cannot be renewed in time.
     lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_MAX_DURATION_S)] | None, NOT_NULL] = None

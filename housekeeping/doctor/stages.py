@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from functools import reduce
 from operator import and_
@@ -17,11 +17,13 @@ from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
 from housekeeping.sweeps.checks.references import sampled_references
+from housekeeping.sweeps.checks.statements import Recorder
 from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.registry import Finding
+from housekeeping.sweeps.stages.hold import ExceptHeld
 from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -89,12 +91,34 @@ def _references(sweep: Sweep, now: datetime) -> Iterator[Finding]:
 def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:
     for stage in sweep.stages_for_run():
         if isinstance(stage, Explainable):
+            held = held_tables(stage) if isinstance(stage, TableStage) else ()
             for query in stage.explain_queries(now):
-                yield _index_finding(sweep.name, query)
+                yield _index_finding(sweep.name, query, held)
 
 
-def _index_finding(worker: str, query: ExplainQuery) -> Finding:
-    fault = fault_of(explain(query.query))
+def held_tables(stage: TableStage) -> Collection[str]:
+    """Return the names of the other tables that the stage's hold reads."""
+    if not isinstance(stage.stale, ExceptHeld):
+        return ()
+    recorder = Recorder()
+    recorder.sql(stage.stale.condition())
+    models: list[Any] = [model for model in recorder.models if model is not stage.model]
+    return {model._meta.table_name for model in models}
+
+
+def _index_finding(worker: str, query: ExplainQuery, held: Collection[str] = ()) -> Finding:
+    plan = explain(query.query)
+    fault = fault_of(plan)
+    scanned = {node["Relation Name"] for node in _nodes(plan) if node["Node Type"] == "Seq Scan"}
+    if scanned and scanned <= set(held):
+        names = ", ".join(sorted(scanned))
+        return Finding(
+            "warning",
+            worker,
+            "indexes",
+            f"{query.what}: each batch reads the whole table {names} of its hold",
+            f"create an index on the columns of {names} that the hold compares, unless the table stays small",
+        )
     if fault is None:
         return Finding("fine", worker, "indexes", f"{query.what} uses an index")
     missing = [*declared_indexes(query)] or [*suggested_index(query)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ from housekeeping.core.wording import counted, format_duration
 
 if TYPE_CHECKING:
     from housekeeping.brokers.dead_letters import Requeued
+    from housekeeping.sweeps.insight.run_progress import Progress
     from housekeeping.sweeps.insight.status import WorkerStatus
     from housekeeping.sweeps.ledger.overrides import Override
 
@@ -34,6 +36,27 @@ def _count(name: str, value: Any) -> str:
         return name
     # A user's own stage may store something other than a number as a count.
     return f"{name} {value:,}" if isinstance(value, int | float) else f"{name} {value}"
+
+
+def format_progress(progress: Progress) -> str:
+    """Return the progress of a run in one line: ``1,500 of 10,000 rows (15 %), 500 rows/s, 17 s left``."""
+    parts = [_done_of_total(progress)]
+    if (rows_per_s := progress.rows_per_s) is not None:
+        parts.append(f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 1 else f"{rows_per_s:.2g} rows/s")
+    if (left_s := progress.left_s) is not None and progress.total is not None:
+        over = "" if progress.total.exact else "over "
+        runs = " in several runs" if progress.needs_more_runs else ""
+        parts.append(f"{over}{format_duration(left_s)} left{runs}")
+    return ", ".join(parts)
+
+
+def _done_of_total(progress: Progress) -> str:
+    if progress.total is None:
+        return counted(progress.done, "row")
+    # More rows may become stale during the run.
+    total = replace(progress.total, rows=max(progress.total.rows, progress.done))
+    share = "" if progress.share is None else f" ({int(100 * progress.share)} %)"
+    return f"{progress.done:,} of {total} rows{share}"
 
 
 def format_time(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:

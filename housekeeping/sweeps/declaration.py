@@ -20,7 +20,7 @@ from housekeeping.database.connection import database as current_database
 from housekeeping.database.primary_key import identify
 from housekeeping.leases.renewal import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.checks.predicates import check_predicate
+from housekeeping.sweeps.checks.predicates import check_hold, check_predicate
 from housekeeping.sweeps.checks.validation import check_form, check_names, check_stage
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
@@ -28,11 +28,12 @@ from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.sweeps.stages.actions import Action, allowed_by
 from housekeeping.sweeps.stages.call import Call, CallStage
+from housekeeping.sweeps.stages.hold import ExceptHeld, Hold
 from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import Preflight, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models import model_of
-from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, keyset_order, predicate_on
+from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, hold_on, keyset_order, predicate_on
 from housekeeping.sweeps.worker_settings import configured_fields, setting_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class Sweep:
     Attributes:
       name: Public name of the worker: in actors, settings, the ledger and logs.
       stale: Which rows are stale, given the time at which the run began, minus `stale_after` if that is set.
+      hold: Returns the condition of rows that must stay although they are stale, or a query that finds something for
+        each of them. Runs, plans and backlogs leave them out. It is SQL, so the next batch sees a new hold.
       always_stale: Whether `stale` may ignore the time or drop a column that it uses. By default such a predicate is
         rejected, because it may match far more rows than is meant.
       order: Columns that order the rows, oldest first, ending with those of the primary key.
@@ -101,6 +104,8 @@ class Sweep:
       schedule: Cron expression; None: the sweep runs only on request.
       batch_size: Rows per transaction.
       max_runtime: How long a run starts new batches.
+      max_rows_per_s: Most rows per second, on average; None: no limit. Shards share it.
+      rest: Pause after each batch, as a multiple of the batch's duration.
       shards: Number of concurrent runs that share the work of one message. Each skips the rows that another has locked.
       stale_after: Age from which a row is stale; None: the worker has no such setting.
       lease: Exclusive lease that a run needs; None: runs may overlap, and skip each other's rows.
@@ -135,6 +140,7 @@ class Sweep:
 
     name: str
     stale: Callable[[datetime], Expression] | None = None
+    hold: Hold | None = None
     always_stale: bool = False
     order: tuple[Any, ...] = ()
     action: Action | None = None
@@ -149,6 +155,8 @@ class Sweep:
     schedule: str | None = None
     batch_size: int = 100
     max_runtime: timedelta = timedelta(minutes=5)
+    max_rows_per_s: float | None = None
+    rest: float = 0.0
     shards: int = 1
     stale_after: timedelta | None = None
     lease: LeaseConfig | None = None
@@ -202,6 +210,10 @@ class Sweep:
             )
         if self.batch_size < 1 or self.max_runtime <= timedelta():
             raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
+        if self.max_rows_per_s is not None and self.max_rows_per_s <= 0:
+            raise DeclarationError(f"{self.name}: max_rows_per_s must be above 0, or None for no limit")
+        if self.rest < 0:
+            raise DeclarationError(f"{self.name}: rest must be 0 or more; 1 pauses as long as a batch takes")
         if self.stale_after is not None and self.stale_after <= timedelta():
             raise DeclarationError(
                 f"{self.name}: stale_after is {self.stale_after!r}, so rows that are not old yet would be stale; write "
@@ -241,8 +253,11 @@ class Sweep:
             if isinstance(each, TableStage):
                 # A stage of your own may join other tables.
                 model = each.model if type(each) in (TableStage, CallStage) else None
-                stale = each.stale if self.stale is None else self.stale
+                declared = each.stale.stale if isinstance(each.stale, ExceptHeld) else each.stale
+                stale = declared if self.stale is None else self.stale
                 check_predicate(self.name, stale, model=model, always_stale=self.always_stale)
+                if each.hold is not None:
+                    check_hold(self.name, each.hold, each.model)
 
     def _check_now(self) -> None:
         """Check the predicates that could not be evaluated when the sweep was declared."""
@@ -251,7 +266,8 @@ class Sweep:
         except (PeeweeException, HousekeepingError):
             raise
         except Exception as error:
-            raise DeclarationError(f"{self.name}: stale fails: {typed_error_line(error)}") from error
+            failing = "stale" if self.hold is None else "stale or hold"
+            raise DeclarationError(f"{self.name}: {failing} fails: {typed_error_line(error)}") from error
         object.__setattr__(self, "_unchecked", False)
 
     @staticmethod
@@ -262,6 +278,7 @@ class Sweep:
         stale: Callable[[Columns, datetime], Expression],
         action: Action,
         order: str | Sequence[str] = (),
+        hold: Callable[[Columns], Any] | None = None,
         event_columns: Mapping[str, str] | None = None,
         **options: Unpack[SweepOptions],
     ) -> Sweep:
@@ -281,6 +298,7 @@ class Sweep:
           table: A Django model, a SQLAlchemy `Table` or mapped class, or a model derived from `BaseModel`.
           stale: Returns the predicate, given the table's columns as attributes, and the time as for `Sweep.stale`.
           order: The names of the columns that order the rows. The primary key is appended; by default it is the order.
+          hold: Returns the condition of rows that must stay, given the table's columns.
           event_columns: What each row of the event holds: key -> column.
           options: The other fields of `Sweep`.
 
@@ -292,6 +310,7 @@ class Sweep:
             name=name,
             stale=predicate_on(name, model, stale),
             order=keyset_order(name, model, order),
+            hold=None if hold is None else hold_on(name, model, hold),
             action=action,
             event_columns=event_columns_of(name, model, event_columns or {}),
             **options,
@@ -339,6 +358,7 @@ class Sweep:
                 columns={**self.columns, **self._further_event_columns()},
                 event=None if self.event is None else (self.event, self._event_keys()),
                 row_log=self.row_log if self.options.get("log_records", True) else None,
+                hold=self.hold,
             ),
         )
 

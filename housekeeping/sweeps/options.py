@@ -31,6 +31,8 @@ class SweepOptions(TypedDict, total=False):
     schedule: str | None
     batch_size: int
     max_runtime: timedelta
+    max_rows_per_s: float | None
+    rest: float
     shards: int
     stale_after: timedelta | None
     lease: LeaseConfig | None

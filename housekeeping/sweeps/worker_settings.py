@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.sanitize import described, typed_error_line
 from housekeeping.core.settings import WorkerSettings
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.declaration import Sweep
 
 #: Settings with the name and type of a field.
-_SAME_NAME: Final = ("enabled", "schedule", "batch_size", "database")
+_SAME_NAME: Final = ("enabled", "schedule", "batch_size", "database", "max_rows_per_s", "rest")
 #: Settings in seconds, and their fields.
 _DURATIONS: Final = {"max_runtime_s": "max_runtime", "stale_after_s": "stale_after"}
 
@@ -48,12 +50,28 @@ def configured_fields(sweep: Sweep, settings: WorkerSettings) -> dict[str, Any]:
         elif name in ("gates", "breaker"):
             field_name = "throttle" if name == "gates" else name
             given = {key: getattr(value, key) for key in value.model_fields_set}
+            if given.get("custom") is not None:
+                given["custom"] = _function_named(given["custom"], f'{setting_of(sweep)}["gates"]["custom"]')
             fields[field_name] = dataclasses.replace(getattr(sweep, field_name), **given)
         elif name in sweep.options:
             fields["options"] = {**fields.get("options", sweep.options), name: value}
         elif name not in ("table", "tables"):  # the worker's models were bound to their tables before
             raise SettingsError(f'{setting_of(sweep)}["{name}"] is {value!r}, but this worker has no use for it')
     return fields
+
+
+def _function_named(name: str, setting: str) -> Any:
+    module, _, function_name = name.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), function_name)
+    except Exception as error:
+        raise SettingsError(
+            f"{setting} is {name!r}, which cannot be imported: {typed_error_line(error)}; it should be the dotted name "
+            "of a function, such as shop.health.reason_to_wait"
+        ) from None
+    if not callable(function):
+        raise SettingsError(f"{setting} is {name!r}, which is no function but {described(function)}")
+    return function
 
 
 def _alert_thresholds(sweep: Sweep, given: Mapping[str, float | None]) -> AlertThresholds:

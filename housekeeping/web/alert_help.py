@@ -64,7 +64,8 @@ ALERTS: Final = {
         "follow. If not, correct the declaration of the sweep.",
     ),
     "throttled": Help(
-        "The last three runs were throttled because of the database's health, and ended early.",
+        "The last three runs were throttled because of the database's health or by a function of your own, and ended "
+        "early.",
         "The text names the cause, such as replication lag. Repair it, or remove an unused standby. Or change the "
         "limit under gates in HOUSEKEEPING_WORKERS.",
     ),

@@ -97,7 +97,15 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
             found = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
         attempts = sorted({each.run_id: each for each in found}.values(), key=lambda each: each.run_id)
         meaning = REASONS.get(row.reason or "", "").replace("NAME", row.worker)
-        return render_template("run.html", run=row, attempts=attempts, meaning=meaning, live=row.outcome is None)
+        progress = None if row.outcome else snapshots.current().progress.get(row.worker)
+        return render_template(
+            "run.html",
+            run=row,
+            progress=progress if progress is not None and progress.run_id == row.run_id else None,
+            attempts=attempts,
+            meaning=meaning,
+            live=row.outcome is None,
+        )
 
     @app.get("/alerts")
     def alerts() -> str:

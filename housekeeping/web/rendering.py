@@ -16,7 +16,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import printable
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.connection import database
-from housekeeping.presentation.formatting import format_backlog, format_run_counts, format_time
+from housekeeping.presentation.formatting import format_backlog, format_progress, format_run_counts, format_time
 from housekeeping.sweeps.insight.backlog import Ended
 from housekeeping.sweeps.insight.status import is_lost, outcome_in_words
 from housekeeping.sweeps.ledger.history import run_label
@@ -44,6 +44,7 @@ def configure_templates(app: Flask) -> None:
         "counted": counted,
         "run_counts": format_run_counts,
         "run_label": run_label,
+        "progress_text": format_progress,
         "several_databases": database.several,
     }
 

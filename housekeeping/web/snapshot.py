@@ -24,6 +24,7 @@ from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.alerts import Alert
+from housekeeping.sweeps.insight.run_progress import Progress, ProgressReader
 from housekeeping.sweeps.insight.status import WorkerStatus
 from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger import run_queries
@@ -47,6 +48,7 @@ class Snapshot:
       clocks: Differences between this machine's clock and those of the databases that answered, by their names.
       processes: Workers and schedulers by their heartbeats.
       alerts: Alerts of the whole installation.
+      progress: Progress of the last run of each worker where it is open.
     """
 
     at: datetime
@@ -58,6 +60,7 @@ class Snapshot:
     clocks: dict[str, ClockSkew] = field(default_factory=dict)
     processes: Processes = UNKNOWN
     alerts: Sequence[Alert] = ()
+    progress: dict[str, Progress] = field(default_factory=dict)
 
     @property
     def wrong_clocks(self) -> dict[str, ClockSkew]:
@@ -84,6 +87,7 @@ class SnapshotCache:
         self._reading = threading.Lock()  # held during slow reads; `invalidate` does not need it
         self._last: tuple[Snapshot, float, float] | None = None  # with the times when its read began and ended
         self._changed_at = 0.0
+        self._progress: dict[str, ProgressReader] = {}  # by database
 
     def sweep(self, name: str) -> Sweep:
         """Return the worker, or abort the request with status 404."""
@@ -133,6 +137,9 @@ class SnapshotCache:
                 found.clocks[name] = clock = read_database_clock()
                 for status in worker_statuses(sweeps, clock.server_at, settings.timezone):
                     statuses[status.worker] = status
+                reader = self._progress.setdefault(name, ProgressReader())
+                read = [(sweep, statuses[sweep.name]) for sweep in sweeps]
+                found.progress |= reader.read(read, clock.server_at)
         found.at = next((clock.server_at for clock in found.clocks.values()), found.at)
         found.statuses = {name: statuses[name] for name in self.sweeps if name in statuses}
         with _noting(found.errors, "; queues and dead letters are not shown"):

@@ -1,4 +1,4 @@
-"""Pages docs/howto/own-sweep*.md, followed step by step in an empty folder."""
+"""Pages own-sweep*.md, legal-hold.md and slow-down.md of docs/howto, followed step by step in an empty folder."""
 
 from __future__ import annotations
 
@@ -202,6 +202,19 @@ def test_page_of_examples_deletes_by_tenant_uuid_and_nullable_time(reader: Reade
     assert reader.rows(kept) == [(1, 1), (2, 1), (2, 10), (3, 1), (3, 10), (3, 40)]
     assert reader.rows("SELECT count(*), min(expires_at) > now() FROM invitation") == [(2, True)]
     assert reader.rows("SELECT id FROM device ORDER BY id") == [(1,), (4,)]
+
+
+def test_page_of_the_legal_hold_keeps_the_rows_on_hold(reader: Reader) -> None:
+    reader.read("legal-hold")
+
+    # The run was before the hold of user 5 was lifted, and before that of user 7 was set.
+    assert reader.rows("SELECT user_id FROM user_document ORDER BY 1") == [(1,), (2,), (3,), (5,), (6,)]
+
+
+def test_page_of_slow_runs_deletes_the_old_visits(reader: Reader) -> None:
+    reader.read("slow-down")
+
+    assert reader.rows("SELECT count(*) FROM visit") == [(3,)]
 
 
 def test_archiving_process_killed_anywhere_loses_and_leaves_no_row(

@@ -95,22 +95,43 @@ def test_progress_is_shown_on_a_terminal_beside_the_result(
     environment: dict[str, str], tmp_path: Path, add: Callable[[int], None]
 ) -> None:
     add(5_000)
-    controller, child_terminal = pty.openpty()
 
+    said, shown = _on_a_terminal(environment, tmp_path)
+
+    assert json.loads(said)["counts"]["deleted_rows"] == 5_000
+    assert f"{WORKER}: counting" in shown
+    assert " of 5,000 rows (" in shown and " rows/s, " in shown and " left" in shown
+    assert "Run ended" in shown
+
+
+@pytest.mark.slow
+def test_progress_of_a_million_rows_has_their_total_and_the_time_left(
+    environment: dict[str, str], tmp_path: Path, add: Callable[[int], None]
+) -> None:
+    add(1_000_000)
+    limits = f'{{"{WORKER}": {{"max_runtime_s": 6}}}}'
+
+    said, shown = _on_a_terminal({**environment, "HOUSEKEEPING_WORKERS": limits}, tmp_path)
+
+    deleted = json.loads(said)["counts"]["deleted_rows"]
+    assert f"{deleted:,} of 1,000,000 rows (" in shown
+    assert " left in several runs" in shown
+
+
+def _on_a_terminal(environment: dict[str, str], folder: Path) -> tuple[bytes, str]:
+    """Return what a run says on stdout, and what it shows on its terminal."""
+    controller, child_terminal = pty.openpty()
     running = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "run", WORKER, "--json"],
-        env=environment | {"TERM": "xterm", "LC_ALL": "C", "HOUSEKEEPING_LOG_FORMAT": "console"},
-        cwd=tmp_path,
+        env=environment | {"TERM": "xterm", "COLUMNS": "120", "LC_ALL": "C", "HOUSEKEEPING_LOG_FORMAT": "console"},
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=child_terminal,
     )
     os.close(child_terminal)
     shown = b"".join(iter(lambda: _read(controller), b"")).decode()
     said, _ = running.communicate(timeout=30)
-
-    assert json.loads(said)["counts"]["deleted_rows"] == 5_000
-    assert f"{WORKER}: deleted_rows " in shown
-    assert "Run ended" in shown
+    return said, shown
 
 
 def _read(terminal: int) -> bytes:

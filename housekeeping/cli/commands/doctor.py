@@ -45,6 +45,7 @@ def doctor(as_json: bool, role: str | None) -> None:
     tables      needed columns, partitions, unique keys, foreign keys
     indexes     EXPLAIN of each worker's statements, and the missing
                 CREATE INDEX CONCURRENTLY
+    throttles   limits on WAL, your own functions (setting gates)
     Redis       eviction, persistence, other users
     others      dead letters, object stores, repositories, git, clocks,
                 the dashboard's token, processes

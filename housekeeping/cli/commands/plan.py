@@ -31,8 +31,9 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
     """Show what a run of worker NAME would do now. Changes nothing, records no run, acquires no lease.
 
     The counts come from the run's own query, in one read-only snapshot. DURATION is an estimate from the worker's last
-    runs, summed over all runs that the work needs; it is unknown without a history. Works before "housekeeping init",
-    too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
+    runs, summed over all runs that the work needs; it is unknown without a history. HELD is the number of stale rows
+    that stay because the worker's hold applies to them; only workers with a hold have the column. Works before
+    "housekeeping init", too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
     """
     _, sweeps = load_workers(with_schema=False)
     sweep = find_worker(sweeps, name)
@@ -50,10 +51,13 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
 
 
 def _print(planned: Plan) -> None:
-    stages = table(planned.worker, ">STALE ROWS", ">BATCHES", ">DURATION", ">OLDEST", ">NEWEST")
+    holds = [">HELD"] if planned.held is not None else []
+    stages = table(planned.worker, ">STALE ROWS", *holds, ">BATCHES", ">DURATION", ">OLDEST", ">NEWEST")
     for each, batches in planned.stages:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
-        stages.add_row(each.name, str(each.stale), f"{batches:,}", _duration(planned, each.stale), oldest, newest)
+        held = ["-" if each.held is None else str(each.held)] if holds else []
+        duration = _duration(planned, each.stale)
+        stages.add_row(each.name, str(each.stale), *held, f"{batches:,}", duration, oldest, newest)
     print_table(stages)
     for each, _ in planned.stages:
         if each.samples:

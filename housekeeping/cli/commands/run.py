@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,14 +20,16 @@ from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.telemetry import error_reporting
 from housekeeping.core.thread_interrupt import run_interruptibly
 from housekeeping.core.wording import format_duration
-from housekeeping.presentation.formatting import format_counts, format_run_counts
+from housekeeping.presentation.formatting import format_counts, format_progress, format_run_counts
 from housekeeping.presentation.workers import find_worker, missing_table_error, parse_argument
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run as make_dry_run
+from housekeeping.sweeps.insight.run_progress import count_left, progress_of
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
+from housekeeping.sweeps.stages.stage import Backlog
 
 
 @click.command()
@@ -49,6 +52,8 @@ def run(
     confirm: bool,
 ) -> None:
     """Run worker NAME once, in the foreground, with progress. A few workers take an ARGUMENT.
+
+    On a terminal, a line shows the processed rows and their total, the rows per second and the time left.
 
     The run has the limits of a scheduled run and is recorded in the ledger. Logs go to stderr. "housekeeping list"
     shows the names.
@@ -97,9 +102,17 @@ def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[
     """Return the result, and whether the run's thread has ended."""
     started_at = datetime.now(UTC)
     run_ids: list[int] = []
+    meter = _Meter(sweep, argument)
+
+    def begin(run_id: int) -> None:
+        run_ids.append(run_id)
+        if update.is_shown:
+            update(f"{sweep.name}: counting")
+            meter.begin()
 
     def show_progress(so_far: Counts) -> None:
-        update(f"{sweep.name}: {format_counts(so_far)}")
+        if update.is_shown:
+            update(f"{sweep.name}: {meter.text(so_far)}")
 
     def work(stopping: threading.Event) -> RunResult:
         return run_sweep(
@@ -109,7 +122,7 @@ def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[
             on_batch=show_progress,
             stopping=stopping,
             confirmed=confirmed,
-            on_begin=run_ids.append,
+            on_begin=begin,
         )
 
     try:
@@ -122,6 +135,29 @@ def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[
         if result is None:
             end_process(error.exit_code, "interrupted; the run's end could not be recorded, the next run does that")
         return result, False
+
+
+class _Meter:
+    """Progress of a run in the foreground."""
+
+    def __init__(self, sweep: Sweep, argument: Any) -> None:
+        self._sweep = sweep
+        self._argument = argument
+        self._total: Backlog | None = None
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """Count the stale rows. Called in the run's thread, before its first batch."""
+        self._total = count_left(self._sweep, argument=self._argument)
+        self._began = time.monotonic()
+
+    def text(self, counts: Counts) -> str:
+        """Return the progress of a run with these counts, in one line."""
+        if not self._sweep.progress_counts:
+            return format_counts(counts)
+        now = progress_of(self._sweep, counts, self._total, time.monotonic() - self._began)
+        failed = {name: counts[name] for name in ("failed",) if counts.get(name)}
+        return ", ".join([format_progress(now), *([format_counts(failed)] if failed else [])])
 
 
 def _dry_run(sweep: Sweep, argument: Any) -> RunResult:

@@ -50,9 +50,11 @@ _ALERT_WIDTH: Final = 2_000  # characters; only the error of another program is 
 def status(as_json: bool) -> None:
     """Show the status of every worker: last run, backlog, oldest stale row, queues, processes, leases and alerts.
 
-    BACKLOG is the number of stale rows, counted up to a limit. ARRIVED/H and PROCESSED/H are rows per hour over the
-    last runs. LAST SUCCESS is the last run that ended as done or partial. Each alert ends with its name;
-    docs/howto/alerts.md says what to do about it. Long reasons of runs are cut; --json has all of them.
+    BACKLOG is the number of stale rows, counted up to a limit. HELD is the number of stale rows that stay because
+    they are on hold; they are not part of the backlog, and the column is shown if a worker has a hold. ARRIVED/H and
+    PROCESSED/H are rows per hour over the last runs. LAST SUCCESS is the last run that ended as done or partial. Each
+    alert ends with its name; docs/howto/alerts.md says what to do about it. Long reasons of runs are cut; --json has
+    all of them.
 
     Processes are the live workers and schedulers, and those that died within a day without being stopped.
 
@@ -195,13 +197,17 @@ def _alert_line(text: str, name: str) -> Text:
 def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database: bool = False) -> Table:
     """Return a table of the workers with state, backlog, throughput and next tick."""
     named = ["DATABASE"] if with_database else []
-    rows = table("WORKER", *named, "STATE", ">BACKLOG", ">OLDEST ROW", ">ARRIVED/H", ">PROCESSED/H", ">NEXT TICK")
+    holds = [">HELD"] if any(each.held is not None for each in statuses) else []
+    rows = table(
+        "WORKER", *named, "STATE", ">BACKLOG", *holds, ">OLDEST ROW", ">ARRIVED/H", ">PROCESSED/H", ">NEXT TICK"
+    )
     for each in statuses:
         rows.add_row(
             each.worker,
             *([each.database] if named else []),
             each.state,
             format_backlog(each, now),
+            *(["-" if each.held is None else str(each.held)] if holds else []),
             _ago(each.oldest, now),
             "-" if each.rates is None else _rate(each.rates.arrived),
             "-" if each.rates is None else _rate(each.rates.drained),

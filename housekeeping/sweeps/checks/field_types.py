@@ -25,6 +25,7 @@ _FORMS: Final[Mapping[Any, str]] = {
 }
 _EXAMPLES: Final[Mapping[str, str]] = {
     "stale": "a function of the time: lambda now: Session.expires_at <= now",
+    "hold": "a function: lambda: LegalHold.user_id == Session.user_id",
     "order": "a tuple of columns: (Session.expires_at, Session.id)",
     "action": "Delete(), Transition(machine, event) or Call(function, then=Delete())",
     "schedule": 'a cron expression: "*/5 * * * *"',

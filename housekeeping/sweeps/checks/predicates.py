@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,13 +29,15 @@ from peewee import (
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.sanitize import described
 from housekeeping.sweeps.checks.parentheses import EACH_IN_PARENTHESES, JoinedConditions
+from housekeeping.sweeps.stages.hold import needs_no_row
 from housekeeping.sweeps.table_models.naming import EXAMPLE as ROW_EXAMPLE
-from housekeeping.sweeps.table_models.naming import RowPredicate, of_another_library
+from housekeeping.sweeps.table_models.naming import HOLD_EXAMPLE, RowHold, RowPredicate, of_another_library
 
 #: Two times that differ in every part, also in the day of the week.
 _TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
 _SHOWN: Final = 200  # characters of the SQL
 _EXAMPLE: Final = "lambda now: Session.expires_at <= now"
+_HOLD_EXAMPLE: Final = "lambda: LegalHold.user_id == Session.user_id"
 
 #: Renders SQL without a server.
 _offline: Final = PostgresqlDatabase(None)
@@ -83,26 +85,7 @@ def check_predicate(
     example = ROW_EXAMPLE if isinstance(stale, RowPredicate) else _EXAMPLE
     with _watched() as usage:
         conditions = [stale(at) for at in (*_TIMES, _TIMES[0])]
-    joined = JoinedConditions(lambda column: "row" if isinstance(stale, RowPredicate) else column.model.__name__)
-    if isinstance(conditions[0], Node):
-        joined.sql(conditions[0])
-    for problem in joined.compared:
-        raise DeclarationError(f"{name}: stale {problem}")
-    if usage.truth_tested:
-        raise DeclarationError(
-            f"{name}: stale uses and, or, not, in, if or a chained comparison on a column, which Python evaluates "
-            "instead of PostgreSQL; write (A) & (B), (A) | (B), ~(A), column.in_([...]), column.between(a, b)"
-        )
-    for condition in conditions:
-        if not isinstance(condition, Node):
-            raise DeclarationError(
-                f"{name}: stale returns {described(condition)}; write a condition on columns: {example}"
-                f"{_hint(condition)}"
-            )
-    for value in joined.values:
-        raise DeclarationError(
-            f"{name}: stale joins a condition with {described(value)}; {EACH_IN_PARENTHESES}{_hint(value)}"
-        )
+    _check_conditions(f"{name}: stale", conditions, usage, example, by_row=isinstance(stale, RowPredicate))
     if model is not None:
         _check_columns(name, model, conditions[0])
     if always_stale:
@@ -125,6 +108,58 @@ def check_predicate(
                 f"{name}: stale uses {used.model.__name__}.{used.name}, but its SQL does not: {first[0][:_SHOWN]}; "
                 "write (A) & (B) to join conditions; or always_stale=True, if this is meant"
             )
+
+
+def check_hold(name: str, hold: Callable[[], Any], model: type[Model] | None) -> None:
+    """Reject a hold that may hold fewer rows than its author means; needs no database.
+
+    Parameters:
+      model: The table of the rows.
+
+    Raises:
+      DeclarationError: The text says what to write.
+      Exception: The hold itself fails, so that nothing is known of it.
+    """
+    by_row = isinstance(hold, RowHold)
+    example = HOLD_EXAMPLE if by_row else _HOLD_EXAMPLE
+    try:
+        inspect.signature(hold).bind()
+    except ValueError:  # some functions written in C have no signature
+        pass
+    except TypeError as error:
+        raise DeclarationError(f"{name}: hold is called without an argument ({error}); write {example}") from None
+    with _watched() as usage:
+        condition = hold()
+    _check_conditions(f"{name}: hold", [condition], usage, example, by_row=by_row)
+    if needs_no_row(condition, model):
+        raise DeclarationError(
+            f"{name}: hold joins by | conditions on different tables within another condition, so it would hold too "
+            "few rows while one table is empty; write each other table as a query: "
+            "fn.EXISTS(LegalHold.select().where(...))"
+        )
+
+
+def _check_conditions(subject: str, conditions: Sequence[Any], usage: _Usage, example: str, *, by_row: bool) -> None:
+    """Reject what Python has evaluated instead of PostgreSQL, and what is no condition."""
+    joined = JoinedConditions(lambda column: "row" if by_row else column.model.__name__)
+    if isinstance(conditions[0], Node):
+        joined.sql(conditions[0])
+    for problem in joined.compared:
+        raise DeclarationError(f"{subject} {problem}")
+    if usage.truth_tested:
+        raise DeclarationError(
+            f"{subject} uses and, or, not, in, if or a chained comparison on a column, which Python evaluates "
+            "instead of PostgreSQL; write (A) & (B), (A) | (B), ~(A), column.in_([...]), column.between(a, b)"
+        )
+    for condition in conditions:
+        if not isinstance(condition, Node):
+            raise DeclarationError(
+                f"{subject} returns {described(condition)}; write a condition on columns: {example}{_hint(condition)}"
+            )
+    for value in joined.values:
+        raise DeclarationError(
+            f"{subject} joins a condition with {described(value)}; {EACH_IN_PARENTHESES}{_hint(value)}"
+        )
 
 
 def _hint(value: object) -> str:

@@ -55,6 +55,8 @@ def check_form(sweep: Any) -> None:
             raise DeclarationError(
                 f'{name}: event_columns has {described(column)} as {key!r}; write {{"order_id": Order.id}}'
             )
+    if has_stages and sweep.hold is not None:
+        raise DeclarationError(f"{name}: a sweep of stages has no hold; give it to each TableStage")
     if has_stages and (sweep.columns or sweep.row_log is not None):
         raise DeclarationError(f"{name}: a sweep of stages has no columns and no row_log; give them to each TableStage")
 

@@ -63,7 +63,7 @@ class BatchSizer:
 
         Parameters:
           number: The number of the stage.
-          most: The rows that the breaker still allows; None: any number.
+          most: The rows that the breaker and the pace allow; None: any number.
         """
         size = min(self._adapted[number], self._most or self._own[number], most or self._own[number])
         if size == stage.batch_size:

@@ -42,11 +42,12 @@ from housekeeping.sweeps.engine.run_state import (
 )
 from housekeeping.sweeps.engine.traversal import Place, Traversal
 from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.run_start import Attempt
 from housekeeping.sweeps.ledger.runs import Counts, Cursor
 from housekeeping.sweeps.limits.breaker import RowLimit
 from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.limits.pace import Pace
 from housekeeping.sweeps.limits.throttle import Throttle
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Explainable, Stage
@@ -59,6 +60,8 @@ _RETRYABLE: Final = ("40001", "40P01")
 _TRIES: Final = 4
 _LONGEST_ERROR: Final = 300  # characters of an error in a log line
 _LOCK_TIMEOUT: Final = "55P03"
+#: Seconds after which a wait between batches looks at pauses, the lease and the heartbeat.
+_LONGEST_WAIT_S: Final = 1.0
 
 
 class Executor:
@@ -102,6 +105,8 @@ class Executor:
         tables = sorted({table_name(query.model) for query in queries})
         limits = request.sweep.throttle
         self._throttle = Throttle(limits, tables, budget, request.stopping.wait, request.health)
+        sweep = request.sweep
+        self._pace = Pace(sweep.max_rows_per_s, sweep.rest, progress.clock, sweep.progress_counts, sweep.shards)
         self.streak = FailureStreak()
         #: State in which the run first left a stage because the same error repeated, and the error that ends the run.
         self._left_stage: tuple[RunState, SameErrorRepeated] | None = None
@@ -121,10 +126,11 @@ class Executor:
         is_first = True
         while state.verdict is None:
             self._lease.check()
-            verdict = self._wait_for_throttle(is_first=is_first)
+            verdict = self._wait_for_pace() or self._wait_for_throttle(is_first=is_first)
             if verdict is not None:
                 return self._end_between_batches(state, verdict)
-            is_first = False
+            is_first, before = False, state.counts
+            self._pace.begin()
             try:
                 state = self._process_batch(state)
             except OperationalError as error:
@@ -133,6 +139,7 @@ class Executor:
                     raise
                 # A bisected batch may have committed some of its parts.
                 return self._end_between_batches(replace(state, counts=self._progress.counts), THROTTLED)
+            self._pace.end(before, state.counts)
         self._progress.saw_everything = (
             state.verdict[0] == "done" and self._request.sweep.shards == 1 and self._traversal.sees_everything()
         )
@@ -140,7 +147,9 @@ class Executor:
 
     def _process_batch(self, state: RunState) -> RunState:
         """Process and commit one batch. Bisect it if a row makes it fail."""
-        number, rows_left = state.place.stage, self._row_limit.left(state.counts)
+        number = state.place.stage
+        limits = (self._row_limit.left(state.counts), self._pace.batch_limit)
+        rows_left = min((each for each in limits if each is not None), default=None)
         if self._throttle.is_active:
             self.sizer.ease(number)
         stage = self.sizer.sized(number, self._stages[number], rows_left)
@@ -340,6 +349,30 @@ class Executor:
         if error is not None:
             raise error
         return verdict
+
+    def _wait_for_pace(self) -> Verdict | None:
+        """Wait until the next batch may begin. Return how the run ends here; None to continue."""
+        left_s = self._pace.left_s()
+        if left_s > 0 and left_s > self._budget.left():
+            return OUT_OF_TIME  # without waiting for it
+        while left_s > 0:
+            wait_s = min(left_s, _LONGEST_WAIT_S)
+            self._request.stopping.wait(wait_s)
+            if left_s >= _LONGEST_WAIT_S:
+                self._read_override()
+            if self.must_stop():
+                return SHUTDOWN if self._request.stopping.is_set() else PAUSED
+            # A clock that is set, as in tests, may stand still.
+            left_s = min(left_s - wait_s, self._pace.left_s())
+        return None
+
+    def _read_override(self) -> None:
+        """Read the worker's override between two batches, so that a pause ends a long wait."""
+        try:
+            self.sizer.apply(override_of(self._request.sweep.name))
+        except PeeweeException as error:
+            if not is_connection_lost(error):  # the next batch connects again
+                raise
 
     def _wait_for_throttle(self, *, is_first: bool) -> Verdict | None:
         """Wait while the throttle asks for it. Return how the run ends here; None to continue.

@@ -156,12 +156,14 @@ def _throttle_alerts(runs: Sequence[tuple[str | None, str | None, dict[str, Any]
     if len(ended) < THROTTLED_RUNS or any(reason != "gate" for reason, _ in ended) or ended[0][1] is None:
         return
     gate, value, limit = (ended[0][1][name] for name in ("gate", "value", "limit"))
+    by_number = limit is not None
+    found = f"{gate} {value:g} > {limit:g}" if by_number else f"{gate} ({value})"
     yield Alert(
         "throttled",
-        f"{gate} {value:g} > {limit:g} slowed the last {THROTTLED_RUNS} runs and ended them early; "
+        f"{found} slowed the last {THROTTLED_RUNS} runs and ended them early; "
         f"each processed a few rows. Fix the cause, or set another limit: gates.{gate}",
         limit,
-        value,
+        value if by_number else None,
     )
 
 

@@ -28,8 +28,8 @@ REASONS: Final = {
     "shutdown": "its process was stopped; its message went back to the queue, and the next attempt resumes",
     "taken_over": "it sent no heartbeat, and another attempt took over; see the next attempt",
     "lease_lost": "another run had taken its lease; its uncommitted batch was rolled back",
-    "gate": "the database stayed overloaded; see the log line `Still throttled, ending the run`. The run continued "
-    "slowly until then, and the next run resumes",
+    "gate": "the database stayed overloaded, or a throttle of your own asked to wait; see the log line `Still "
+    "throttled, ending the run`. The run continued slowly until then, and the next run resumes",
     "breaker": "far more rows were stale than usual. It processed as many as its breaker allows, and the next run "
     "resumes there. To process all at once: housekeeping plan NAME, then run --confirm",
     UNCONFIRMED: "no run of this worker has completed yet, or its predicate has changed, and it would process a large "

@@ -11,6 +11,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.breaker import processed_rows
 from housekeeping.sweeps.stages.stage import Backlog
+from housekeeping.sweeps.stages.table_stage import TableStage
 
 _RUNS: Final = 50  # older runs say little about the current rate
 _SUCCESS: Final = ("done", "partial")
@@ -24,6 +25,17 @@ def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
     for each in sweep.stages_for_run():
         waiting += each.backlog(now, limit)
     return waiting if waiting.rows <= limit else Backlog(limit, exact=False)
+
+
+def held(sweep: Sweep, now: datetime, limit: int) -> Backlog | None:
+    """Count the rows on hold among the first `limit` stale rows of each stage; None: no stage has a hold."""
+    return total_held(each.held(now, limit) for each in sweep.stages_for_run() if isinstance(each, TableStage))
+
+
+def total_held(counts: Iterable[Backlog | None]) -> Backlog | None:
+    """Return the sum of the stages' rows on hold; None: no stage has a hold."""
+    found = [each for each in counts if each is not None]
+    return sum(found, Backlog(0)) if found else None
 
 
 def oldest(sweep: Sweep, now: datetime) -> Any:

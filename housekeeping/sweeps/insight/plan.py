@@ -20,7 +20,7 @@ from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import initial_counts
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.insight.backlog import first_of, last_ended, pace
+from housekeeping.sweeps.insight.backlog import first_of, last_ended, pace, total_held
 from housekeeping.sweeps.insight.plan_warnings import warnings_of
 from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
 from housekeeping.sweeps.stages.stage import Backlog, StagePlan, as_cursor
@@ -40,6 +40,7 @@ class Plan:
       clock_skew: The difference between this machine's clock and the database's; None: not measured.
       unconfirmed: Why a run needs a confirmation; None: it needs none.
       pace: Rows per second in the worker's last runs; None without such runs.
+      max_rows_per_s: The worker's limit; None: no limit.
     """
 
     worker: str
@@ -50,6 +51,7 @@ class Plan:
     references: Sequence[Reference] = ()
     warnings: Sequence[str] = ()
     unconfirmed: Unconfirmed | None = None
+    max_rows_per_s: float | None = None
 
     @property
     def stale(self) -> Backlog:
@@ -60,6 +62,11 @@ class Plan:
         return total
 
     @property
+    def held(self) -> Backlog | None:
+        """The stale rows of all stages that stay because they are on hold; None: no stage has a hold."""
+        return total_held(each.held for each, _ in self.stages)
+
+    @property
     def batches(self) -> int:
         """The number of batches, if time were no limit."""
         return sum(batches for _, batches in self.stages)
@@ -68,7 +75,9 @@ class Plan:
         """Return the expected seconds of work for these rows, over one or more runs; None when unknown."""
         if stale.rows == 0:
             return 0.0
-        return None if self.pace is None else stale.rows / self.pace
+        if self.pace is None:
+            return None
+        return stale.rows / (self.pace if self.max_rows_per_s is None else min(self.pace, self.max_rows_per_s))
 
     @property
     def oldest(self) -> Any:
@@ -87,6 +96,7 @@ class Plan:
             "now": self.now.isoformat(),
             "stale_rows": self.stale.rows,
             "exact": self.stale.exact,
+            "held": None if self.held is None else self.held.rows,
             "batches": self.batches,
             "expected_s": _rounded(self.expected_s(self.stale)),
             "records_per_s": _rounded(self.pace),
@@ -99,6 +109,7 @@ class Plan:
                     "pass": each.name,
                     "stale_rows": each.stale.rows,
                     "exact": each.stale.exact,
+                    "held": None if each.held is None else each.held.rows,
                     "batches": batches,
                     "expected_s": _rounded(self.expected_s(each.stale)),
                     "oldest": _plain(each.oldest),
@@ -144,7 +155,7 @@ def _plan(sweep: Sweep, argument: Any, clock: Clock | None, limit: int) -> Plan:
     with suppress(ProgrammingError), translate_postgres_errors():
         rows_per_s = pace(last_ended(sweep))
         unconfirmed = check_first_run(sweep, stages, now, argument).unconfirmed
-    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, warnings, unconfirmed)
+    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, warnings, unconfirmed, sweep.max_rows_per_s)
 
 
 def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:

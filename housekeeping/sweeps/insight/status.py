@@ -29,7 +29,7 @@ from housekeeping.sweeps.insight.alerts import (
     recent_runs_alerts,
     run_alerts,
 )
-from housekeeping.sweeps.insight.backlog import Ended, Rates, backlog, last_ended, oldest, rates
+from housekeeping.sweeps.insight.backlog import Ended, Rates, backlog, held, last_ended, oldest, rates
 from housekeeping.sweeps.ledger import history, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, override_of
@@ -56,6 +56,8 @@ class WorkerStatus:
       rates: Rows per hour that became stale and that were processed, by the last runs; None: too few runs.
       waiting: The stale rows; None when they were never counted.
       counted_at: When they were counted, if that was not now; `alarms` has the reason.
+      held: The stale rows that stay because they are on hold; None: the worker has no hold, or they could not be
+        counted.
       oldest: The oldest stale row's first order column; None without stale rows.
       alarms: The active alerts.
       rejected: Rejections of the last runs by argument and cause, most rows first.
@@ -76,6 +78,7 @@ class WorkerStatus:
     rates: Rates | None = None
     waiting: Backlog | None = None
     counted_at: datetime | None = None
+    held: Backlog | None = None
     oldest: Any = None
     alarms: list[Alert] = field(default_factory=list)
     rejected: Sequence[Standing] = ()
@@ -97,6 +100,8 @@ class WorkerStatus:
             "backlog": self.waiting.rows if self.waiting else None,
             "backlog_exact": self.waiting.exact if self.waiting else None,
             "backlog_counted_at": self.counted_at.isoformat() if self.counted_at else None,
+            "held": self.held.rows if self.held else None,
+            "held_exact": self.held.exact if self.held else None,
             "oldest": first[0],
             "last_success": self.last_success.isoformat() if self.last_success else None,
             "arrived_per_hour": self.rates.arrived if self.rates else None,
@@ -150,14 +155,16 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True)
     )
     if problem is not None:
         return status
-    waiting, counted_at, first = None, None, None
+    waiting, counted_at, first, on_hold = None, None, None, None
     alerts: list[Alert] = []
     try:
         if not count:
             raise TimeoutError("the other workers' tables took too long")
+        limit = sweep.alerts.backlog or DEFAULT_COUNT_LIMIT
         with time_limit(_COUNT_TIME, _LOCK_TIME):
-            waiting = backlog(sweep, now, sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
+            waiting = backlog(sweep, now, limit)
             first = oldest(sweep, now)
+            on_hold = held(sweep, now, limit)
         alerts += backlog_alerts(sweep, waiting)
     except Exception as error:
         if is_unavailable(error):
@@ -172,6 +179,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True)
         rates=rates(ended),
         waiting=waiting,
         counted_at=counted_at,
+        held=on_hold,
         oldest=first,
         alarms=[*alerts, *_last_run_alerts(sweep, switch, last, now, zone)],
         rejected=rejected,

@@ -12,15 +12,18 @@ from statistics import fmean
 from typing import Any, Final
 
 from housekeeping.core.clock import RunBudget
+from housekeeping.core.sanitize import described, first_line, shortened, typed_error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.limits.db_health import POSTGRES_HEALTH, DbHealth, HealthSource
+from housekeeping.sweeps.limits.wal_health import POSTGRES_WAL, WalRate, WalRateNow, WalSource
 
 logger = named_logger(__name__)
 
 _CHECK_INTERVAL_S: Final = 2.0  # seconds between two checks; health changes no faster than an operator acts
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 1.0
+_LONGEST_REASON: Final = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class ThrottleLimits:
       batch_s: Average seconds of the run's batches since the last check. Off, because it differs by table.
       wait_s: How long a run waits before its first batch, and how long it then continues slowly before it ends. It
         always processes one batch.
+      wal_mb_per_s: Megabytes of WAL that the whole server writes per second. Off, because it differs by server.
+      slot_lag_mb: Megabytes of WAL that the server keeps for the slowest replication slot. Off, because it differs by
+        server.
+      custom: Returns None, or the reason to wait as text. Called at most every two seconds, outside of transactions.
     """
 
     replication_lag_s: float | None = 30
@@ -43,6 +50,9 @@ class ThrottleLimits:
     vacuum: bool = False
     batch_s: float | None = None
     wait_s: float = 10
+    wal_mb_per_s: float | None = None
+    slot_lag_mb: float | None = None
+    custom: Callable[[], str | None] | None = None
 
     def __post_init__(self) -> None:
         check_types("ThrottleLimits", self)
@@ -52,14 +62,24 @@ class ThrottleLimits:
         """Whether any check queries the database."""
         return self.replication_lag_s is not None or self.waiting_locks is not None or self.vacuum
 
+    @property
+    def queries_wal(self) -> bool:
+        """Whether any check queries the server's WAL."""
+        return self.wal_mb_per_s is not None or self.slot_lag_mb is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ExceededLimit:
-    """Check that throttles the run, with its value."""
+    """Check that throttles the run.
+
+    Attributes:
+      value: The measured value; of `custom` the reason to wait.
+      limit: None for `custom`.
+    """
 
     gate: str
-    value: float
-    limit: float
+    value: float | str
+    limit: float | None
 
 
 class Throttle:
@@ -78,12 +98,14 @@ class Throttle:
         budget: RunBudget,
         wait: Callable[[float], object],
         health: HealthSource | None = None,
+        wal: WalSource = POSTGRES_WAL,
     ) -> None:
         self._limits = limits
         self._tables = tables
         self._budget = budget
         self._wait = wait
         self._health = health or POSTGRES_HEALTH
+        self._wal = WalRate(wal)
         self._checked_at: float | None = None
         self._exceeded: ExceededLimit | None = None
         self._exceeded_since = 0.0
@@ -178,12 +200,48 @@ class Throttle:
                 yield from _over("vacuum", health.vacuum, 0)
         if limits.batch_s is not None and self._batches:
             yield from _over("batch_s", fmean(self._batches), limits.batch_s)
+        if limits.queries_wal:
+            wal = self._wal.look(self._budget.seen)
+            if limits.wal_mb_per_s is not None and (
+                not wal.is_first and self._known("wal_mb_per_s", wal.mb_per_s, wal)
+            ):
+                yield from _over("wal_mb_per_s", wal.mb_per_s, limits.wal_mb_per_s)
+            if limits.slot_lag_mb is not None and self._known("slot_lag_mb", wal.slot_lag_mb, wal):
+                yield from _over("slot_lag_mb", wal.slot_lag_mb, limits.slot_lag_mb)
+        if limits.custom is not None and (reason := self._reason_of(limits.custom)) is not None:
+            yield ExceededLimit("custom", reason, None)
 
-    def _known(self, gate: str, value: float | None, health: DbHealth) -> bool:
-        if value is None and gate not in self._unknown:
-            self._unknown.add(gate)
-            logger.info("Health check unavailable, continuing without it", gate=gate, error=health.trouble)
+    def _known(self, gate: str, value: float | None, health: DbHealth | WalRateNow) -> bool:
+        if value is None:
+            self._log_unknown(gate, health.trouble)
         return value is not None
+
+    def _log_unknown(self, gate: str, trouble: str | None) -> None:
+        if gate not in self._unknown:
+            self._unknown.add(gate)
+            logger.info("Health check unavailable, continuing without it", gate=gate, error=trouble)
+
+    def _reason_of(self, custom: Callable[[], str | None]) -> str | None:
+        try:
+            return reason_to_wait(custom)
+        except Exception as error:
+            self._log_unknown("custom", typed_error_line(error))
+            return None
+
+
+def reason_to_wait(custom: Callable[[], str | None]) -> str | None:
+    """Return why the application's own check wants runs to wait, in one line; None: it does not.
+
+    Raises:
+      TypeError: It returned something else than text.
+      Exception: It failed.
+    """
+    reason = custom()
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        raise TypeError(f"it returned {described(reason)}; it should return None or the reason as text")
+    return shortened(first_line(reason), _LONGEST_REASON) or "no reason given"
 
 
 def _over(gate: str, value: float | None, limit: float) -> Iterator[ExceededLimit]:

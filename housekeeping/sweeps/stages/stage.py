@@ -27,7 +27,7 @@ class Batch:
       only: Only these positions, in bisection.
       check: To be called right before an outside effect that cannot be undone. Raises `LeaseLost` or `RunTakenOver` if
         another run may have begun because this one was considered dead. Costs one query.
-      most: Rows that the breaker still allows, for a stage whose batches vary in size; None: any number.
+      most: Rows that the breaker and the pace still allow, for a stage whose batches vary in size; None: any number.
     """
 
     worker: str
@@ -122,6 +122,7 @@ class StagePlan:
       counts: The counts that a run would get from this stage.
       oldest, newest: First order column of the first and the last row, usually a time; None: there are none.
       samples: The first rows.
+      held: The stale rows that stay because they are on hold; None: the stage has no hold.
     """
 
     name: str
@@ -130,6 +131,7 @@ class StagePlan:
     oldest: Any = None
     newest: Any = None
     samples: Sequence[dict[str, Any]] = ()
+    held: Backlog | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from housekeeping.sweeps.stages.batch_statement import (
     lock_statement,
     text_of,
 )
+from housekeeping.sweeps.stages.hold import ExceptHeld, Hold
 from housekeeping.sweeps.stages.keyset import comes_after, comes_until, has_key, readable
 from housekeeping.sweeps.stages.nulls import may_be_null
 from housekeeping.sweeps.stages.row_log import RowLog
@@ -77,6 +78,8 @@ class TableStage:
       row_log: The log line of each changed row.
       locks_first: Whether the rows are locked by a statement of their own, so that the one that changes them sees
         everything that was committed before the locks. Only for a table whose key is one integer.
+      hold: Returns the condition of rows that stay although they are stale (see `held_condition`). `stale` then
+        excludes them.
     """
 
     name: str
@@ -88,7 +91,14 @@ class TableStage:
     event: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
     row_log: RowLog | None = None
     locks_first: bool = False
+    hold: Hold | None = None
     statements: QueryCache = field(default_factory=QueryCache, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Every statement uses `stale`, so none of them can forget the hold. A copy of the stage has it already.
+        if self.hold is not None and not isinstance(self.stale, ExceptHeld):
+            model = getattr(self.order[0], "model", None) if self.order else None
+            object.__setattr__(self, "stale", ExceptHeld(self.stale, self.hold, model))
 
     @property
     def model(self) -> type[Model]:
@@ -257,6 +267,16 @@ class TableStage:
         rows: int = next(iter(query.tuples().execute(database)))[0]
         return Backlog(min(rows, limit), rows <= limit)
 
+    def held(self, now: datetime, limit: int) -> Backlog | None:
+        """Return the number of rows on hold among the first `limit` stale ones; None without a hold."""
+        if not isinstance(self.stale, ExceptHeld):
+            return None
+        flagged = self.model.select(self.stale.condition().alias("is_held"))
+        stale = flagged.where(self.stale.stale(now)).limit(limit + 1)
+        query: Any = stale.select_from(fn.COUNT(SQL("1")), fn.COUNT(SQL("1")).filter(SQL("is_held")))
+        rows, held = next(iter(query.tuples().execute(database)))
+        return Backlog(held, rows <= limit)
+
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         return self._edge(now)
 
@@ -278,6 +298,7 @@ class TableStage:
             self.oldest(now),
             self._edge(now, newest=True),
             [self.describe(self.position_of(row)) for row in samples],
+            self.held(now, limit),
         )
 
     def is_one_of(self, positions: Sequence[Position]) -> Expression:

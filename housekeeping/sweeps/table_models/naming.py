@@ -32,6 +32,8 @@ class Columns(Protocol):
 
 #: Predicate of `Sweep.on` in error texts.
 EXAMPLE: Final = "lambda row, now: row.expires_at <= now"
+#: Hold of `Sweep.on` in error texts.
+HOLD_EXAMPLE: Final = "lambda row: row.on_hold"
 
 
 def column_named(sweep: str, model: type[Model], name: object) -> Field:
@@ -101,6 +103,46 @@ def predicate_on(sweep: str, model: type[Model], stale: Callable[[Columns, datet
     except TypeError as error:
         raise DeclarationError(f"{sweep}: stale is called with a row and the time ({error}); write {EXAMPLE}") from None
     return RowPredicate(sweep, model, stale)
+
+
+@dataclass(frozen=True, slots=True)
+class RowHold:
+    """Hold of `Sweep.on` as a function without an argument."""
+
+    sweep: str
+    model: type[Model]
+    hold: Callable[[Columns], Any]
+
+    def __call__(self) -> Any:
+        """Return the condition.
+
+        Raises:
+          DeclarationError: When it names a column that the table does not have.
+        """
+        columns: Any = self.model
+        try:
+            return self.hold(columns)
+        except AttributeError as error:
+            if error.obj is not self.model:
+                raise
+            raise DeclarationError(f"{self.sweep}: hold: {_without(self.model, str(error.name))}") from error
+
+
+def hold_on(sweep: str, model: type[Model], hold: Callable[[Columns], Any]) -> RowHold:
+    """Return the hold as a function without an argument.
+
+    Raises:
+      DeclarationError: When `hold` is no function of a row.
+    """
+    if not callable(hold):
+        raise DeclarationError(f"{sweep}: hold should be a function of a row: {HOLD_EXAMPLE}")
+    try:
+        inspect.signature(hold).bind(model)
+    except TypeError as error:
+        raise DeclarationError(f"{sweep}: hold is called with a row ({error}); write {HOLD_EXAMPLE}") from None
+    except ValueError:  # some functions written in C have no signature
+        pass
+    return RowHold(sweep, model, hold)
 
 
 def event_columns_of(sweep: str, model: type[Model], names: Mapping[str, str]) -> dict[str, Field]:

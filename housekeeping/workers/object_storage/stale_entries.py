@@ -51,7 +51,7 @@ def times(stale: StaleEntries) -> Iterator[tuple[datetime, str, str]]:
 
 
 def first_of(stale: StaleEntries, most: int | None) -> dict[str, list[tuple[str, Entry]]]:
-    """Return the first entries of a batch, as many as the breaker allows."""
+    """Return the first entries of a batch, as many as breaker and pace allow."""
     chosen: dict[str, list[tuple[str, Entry]]] = {}
     for location, entries in stale.items():
         left = None if most is None else max(0, most - number_of(chosen.values()))

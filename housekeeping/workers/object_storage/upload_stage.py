@@ -102,9 +102,15 @@ class PendingUploadsStage:
             result.total = pending_uploads.count()
             claims.drop_expired()
             self._claims = Claims(self._longest + _GRACE, batch.run_id, lambda: at_work(batch.worker))
+        known_failures = len(self._failed)
         result.cursor, stale, refused = self._read(batch)
         for entry, error in refused:
             self._fail(result, entry, error)
+        # Entries that failed in this run are not chosen again, so that the next batch gets other ones.
+        stale = {
+            location: {path: entry for path, entry in entries.items() if entry.field not in self._failed}
+            for location, entries in stale.items()
+        }
         chosen = first_of(stale, batch.most)
         chunks = [
             (location, entries[start : start + _TOGETHER])
@@ -123,8 +129,9 @@ class PendingUploadsStage:
             if number < len(chunks) and (not result.complete or batch.time_is_up()):
                 result.complete = False
                 break
-        if result.removed and number_of(chosen.values()) < number_of(stale.values()):
-            result.complete = False  # the breaker's limit ends within these pages
+        is_shorter = result.removed or len(self._failed) > known_failures
+        if is_shorter and number_of(chosen.values()) < number_of(stale.values()):
+            result.complete = False  # the limit of the breaker or the pace ends within these pages
         if self._resumed and result.complete and not result.cursor:
             # Redis returns entries in no order, so the second scan covers all of them.
             result.from_front, self._resumed = True, False

@@ -11,6 +11,8 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.doctor import stages
 from housekeeping.sweeps.registry import Finding
+from tests.integration.sweeps.documents import DOCUMENTS
+from tests.integration.sweeps.documents import documents as documents
 
 
 class Customer(BaseModel):
@@ -46,6 +48,22 @@ def found() -> Finding:
         each for each in stages.examine(Settings.load(), {"shop.carts": abandoned}) if each.subject == "indexes"
     ]
     return finding
+
+
+def test_hold_without_an_index_is_reported_with_its_table(documents: None, admin: Connection) -> None:
+    def findings() -> list[Finding]:
+        found = stages.examine(Settings.load(), {DOCUMENTS.name: DOCUMENTS})
+        return [each for each in found if each.subject == "indexes"]
+
+    with admin.cursor() as cursor:
+        cursor.execute("CREATE INDEX ON documents (expires_at, id)")
+        (missing,) = findings()
+        cursor.execute("CREATE INDEX ON legal_holds (user_id)")
+        (fine,) = findings()
+
+    assert missing.level == "warning"
+    assert missing.text.endswith("each batch reads the whole table legal_holds of its hold")
+    assert fine.level == "fine"
 
 
 def test_index_advice_ignores_foreign_key_indexes(tables: None, admin: Connection) -> None:

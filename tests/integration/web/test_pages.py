@@ -23,7 +23,9 @@ from housekeeping.web.alert_help import ALERTS, topic
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.conftest import SetAhead
+from tests.integration.conftest import AddStatuses, SetAhead
+from tests.integration.sweeps.documents import DOCUMENTS
+from tests.integration.sweeps.documents import documents as documents
 from tests.integration.web.conftest import WORKER, LogIn, form_token
 
 NOW = datetime.now(UTC)
@@ -75,6 +77,38 @@ def test_ages_on_the_first_page_use_the_database_clock(client: FlaskClient, set_
 
     assert re.search(r'<span class="hint">[\d.]+ m?s ago</span>', page) is not None
     assert "No active alerts" not in page
+
+
+def test_open_run_shows_done_of_total_rate_and_time_left(client: FlaskClient, add_statuses: AddStatuses) -> None:
+    add_statuses(150, "now() - interval '1 hour'")
+    began = {"started_at": DATABASE_NOW - timedelta(seconds=10), "heartbeat_at": DATABASE_NOW}
+    run_id = recorded(outcome=None, finished_at=None, counts={"deleted_rows": 50}, **began)
+
+    pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{run_id}")]
+
+    assert all("50 of 200 rows (25 %), 5 rows/s, " in page and " left" in page for page in pages)
+    assert all('value="25" max="100"' in page for page in pages)
+
+
+def test_ended_run_shows_no_progress(client: FlaskClient) -> None:
+    run_id = recorded(counts={"deleted_rows": 50})
+
+    pages = [client.get(path).get_data(as_text=True) for path in ("/", f"/workers/{WORKER}", f"/runs/{run_id}")]
+
+    assert not any("<progress" in page for page in pages)
+
+
+def test_pages_show_the_held_rows(settings: Settings, documents: None) -> None:
+    app = create_app(settings, {DOCUMENTS.name: DOCUMENTS}, "a-token-of-the-tests", open_to_read=True)
+    client = app.test_client()
+
+    front, worker, plan = (
+        client.get(path).get_data(as_text=True)
+        for path in ("/", f"/workers/{DOCUMENTS.name}", f"/workers/{DOCUMENTS.name}/plan")
+    )
+
+    assert "2 held" in front and "2 stale rows stay because they are on hold" in worker
+    assert '<dt>Held</dt><dd class="number">2</dd>' in plan
 
 
 def test_rejected_rows_are_on_the_workers_page_and_escaped(client: FlaskClient) -> None:

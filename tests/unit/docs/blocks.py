@@ -31,8 +31,10 @@ SHOWN: Final = ("text", "mermaid")
 ELSEWHERE: Final[dict[str, str]] = {
     **{f"docs/howto/{page}.md": "tests/acceptance/test_on_call_pages.py" for page in test_on_call_pages.PAGES},
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
+    "docs/howto/legal-hold.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/rabbitmq.md": "tests/acceptance/test_rabbitmq_page.py",
     "docs/howto/redis-sentinel.md": "tests/acceptance/test_redis_sentinel_page.py",
+    "docs/howto/slow-down.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/several-databases.md": "tests/acceptance/test_several_databases.py",
     "docs/howto/testing.md": "tests/integration/testing/test_page.py",
     # Takes minutes. `test_commands` checks its options.

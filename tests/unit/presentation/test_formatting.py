@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from housekeeping.presentation.formatting import format_age, format_counts, format_run_counts
+from housekeeping.presentation.formatting import format_age, format_counts, format_progress, format_run_counts
+from housekeeping.sweeps.insight.run_progress import Progress
+from housekeeping.sweeps.stages.stage import Backlog
 
 
 def test_counts_are_formatted_without_zeros() -> None:
@@ -41,3 +43,25 @@ def test_age_of_a_future_time_says_how_far_ahead_it_is(seconds: float, shown: st
     now = datetime(2026, 1, 1, tzinfo=UTC)
 
     assert format_age(now - timedelta(seconds=seconds), now) == shown
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress(1, 0, None, 3, 300), "0 rows"),
+        (Progress(1, 1, None, 4, 300), "1 row, 0.25 rows/s"),
+        (Progress(1, 0, Backlog(1_000_000), 3, 300), "0 of 1,000,000 rows (0 %)"),
+        (
+            Progress(1, 123_456, Backlog(1_000_000), 10, 300),
+            "123,456 of 1,000,000 rows (12 %), 12,346 rows/s, 1.2 min left",
+        ),
+        (Progress(1, 300, Backlog(1000), 30, 60), "300 of 1,000 rows (30 %), 10 rows/s, 1.2 min left in several runs"),
+        (
+            Progress(1, 1000, Backlog(10_000_000, exact=False), 1, 20_000),
+            "1,000 of at least 10,000,000 rows, 1,000 rows/s, over 2.8 h left",
+        ),
+        (Progress(1, 12, Backlog(10), 1, 60), "12 of 12 rows (100 %), 12 rows/s, 0 ms left"),
+    ],
+)
+def test_progress_has_done_of_total_rate_and_time_left(progress: Progress, text: str) -> None:
+    assert format_progress(progress) == text

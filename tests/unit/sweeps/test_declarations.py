@@ -97,7 +97,7 @@ def sweep(**given: Any) -> Sweep:
             "event_columns has 'id' as 'id'; write {\"order_id\": Order.id}",
         ),
         ({"stale_afer": 14}, "there is no field 'stale_afer'; did you mean stale_after?"),
-        ({"nothing": 14}, "there is no field 'nothing'; the fields are name, stale, always_stale, order, "),
+        ({"nothing": 14}, "there is no field 'nothing'; the fields are name, stale, hold, always_stale, order, "),
         (
             {"stale_after": timedelta(days=999_999)},
             "stale_after is 999,999 days, over 100 years, so no row is ever stale; write how old a row must",

@@ -19,7 +19,7 @@ from housekeeping.workers.object_storage import pending_uploads
 from housekeeping.workers.object_storage.worker import MAX_EXEC_DURATION, sweep
 from tests.faults import exchanges
 from tests.integration.sweeps.conftest import low_floor as low_floor
-from tests.integration.sweeps.engine.sizing import past_runs
+from tests.integration.sweeps.engine.sizing import Impatient, past_runs
 from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder
 
@@ -244,6 +244,21 @@ def test_batch_reads_at_most_ten_pages(
     )
 
     assert seen[:2] == [10, 20]
+
+
+def test_slow_run_with_a_refused_upload_reaches_the_others(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared(*(f"may/{number}" for number in range(6)))
+    folder.refuse("may/3")
+    clock = ManualClock()
+
+    result = run_sweep(dataclasses.replace(SMALL, max_rows_per_s=1), clock=clock, stopping=Impatient(clock))
+
+    assert (result.outcome, result.counts["total_deleted_stale_entries"], result.counts["failed"]) == ("done", 5, 1)
+    assert len(still_pending()) == 1
+    assert result.duration_s >= 5
 
 
 @pytest.mark.usefixtures("low_floor")

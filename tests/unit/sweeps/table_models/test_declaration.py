@@ -20,7 +20,7 @@ from housekeeping.sweeps.options import SweepOptions
 from housekeeping.sweeps.table_models.naming import keyset_order
 
 #: Fields of a `Sweep` that `Sweep.on` has in another form, or not at all.
-OWN = {"name", "stale", "order", "action", "event_columns", "columns", "stages"}
+OWN = {"name", "stale", "order", "action", "event_columns", "columns", "stages", "hold"}
 WITHOUT = """
 import sys
 from housekeeping import BaseModel, Delete, Sweep
