@@ -107,6 +107,10 @@ class RowNotChanged(HousekeepingError):
     """PostgreSQL left a row unchanged without an error; the other rows of its batch were changed."""
 
 
+class ArchiveMismatch(HousekeepingError):
+    """An archive is missing, lacks a column, would change values or did not take all rows; the batch was undone."""
+
+
 class SameErrorRepeated(HousekeepingError):
     """Too many consecutive rows failed with one error; their stage ended, and the next run continues after them."""
 

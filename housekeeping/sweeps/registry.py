@@ -15,6 +15,7 @@ from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import database
 from housekeeping.database.times import STATEMENT_TIME
+from housekeeping.sweeps.companions import with_companions
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stages.actions import Delete, Transition
 from housekeeping.sweeps.stages.call import Call
@@ -114,7 +115,7 @@ def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
     """Return a family of these sweeps, with the tables and rights of their declarations."""
     models: dict[str, type[Model]] = {}
     rights: dict[str, tuple[str, ...]] = {}
-    each_once = tuple({id(sweep): sweep for sweep in sweeps}.values())
+    each_once = tuple(with_companions({id(sweep): sweep for sweep in sweeps}.values()))
     for sweep in each_once:
         for table in sweep.declared_stages():
             if isinstance(table, TableStage):

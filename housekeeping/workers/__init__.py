@@ -16,6 +16,8 @@ from peewee import Model
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import Settings, WorkerSettings
 from housekeeping.database.connection import bind, database, handle_of
+from housekeeping.sweeps.checks.archives import archives_of
+from housekeeping.sweeps.companions import SUFFIX, following
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.family_setup import FamilySetup
 from housekeeping.sweeps.ledger.models import MODELS as LEDGER
@@ -193,8 +195,16 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
     if family.configure is not None:
         family.configure(settings)
     check = FamilySetup(family) if family.automatic else None
-    configured = [sweep.configured(settings.workers.get(sweep.name, WorkerSettings())) for sweep in family.sweeps]
-    return {sweep.name: replace(sweep, setup_problem=check) if check else sweep for sweep in configured}
+    configured: dict[str, Sweep] = {}
+    for sweep in family.sweeps:
+        archived = configured.get(sweep.name.removesuffix(SUFFIX))
+        declared = sweep if archived is None else following(sweep, archived)
+        configured[sweep.name] = declared.configured(settings.workers.get(sweep.name, WorkerSettings()))
+    return {name: replace(sweep, setup_problem=check) if check else sweep for name, sweep in configured.items()}
+
+
+def _archives(family: Family) -> set[type[Model]]:
+    return {archive for sweep in family.sweeps for archive in archives_of(sweep.declared_stages())}
 
 
 def _bind_tables(family: Family, settings: Settings) -> None:
@@ -206,9 +216,10 @@ def _bind_tables(family: Family, settings: Settings) -> None:
         where = f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
         tables = dict(given.tables or {})
         if given.table is not None:
-            if len(models) != 1:
+            own = [name for name, model in models.items() if model not in _archives(family)]
+            if len(own) != 1:
                 raise SettingsError(f'{where}["table"] is {given.table!r}; give "tables" for {", ".join(models)}')
-            tables[next(iter(models))] = given.table
+            tables[own[0]] = given.table
         for table, name in tables.items():
             if table not in models:
                 raise SettingsError(f'{where}["tables"] names {table!r}; it should name some of {", ".join(models)}')

@@ -15,6 +15,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import postgres, tables
+from housekeeping.sweeps.checks.archives import problems_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.registry import Family, by_database
@@ -31,12 +32,16 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
     "--with-tables", is_flag=True, help="Also create the tables that the built-in workers clean, for a trial."
 )
 @click.option("--with-sample-data", is_flag=True, help="Also add sample rows to these tables, for a trial.")
-def init(with_tables: bool, with_sample_data: bool) -> None:
+@click.option("--with-archives", is_flag=True, help="Also create the archives of sweeps that move rows to one.")
+def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None:
     """Create or upgrade the library's own tables. Can be repeated safely.
 
     The tables are in the schema "housekeeping", or the one that HOUSEKEEPING_SCHEMA names. The application's tables are
     not changed. --with-tables creates those that do not exist. A warning on stderr names each configured table that is
     a partition of another table.
+
+    A sweep may move its rows to an archive. The command prints the statements that create each missing archive and add
+    missing columns to the others. --with-archives executes them. It leaves statements that rewrite an archive to you.
 
     --with-sample-data adds a few hundred rows to each table of --with-tables, some of them stale. It stops if one of
     the tables already has rows.
@@ -48,7 +53,28 @@ def init(with_tables: bool, with_sample_data: bool) -> None:
     schema.use_database(settings)
     for name, workers in by_database(sweeps.values()).items():
         with database.using(name), translate_postgres_errors():
-            _init_database(settings, {each.name: each for each in workers}, with_tables, with_sample_data)
+            by_worker = {each.name: each for each in workers}
+            _init_database(settings, by_worker, with_tables, with_sample_data)
+            _init_archives(by_worker, with_archives)
+
+
+def _init_archives(workers: dict[str, Sweep], with_archives: bool) -> None:
+    """Print or execute the statements that create the archives or add missing columns."""
+    stages = [stage for each in workers.values() if each.enabled for stage in each.declared_stages()]
+    for problem in problems_of(stages):
+        if not problem.statements:
+            click.echo(f"warning: {problem.text}", err=True)
+            continue
+        if problem.rewrites or not with_archives:
+            option = "" if problem.rewrites else "add --with-archives or "
+            click.echo(f"{problem.text}; to correct that, {option}execute:")
+            for statement in problem.statements:
+                click.echo(f"{statement};")
+            continue
+        with database.atomic():
+            for statement in problem.statements:
+                database.execute_sql(statement.replace("%", "%%"))
+        click.echo(f"archive {problem.archive}: {'created' if problem.is_missing else 'missing columns added'}")
 
 
 def _init_database(settings: Settings, workers: dict[str, Sweep], with_tables: bool, with_sample_data: bool) -> None:

@@ -61,6 +61,7 @@ class Reference:
       readable: Whether the current role may read it.
       handled: Whether the action of the stage is one of your own, which may delete the referencing rows itself.
       called: Whether a function is called for each row before it is deleted.
+      archived: Whether the deleted rows move to an archive.
       referenced_rows: How many of the sampled rows are referenced; None: not counted.
       sampled_rows: How many stale rows were looked up.
     """
@@ -76,6 +77,7 @@ class Reference:
     readable: bool
     handled: bool
     called: bool = False
+    archived: bool = False
     referenced_rows: int | None = None
     sampled_rows: int | None = None
 
@@ -129,9 +131,10 @@ class Reference:
         if self.handled:
             return f"the sweep's own action decides about its rows{scan}"
         if self.on_delete == "CASCADE":
-            return f"its rows are deleted as well, and not counted{scan}"
+            return f"its rows are deleted as well, and not counted{' or archived' if self.archived else ''}{scan}"
         if not self.restricts:
-            return f"its rows are changed as well, and not counted{scan}"
+            kept = "; a restore does not change them back" if self.archived else ""
+            return f"its rows are changed as well, and not counted{kept}{scan}"
         if self.referenced_rows is not None:
             if not self.sampled_rows:
                 return "no row is stale now"
@@ -165,7 +168,8 @@ def references(stages: Sequence[Stage]) -> list[Reference]:
         for table, action, partitioned, columns, referenced_columns, indexed, readable in rows:
             called = isinstance(getattr(stage, "action", None), Call)
             key = (stage.name, table, columns, meta.table_name, referenced_columns, _ACTIONS[action])
-            found.append(Reference(*key, indexed, partitioned, readable, handled, called))
+            archived = delete.archive_to is not None
+            found.append(Reference(*key, indexed, partitioned, readable, handled, called, archived))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final
 
 from peewee import JOIN, OP, SQL, Case, Expression, Query, Select, Value, fn
@@ -153,11 +153,12 @@ class OneRoundTrip:
             .cte("last", materialized=True)
         )
         position = Select((last,), [last.c.position])
-        changed = sum((number(name) for name in names[1:]), number(names[0]))
+        # Queries have no + either, which makes a UNION of them.
+        changed: Any = reduce(lambda one, other: Expression(one, OP.ADD, other), map(number, names))
         added = [
             part
             for key, value in [*zip(write.counts, map(number, names), strict=True)]
-            + ([("batches", Case(None, [(changed > 0, 1)], 0))] if "batches" in before else [])
+            + ([("batches", Case(None, [(Expression(changed, OP.GT, 0), 1)], 0))] if "batches" in before else [])
             for part in (Value(key), fn.JSONB_EXTRACT_PATH_TEXT(counts, key).cast("bigint") + value)
         ]
         place = fn.JSONB_BUILD_OBJECT("pass", stage.name, "after", position)
@@ -171,6 +172,8 @@ class OneRoundTrip:
         )
         # Not ==, which compares two queries as Python objects.
         is_complete = write.holds or Expression(number("picked"), OP.EQ, number(names[0]))
+        if write.requires is not None:
+            is_complete = Expression(is_complete, OP.AND, write.requires)
         is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & is_complete
         scalars = [
             position,

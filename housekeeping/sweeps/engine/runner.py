@@ -20,6 +20,7 @@ from housekeeping.core.thread_interrupt import LostLease, run_interruptibly, run
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.database.connection import database
 from housekeeping.database.replicas import data_consistency_used
+from housekeeping.sweeps.checks.archives import require_archives
 from housekeeping.sweeps.checks.references import warn_of_references
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
@@ -170,6 +171,7 @@ def _run(request: RunRequest, progress: RunProgress, budget: RunBudget) -> RunEn
         # Limits: the clocks, the first run, the breaker.
         _compare_clocks(request, progress, attempt.clock_skew)
         stages, now = stages_of(sweep), request.clock.now() if request.clock else attempt.started_at
+        require_archives(stages)
         progress.rejections = Rejections(sweep.name, attempt.run_id, request.argument)
         first_run = check_first_run(sweep, stages, now, request.argument, confirmed=request.confirmed)
         if first_run.unconfirmed is not None:

@@ -15,6 +15,7 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.sweeps.checks.archives import problems_of as archive_problems
 from housekeeping.sweeps.checks.references import Reference, sampled_references
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
@@ -147,6 +148,7 @@ def _plan(sweep: Sweep, argument: Any, clock: Clock | None, limit: int) -> Plan:
         warnings = [
             line for each, (made, _) in zip(stages, found, strict=True) for line in warnings_of(each, made, now)
         ]
+        warnings += [f"a run fails: {problem}" for problem in archive_problems(stages)]
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))
@@ -169,7 +171,7 @@ def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -
         return RunResult(sweep.name, "failed", error_line(error), None, now, spent, counts, dry_run=True, error=error)
     for each, batches in planned.stages:
         for name, number in each.counts.items():
-            counts[name] += number
+            counts[name] = counts.get(name, 0) + number
         if "batches" in counts:
             counts["batches"] += batches
     reason = None if planned.stale.exact else "counted_up_to_limit"

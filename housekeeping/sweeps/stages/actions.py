@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from peewee import CTE, Expression, fn
+from peewee import CTE, Expression, Model, fn
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.times import STATEMENT_TIME, StatementTime, all_as_stored
 from housekeeping.sweeps.checks.field_types import check_types
+from housekeeping.sweeps.stages.archive import (
+    ARCHIVED_ROWS,
+    archive_model,
+    columns_of_table,
+    declared_columns,
+    moved,
+    parsed_name,
+)
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 
 if TYPE_CHECKING:
@@ -29,12 +39,15 @@ class Write:
       holds: Condition that must be true after the changes; otherwise the batch is rolled back. With a condition, picked
         rows may stay unchanged, because another session works on them. None: a picked row that stays unchanged counts
         as failed.
+      requires: Condition that must be true after the changes; otherwise the batch is rolled back and the run fails.
+        For a condition that no single row can break.
     """
 
     ctes: Sequence[CTE]
     counts: Sequence[str]
     before: Sequence[CTE] = ()
     holds: Expression | None = None
+    requires: Expression | None = None
 
 
 class Action(Protocol):
@@ -62,27 +75,70 @@ def allowed_by(action: Any) -> Expression | None:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the rows.
+    """Delete the rows, or move them to an archive.
+
+    ::
+
+        action=Delete(archive_to="archive.sessions", archive_keep=timedelta(days=90))
 
     Attributes:
       rows_counted_as: The name of the count of deleted rows.
+      archive_to: Table that takes the rows, by its name or as a peewee model. The same statement deletes and inserts
+        them. The archive has the table's columns, ``archived_at`` and ``archived_by_run``.
+      archive_keep: How long rows stay in the archive. The sweep ``<name>.archive`` then deletes them. None: for ever.
     """
 
     rows_counted_as: str = "deleted_rows"
+    archive_to: str | type[Model] | None = None
+    archive_keep: timedelta | None = None
+    #: The columns to move, once they were read from the table.
+    _columns: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_types("Delete", self)
+        if isinstance(self.archive_to, str):
+            parsed_name(self.archive_to)
+        if self.archive_keep is not None and self.archive_to is None:
+            raise DeclarationError('Delete: archive_keep without an archive; write archive_to="archive.sessions"')
+        if self.archive_keep is not None and self.archive_keep <= timedelta():
+            raise DeclarationError(
+                f"Delete: archive_keep is {self.archive_keep!r}, so no row would stay in the archive; write how long "
+                "rows stay there, such as timedelta(days=90)"
+            )
 
     @property
     def counted_as(self) -> Sequence[str]:
-        return (self.rows_counted_as,)
+        return (self.rows_counted_as,) if self.archive_to is None else (self.rows_counted_as, ARCHIVED_ROWS)
+
+    def on_real_columns(self, model: type[Model]) -> Self:
+        """Return the action that moves all columns which the table has now.
+
+        Raises:
+          peewee.PeeweeException: When the database cannot be asked.
+        """
+        if self.archive_to is None:
+            return self
+        real = copy.copy(self)
+        object.__setattr__(real, "_columns", columns_of_table(model))
+        return real
 
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
-        delete: Any = table.model.delete().where(chosen).returning(*table.key)
-        return Write([delete.cte("deleted")], self.counted_as)
+        if self.archive_to is None:
+            delete: Any = table.model.delete().where(chosen).returning(*table.key)
+            return Write([delete.cte("deleted")], self.counted_as)
+        columns = self._columns or declared_columns(table.model)
+        archive = archive_model(table.model, self.archive_to)
+        ctes, is_whole = moved(table, archive, chosen, columns, batch.run_id)
+        return Write(ctes, self.counted_as, requires=is_whole)
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         return None
+
+
+def archiving(action: Any) -> Delete | None:
+    """Return the part of an action that moves rows to an archive; None if it does not."""
+    deletion = getattr(action, "then", action)
+    return deletion if isinstance(deletion, Delete) and deletion.archive_to is not None else None
 
 
 @dataclass(frozen=True, slots=True)

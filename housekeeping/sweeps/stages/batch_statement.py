@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from peewee import CTE, SQL, Column, Expression, IntegrityError, Query, Select, Tuple, fn
 
-from housekeeping.core.errors import DeclarationError, RowNotChanged
-from housekeeping.sweeps.stages.actions import Write
+from housekeeping.core.errors import ArchiveMismatch, DeclarationError, RowNotChanged
+from housekeeping.sweeps.stages.actions import Write, archiving
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Failure
 from housekeeping.sweeps.stages.written_key import refuse_part_of_key
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _NOT_CHANGED: Final = (
     "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
+)
+_NOT_ARCHIVED: Final = (
+    "nothing of the batch was changed: its table got another column during the run, or a trigger, a rule or a policy "
+    "of the archive keeps rows out"
 )
 _CTID: Final = "row_ctid"
 #: Keys of the rows that `lock_statement` has locked in this transaction; NULL if it has locked none.
@@ -54,6 +58,12 @@ def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False) -> tuple[
     # condition for an index: with old statistics it would read all stale rows for each row of the batch.
     still_stale = fn.COALESCE(stage.stale(batch.now), False)
     write = stage.action.write(stage, batch, chosen & still_stale)
+    action = archiving(stage.action)
+    if action is not None and write.requires is None:
+        raise DeclarationError(
+            f"{stage.name}: {type(action).__name__} has archive_to={action.archive_to!r}, but its `write` archives no "
+            "row; begin it with super().write(table, batch, chosen)"
+        )
     names = tuple(stage.action.counted_as)[: len(write.ctes)]
     if tuple(write.counts) != names or len(names) != len(write.ctes):
         raise DeclarationError(
@@ -104,8 +114,11 @@ class CheckedStatement:
         """Return the statement of a batch."""
         stage = self.stage
         picked, write = changes(stage, batch)
-        holds = SQL("NULL::boolean") if write.holds is None else Select(columns=[write.holds])
-        numbers = (holds, *(count_of(each) for each in write.ctes))
+        conditions = [
+            SQL("NULL::boolean") if condition is None else Select(columns=[condition])
+            for condition in (write.holds, write.requires)
+        ]
+        numbers = (*conditions, *(count_of(each) for each in write.ctes))
         ctes = (picked, *write.before, *write.ctes)
         order = order_of(stage, picked)
         if not self.with_rows:
@@ -121,6 +134,7 @@ class CheckedStatement:
         Raises:
           DeclarationError, IntegrityError: The action has changed more rows than were picked, or the condition of its
             `Write` does not hold; the batch must be undone.
+          ArchiveMismatch: The condition of its `Write` that no row can cause does not hold; likewise.
         """
         if not rows:
             return BatchResult(counted(self.stage, ()), *self.stage.position_after(batch, None, 0))
@@ -129,8 +143,8 @@ class CheckedStatement:
     def _of_each(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
         stage = self.stage
         flag = len(stage.order) + len(stage.columns) + len(stage.as_text)
-        holds, *numbers = rows[0][flag + 1 :]
-        self._refuse_broken(holds)
+        holds, required, *numbers = rows[0][flag + 1 :]
+        self._refuse_broken(holds, required)
         changed = [row for row in rows if row[flag]]
         self._refuse_more_rows(batch, len(rows), len(changed), numbers[0])
         kept = [] if holds else [stage.describe(stage.position_of(row)) for row in rows if not row[flag]]
@@ -145,15 +159,17 @@ class CheckedStatement:
         stage = self.stage
         width = len(stage.order)
         after_texts = width + len(stage.as_text)
-        picked, holds, *numbers = row[after_texts:]
-        self._refuse_broken(holds)
+        picked, holds, required, *numbers = row[after_texts:]
+        self._refuse_broken(holds, required)
         self._refuse_more_rows(batch, picked, picked, numbers[0])
         last = stage.position_of((*row[:width], *[None] * len(stage.columns), *row[width:after_texts]))
         kept = 0 if holds else picked - numbers[0]
         failures = [Failure({"stage": stage.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
         return BatchResult(counted(stage, numbers), *stage.position_after(batch, last, picked), failures=failures)
 
-    def _refuse_broken(self, holds: bool | None) -> None:
+    def _refuse_broken(self, holds: bool | None, required: bool | None) -> None:
+        if required is False:
+            raise ArchiveMismatch(f"{self.stage.name}: {_NOT_ARCHIVED}")
         if holds is False:
             raise IntegrityError(f"{self.stage.name}: not all rows that belong together did change")
 

@@ -6,9 +6,9 @@ import dataclasses
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from peewee import Expression
+from peewee import Expression, Model
 
 from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.field_types import check_types
@@ -63,6 +63,12 @@ class Call:
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         return None
+
+    def on_real_columns(self, model: type[Model]) -> Self:
+        """Return the action for all columns that the table has now."""
+        if not isinstance(self.then, Delete):
+            return self
+        return dataclasses.replace(self, then=self.then.on_real_columns(model))
 
     def is_unavailable(self, error: BaseException) -> bool:
         """Return whether the error, or one that caused it, means that the service is unavailable."""

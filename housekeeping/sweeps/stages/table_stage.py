@@ -28,7 +28,8 @@ from housekeeping.database.catalog import is_absent, remove_absent_fields
 from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_among
-from housekeeping.sweeps.stages.actions import Action
+from housekeeping.sweeps.stages.actions import Action, archiving
+from housekeeping.sweeps.stages.archive import ARCHIVED_ROWS
 from housekeeping.sweeps.stages.batch_statement import (
     LOCKED_KEYS,
     CheckedStatement,
@@ -151,13 +152,17 @@ class TableStage:
     def on_real_columns(self) -> Self:
         """Return the stage without the optional columns that its table lacks, also in log lines and events.
 
+        Its action may depend on the table's columns as well.
+
         Raises:
           peewee.PeeweeException: When the database cannot be asked.
         """
         remove_absent_fields(self.model)
         absent = {key for key, column in self.columns.items() if is_absent(column)}
+        adapt = getattr(self.action, "on_real_columns", None)
+        action: Action = self.action if adapt is None else adapt(self.model)
         if not absent:
-            return self
+            return self if action is self.action else replace(self, action=action)
         row_log, event = self.row_log, self.event
         if row_log is not None:
             row_log = replace(row_log, fields={name: key for name, key in row_log.fields.items() if key not in absent})
@@ -165,7 +170,7 @@ class TableStage:
             named = {name: key for name, key in named_keys(event[1]).items() if key not in absent}
             event = (event[0], named)
         columns = {key: column for key, column in self.columns.items() if key not in absent}
-        return replace(self, columns=columns, row_log=row_log, event=event)
+        return replace(self, action=action, columns=columns, row_log=row_log, event=event)
 
     @property
     def locked_keys(self) -> SQL:
@@ -291,10 +296,11 @@ class TableStage:
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         stale = self.backlog(now, limit)
         samples = CompiledQuery(self.rows(Batch("", None, now)).limit(_SAMPLES)).rows()
+        counted = [self.action.counted_as[0], *([] if archiving(self.action) is None else [ARCHIVED_ROWS])]
         return StagePlan(
             self.name,
             stale,
-            {self.action.counted_as[0]: stale.rows},
+            dict.fromkeys(counted, stale.rows),
             self.oldest(now),
             self._edge(now, newest=True),
             [self.describe(self.position_of(row)) for row in samples],

@@ -1,0 +1,16 @@
+"""Fixtures of the tests of archives."""
+
+from __future__ import annotations
+
+import pytest
+
+from housekeeping.database.connection import Database
+from tests.integration.archives import tickets
+
+
+@pytest.fixture
+def archive(postgres: Database) -> None:
+    """Five stale tickets, two others, and an empty archive."""
+    tickets.create()
+    tickets.fill()
+    tickets.create_archives(tickets.sweep())
