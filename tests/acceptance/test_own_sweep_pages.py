@@ -1,4 +1,4 @@
-"""Pages own-sweep*.md, legal-hold.md and slow-down.md of docs/howto, followed step by step in an empty folder."""
+"""Pages own-sweep*.md, legal-hold.md, slow-down.md and archive-and-restore.md of docs/howto, followed step by step."""
 
 from __future__ import annotations
 
@@ -164,6 +164,15 @@ def test_page_of_the_archive_works_as_written(reader: Reader) -> None:
 
     assert reader.rows("SELECT id FROM audit_log ORDER BY id") == [(1,), (2,), (3,)]
     assert archived(reader) == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_page_of_archives_in_a_table_works_as_written(reader: Reader) -> None:
+    reader.read("archive-and-restore")
+
+    # The run after the restore has archived the stale sessions again.
+    assert reader.rows("SELECT count(*) FROM user_session") == [(2,)]
+    assert reader.rows("SELECT count(DISTINCT token), count(*) FROM old_sessions") == [(8, 8)]
+    assert reader.rows("SELECT count(DISTINCT archived_by_run) FROM old_sessions") == [(1,)]
 
 
 def test_page_of_carts_with_items_works_as_written(reader: Reader) -> None:

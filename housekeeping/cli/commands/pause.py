@@ -88,7 +88,7 @@ def resume(name: str | None, every: bool) -> None:
     _, sweeps = load_workers()
 
     def end(sweep: Sweep) -> None:
-        ended = overrides.resume(sweep.name, _operator())
+        ended = overrides.resume(sweep.name, operator())
         click.echo(f"{sweep.name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}")
 
     _for_each(_workers(sweeps, name, every), end)
@@ -109,7 +109,7 @@ def _override(
     def set_override(sweep: Sweep) -> None:
         ends = None if until is None else parse_future_time(until, database_now())
         override = Override(
-            sweep.name, state, reason, ends, said_by=_operator(), batch_size=batch_size, max_runtime=max_runtime
+            sweep.name, state, reason, ends, said_by=operator(), batch_size=batch_size, max_runtime=max_runtime
         )
         overrides.switch(override)
         click.echo(describe_override(override))
@@ -136,7 +136,8 @@ def _workers(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[Sw
     return list(sweeps.values()) if name is None else [find_worker(sweeps, name)]
 
 
-def _operator() -> str:
+def operator() -> str:
+    """Return who uses the command line: user and machine."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no name

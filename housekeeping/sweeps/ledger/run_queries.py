@@ -67,6 +67,12 @@ def at_work(worker: str) -> frozenset[int]:
     return frozenset(run_id for (run_id,) in found)
 
 
+def is_at_work(worker: str) -> bool:
+    """Return whether a run of the worker is open and has sent a heartbeat within `SILENCE`."""
+    alive = Run.outcome.is_null() & (Run.heartbeat_at >= NOW - runs.SILENCE)
+    return bool(Run.select(Run.id).where((Run.worker == worker) & alive).exists())
+
+
 def is_unfinished(message_id: str) -> bool:
     """Return whether an attempt at this message is open: running, or dead."""
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())

@@ -30,6 +30,7 @@ SHOWN: Final = ("text", "mermaid")
 #: Pages whose blocks another test runs.
 ELSEWHERE: Final[dict[str, str]] = {
     **{f"docs/howto/{page}.md": "tests/acceptance/test_on_call_pages.py" for page in test_on_call_pages.PAGES},
+    "docs/howto/archive-and-restore.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/legal-hold.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/rabbitmq.md": "tests/acceptance/test_rabbitmq_page.py",

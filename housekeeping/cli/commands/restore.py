@@ -1,0 +1,155 @@
+"""``housekeeping restore``: restore what a run has moved to an archive."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import click
+from dramatiq.middleware import Shutdown
+
+from housekeeping.cli.commands.pause import operator
+from housekeeping.cli.commands.runs import run_with, using_database_of
+from housekeeping.cli.context import load_workers
+from housekeeping.cli.foreground import Abandoned, Foreground, close_run, end_process
+from housekeeping.cli.formatting import print_table, progress, table
+from housekeeping.core.errors import HousekeepingError, WrongArgument
+from housekeeping.core.sanitize import error_line, printable
+from housekeeping.core.thread_interrupt import run_interruptibly
+from housekeeping.core.wording import format_duration
+from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.presentation.formatting import format_counts
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.ledger.history import parse_run_label
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.restore import PREFIX, Restoration, restoration_of, sweeps_of_archived_run
+
+
+@click.command()
+@click.argument("run_id")
+@click.option("--where", metavar="SQL", help="Restore only rows that meet this condition on the archive's columns.")
+@click.option("--dry-run", is_flag=True, help="Count what would be restored, and change nothing.")
+@click.option("--no-pause", is_flag=True, help="Do not pause the sweep. Its next run may delete the rows again.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
+def restore(run_id: str, where: str | None, dry_run: bool, no_pause: bool, as_json: bool) -> None:
+    """Restore the rows that the run with RUN_ID has moved to an archive, batch by batch.
+
+    "housekeeping runs NAME" lists the runs of a sweep. One statement inserts a batch into the table and deletes it from
+    the archive. Rows whose key exists in the table again stay in the archive; they count as "conflicts". An interrupted
+    restore is continued by the same command. A second one restores nothing twice.
+
+    The restore is a run in the ledger, named restore:NAME, with the lease of the sweep. The sweep is paused before the
+    first batch and stays paused, so that it does not delete the rows again: housekeeping resume NAME.
+
+    \b
+    housekeeping restore 4711 --dry-run
+    housekeeping restore 4711 --where "user_id = 7"
+    """
+    _, sweeps = load_workers()
+    label = parse_run_label(run_id)
+    if label is None:
+        raise WrongArgument(f"{run_id!r} is no ID of a run; housekeeping runs lists them")
+    with using_database_of(label), translate_postgres_errors():
+        restoration = restoration_of(_sweep_of(label, sweeps), label[1], where)
+        for each in restoration.tables:
+            if each.lost_columns:
+                lost = f"table {table_name(each.source)} has no column {', '.join(each.lost_columns)}"
+                line = f"warning: {lost}; these archived values are not restored"
+                click.echo(f"housekeeping: {printable(line)}", err=True)
+        result, ended = (_dry_run(restoration), True) if dry_run else _restore(restoration, pause=not no_pause)
+    _report(restoration, result, as_json, is_paused=not (dry_run or no_pause))
+    if not ended:
+        end_process(result.exit_code)
+    if result.exit_code:
+        line = result.reason or "" if result.error is None else error_line(result.error)
+        click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line)}", err=True)
+        sys.exit(result.error.exit_code if isinstance(result.error, HousekeepingError) else result.exit_code)
+
+
+def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
+    """Return the sweep of a run, from the ledger or, when its row was removed, from the archives.
+
+    Raises:
+      WrongArgument: There is no such run, or no such sweep any more.
+    """
+    try:
+        worker = run_with(label).worker
+    except WrongArgument:
+        found = sweeps_of_archived_run(sweeps.values(), label)
+        if not found:
+            raise
+        if len(found) > 1:
+            names = ", ".join(sweep.name for sweep in found)
+            raise WrongArgument(f"run {label[1]} is not in the ledger any more, and may be one of: {names}") from None
+        return found[0]
+    if worker.startswith(PREFIX):
+        raise WrongArgument(f"run {label[1]} has restored rows; give the run that archived them")
+    if worker not in sweeps:
+        raise WrongArgument(f"run {label[1]} is one of {worker}, which is not declared here (HOUSEKEEPING_SWEEPS)")
+    if sweeps[worker].database != label[0]:
+        now = sweeps[worker].database
+        raise WrongArgument(f"run {label[1]} was in the database {label[0]!r}, but {worker} is in {now!r} now")
+    return sweeps[worker]
+
+
+def _restore(restoration: Restoration, *, pause: bool) -> tuple[RunResult, bool]:
+    """Return the result, and whether the run's thread has ended."""
+    started_at, name = datetime.now(UTC), restoration.restoring.name
+    run_ids: list[int] = []
+
+    def show_progress(so_far: Counts) -> None:
+        update(f"{name}: {format_counts(so_far)}")
+
+    def work(stopping: threading.Event) -> RunResult:
+        return restoration.carry_out(
+            pause=pause, said_by=operator(), on_batch=show_progress, stopping=stopping, on_begin=run_ids.append
+        )
+
+    try:
+        with progress(f"{name}: starting") as update:
+            return Foreground(work).result(), True
+    except Abandoned as error:
+        if error.second_signal:
+            end_process(error.exit_code, "ended at once; committed batches stay, and the same command continues")
+        result = close_run(restoration.restoring, run_ids[0] if run_ids else None, started_at)
+        if result is None:
+            end_process(error.exit_code, "interrupted; the run's end could not be recorded, the next restore does that")
+        return result, False
+
+
+def _dry_run(restoration: Restoration) -> RunResult:
+    try:
+        with progress(f"{restoration.restoring.name}: counting"):
+            return Foreground(lambda stopping: run_interruptibly(restoration.dry_run)).result()
+    except (Abandoned, Shutdown):
+        end_process(130, "interrupted")
+
+
+def _report(restoration: Restoration, result: RunResult, as_json: bool, *, is_paused: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+    else:
+        rows = table("RUN", "OUTCOME", ">DURATION", "COUNTS")
+        outcome = result.outcome if result.reason is None or result.exit_code else f"{result.outcome}: {result.reason}"
+        rows.add_row(
+            result.worker,
+            f"{outcome} (dry run)" if result.dry_run else outcome,
+            format_duration(result.duration_s),
+            format_counts(result.counts),
+        )
+        print_table(rows)
+    name = restoration.sweep.name
+    if result.reason == "shutdown":
+        line = f"{result.worker} was interrupted; the same command continues"
+        click.echo(f"housekeeping: {printable(line)}", err=True)
+    if result.reason == "lease_held":
+        line = f"a run of {name} holds the lease; try again when it has ended"
+        click.echo(f"housekeeping: {printable(line)}", err=True)
+    if is_paused:
+        line = f"{name} is paused, because it would delete the rows again; housekeeping resume {name}"
+        click.echo(f"housekeeping: {printable(line)}", err=True)

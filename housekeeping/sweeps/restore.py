@@ -1,0 +1,234 @@
+"""Restore of a run: its rows move from the archive back to their table, as a run of its own in the ledger.
+
+The run holds the sweep's lease. The sweep is paused before the first row moves, so that it does not delete the rows
+again, even if this process dies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from peewee import SQL, Model, Tuple, fn
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
+from housekeeping.database.catalog import table_of
+from housekeeping.database.column_types import read_columns
+from housekeeping.database.connection import database
+from housekeeping.database.primary_key import identify, key_of
+from housekeeping.sweeps.checks.archives import archives_of
+from housekeeping.sweeps.checks.conditions import condition_on
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.ledger import overrides, run_queries, runs
+from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.stages.archive import ADDED, ARCHIVED_BY_RUN
+from housekeeping.sweeps.stages.restore import CONFLICTS, RESTORED, Restore
+from housekeeping.sweeps.stages.table_stage import TableStage
+
+#: What the name of a restoring run has before that of its sweep.
+PREFIX: Final = "restore:"
+#: Time limit of a restoring run. It renews its lease.
+_LONGEST: Final = timedelta(days=1)
+#: Seconds between looks at a run of the sweep that has to end first.
+_LOOK_S: Final = 0.1
+
+
+class RestoreSweep(Sweep):
+    """Sweep of an archive that the library itself declares, so that nothing of it has to be checked."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTable:
+    """Table whose archived rows are restored.
+
+    Attributes:
+      stage: The stage of the restoring run.
+      lost_columns: Columns of the archive that the table no longer has. Their values are not restored.
+    """
+
+    source: type[Model]
+    stage: TableStage
+    lost_columns: tuple[str, ...] = ()
+
+    def dry_run(self) -> dict[str, int]:
+        """Return the counts of a restore, in the current transaction, and change nothing."""
+        archive: Any = self.stage.model
+        archived = archive.select(fn.COUNT(SQL("*"))).where(self.stage.stale(SYSTEM_CLOCK.now()))
+        key = key_of(self.source)
+        there: Any = self.source.select(*key)
+        again = Tuple(*(archive._meta.columns[column.column_name] for column in key)).in_(there)
+        total: int = archived.scalar(database)
+        conflicts: int = archived.where(again).scalar(database)
+        return {RESTORED: total - conflicts, CONFLICTS: conflicts}
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """Restore of the rows that one run has archived.
+
+    Attributes:
+      sweep: The sweep of the run.
+      restoring: The sweep that restores the rows.
+      tables: The tables, in the order in which they are restored.
+    """
+
+    sweep: Sweep
+    run_id: int
+    restoring: RestoreSweep
+    tables: tuple[RestoredTable, ...]
+
+    def dry_run(self) -> RunResult:
+        """Return what would be restored, and change nothing.
+
+        Raises:
+          peewee.PeeweeException: The database does not answer.
+        """
+        started, now = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.now()
+        with database.using(self.sweep.database), database.atomic():
+            found = [table.dry_run() for table in self.tables]
+        counts = {name: sum(each[name] for each in found) for name in (RESTORED, CONFLICTS)}
+        spent = SYSTEM_CLOCK.monotonic() - started
+        return RunResult(self.restoring.name, "done", None, None, now, spent, counts, dry_run=True)
+
+    def carry_out(self, *, pause: bool, said_by: str | None = None, **options: Any) -> RunResult:
+        """Restore the rows, and return the run's result. A failed run does not raise.
+
+        Parameters:
+          pause: Whether the sweep stays paused afterward. A sweep without a lease is always paused meanwhile.
+          said_by: The operator.
+          options: Parameters of `run_sweep`.
+
+        Raises:
+          HousekeepingError: A run of the sweep did not end in time; nothing was restored.
+          peewee.PeeweeException: The database does not answer.
+        """
+        with database.using(self.sweep.database):
+            if not pause and self.restoring.lease is not None:
+                return run_sweep(self.restoring, **options)
+            before = overrides.override_of(self.sweep.name)
+            self._pause(before, said_by)
+            try:
+                self._wait_for_runs(options.get("stopping"))
+                return run_sweep(self.restoring, **options)
+            finally:
+                if not pause:
+                    self._undo_pause(before, said_by)
+
+    def _pause(self, before: Override | None, said_by: str | None) -> None:
+        if not _is_paused_for_good(before):
+            reason = f"restore of run {self.run_id}; a run would delete its rows again"
+            overrides.switch(Override(self.sweep.name, "paused", reason, said_by=said_by))
+
+    def _undo_pause(self, before: Override | None, said_by: str | None) -> None:
+        if before is None:
+            overrides.resume(self.sweep.name, said_by)
+        elif not _is_paused_for_good(before):
+            overrides.switch(before)
+
+    def _wait_for_runs(self, stopping: threading.Event | None) -> None:
+        deadline = time.monotonic() + runs.SILENCE.total_seconds()
+        while run_queries.is_at_work(self.sweep.name) and not (stopping is not None and stopping.is_set()):
+            if time.monotonic() > deadline:
+                raise HousekeepingError(
+                    f"a run of {self.sweep.name} did not end within {runs.SILENCE.total_seconds():.0f} s, although it "
+                    "is paused; nothing was restored"
+                )
+            time.sleep(_LOOK_S)
+
+
+def _is_paused_for_good(override: Override | None) -> bool:
+    return override is not None and override.state == "paused" and override.until is None
+
+
+def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Restoration:
+    """Return the restore of a run, in the sweep's database.
+
+    Parameters:
+      where: SQL condition on the columns of the archive; None: all rows of the run.
+
+    Raises:
+      WrongArgument: The sweep has no archive, or `where` is no condition on it.
+      ArchiveMismatch: The archive or its table is missing.
+      peewee.PeeweeException: The database does not answer.
+    """
+    with database.using(sweep.database):
+        archives = archives_of(sweep.declared_stages())
+        if not archives:
+            raise WrongArgument(f"{sweep.name} has no archive, so its rows cannot be restored (Delete(archive_to=...))")
+        # In reverse: rows that reference others were deleted before them.
+        tables = tuple(
+            _restored_table(sweep, archive, source, run_id, where)
+            for archive, (source, _) in reversed(archives.items())
+        )
+        return Restoration(sweep, run_id, _sweep(sweep, tables), tables)
+
+
+def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int, where: str | None) -> RestoredTable:
+    identify(source)
+    present, columns = {each.name for each in read_columns(archive)}, read_columns(source)
+    for table, found in ((archive, present), (source, columns)):
+        if not found:
+            raise ArchiveMismatch(f"nothing was restored: table {table_name(table)} is missing")
+    condition: Any = getattr(archive, ARCHIVED_BY_RUN) == run_id
+    if where is not None:
+        condition &= condition_on(archive, where)
+    stage = TableStage(
+        name=table_name(archive),
+        stale=lambda now: condition,
+        order=key_of(archive),
+        action=Restore(source, tuple(each for each in columns if each.name in present and not each.generated)),
+        batch_size=sweep.batch_size,
+    )
+    return RestoredTable(source, stage, tuple(sorted(present - {*ADDED, *(column.name for column in columns)})))
+
+
+def sweeps_of_archived_run(sweeps: Iterable[Sweep], run: tuple[str, int]) -> list[Sweep]:
+    """Return the sweeps whose archive has rows of this run, in the current database.
+
+    Parameters:
+      run: Database and id of the run.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    found = []
+    for sweep in sweeps:
+        archives: Any = archives_of(sweep.declared_stages()) if sweep.database == run[0] else {}
+        for archive in archives:
+            by_run = archive.select(SQL("1")).where(getattr(archive, ARCHIVED_BY_RUN) == run[1]).limit(1)
+            if table_of(archive).exists and by_run.scalar(database):
+                found.append(sweep)
+    return found
+
+
+def _sweep(sweep: Sweep, tables: tuple[RestoredTable, ...]) -> RestoreSweep:
+    # A lease of each argument says nothing about runs with other arguments.
+    lease = None if sweep.lease is None or callable(sweep.lease.key) else sweep.lease
+    return RestoreSweep(
+        name=f"{PREFIX}{sweep.name}",
+        stages=lambda _: [table.stage for table in tables],
+        counts=(RESTORED, CONFLICTS, "batches"),
+        progress_counts=(RESTORED,),
+        batch_size=sweep.batch_size,
+        max_runtime=_LONGEST,
+        lease=lease,
+        throttle=sweep.throttle,
+        target_batch=sweep.target_batch,
+        breaker=Breaker(times_history=None),
+        confirm_first_run=False,
+        ignore_cursor=True,
+        feature_category=sweep.feature_category,
+        database=sweep.database,
+    )

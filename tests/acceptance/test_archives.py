@@ -1,0 +1,245 @@
+"""Commands about archives: create them, check them, and restore what a run has moved there."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
+from tests.acceptance.conftest import Command
+from tests.acceptance.processes import eventually
+
+SWEEP: Final = "shop.sessions"
+MODULE: Final = f"""
+from datetime import timedelta
+from peewee import TextField
+from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+
+class UserSession(BaseModel):
+    token = TextField(primary_key=True)
+    expires_at = UtcDateTimeField()
+
+expired_sessions = Sweep(
+    name="{SWEEP}",
+    stale=lambda now: UserSession.expires_at <= now,
+    order=(UserSession.expires_at, UserSession.token),
+    action=Delete(archive_to="old_sessions", archive_keep=timedelta(days=90)),
+)
+"""
+
+
+class Housekeeping(Protocol):
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def housekeeping(command: Command, postgres: Database, tmp_path: Path) -> Housekeeping:
+    """Commands of an application with eight expired sessions and two others."""
+    (tmp_path / "archived_shop.py").write_text(MODULE)
+    postgres.execute_sql(
+        "CREATE TABLE user_session (token text PRIMARY KEY, expires_at timestamptz NOT NULL, note text); "
+        "INSERT INTO user_session SELECT 'token ' || n, now() + (n - 8) * interval '1 hour' - interval '1 minute', "
+        "'note ' || n FROM generate_series(1, 10) AS n"
+    )
+    return lambda *arguments: command(*arguments, SWEEPS="archived_shop")
+
+
+@pytest.fixture
+def archived(housekeeping: Housekeeping) -> str:
+    """The id of a run that has archived eight sessions."""
+    assert housekeeping("init", "--with-archives").returncode == 0
+    result = json.loads(housekeeping("run", SWEEP, "--json").stdout)
+    assert result["counts"]["archived_rows"] == 8
+    return str(result["run_id"])
+
+
+def count(postgres: Database, table: str) -> Any:
+    return postgres.execute_sql(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+def test_init_prints_the_statements_of_a_missing_archive(housekeeping: Housekeeping, postgres: Database) -> None:
+    finished = housekeeping("init")
+
+    assert 'archive "old_sessions" is missing; to correct that, add --with-archives or execute:' in finished.stdout
+    assert (
+        'CREATE TABLE "old_sessions" ("token" text, "expires_at" timestamp with time zone, "note" text, '
+        '"archived_at" timestamp with time zone NOT NULL, "archived_by_run" bigint NOT NULL, '
+        'PRIMARY KEY ("archived_by_run", "archived_at", "token"));\n'
+        'CREATE INDEX ON "old_sessions" ("archived_at", "token", "archived_by_run");\n'
+    ) in finished.stdout
+    assert not postgres.table_exists("old_sessions")
+
+
+def test_init_creates_a_missing_archive_once(housekeeping: Housekeeping) -> None:
+    first, second = housekeeping("init", "--with-archives"), housekeeping("init", "--with-archives")
+
+    assert 'archive "old_sessions": created\n' in first.stdout
+    assert (second.returncode, "archive" in second.stdout) == (0, False)
+
+
+def test_init_adds_a_missing_column(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
+    postgres.execute_sql("ALTER TABLE user_session ADD COLUMN ip inet")
+
+    assert 'ALTER TABLE "old_sessions" ADD COLUMN "ip" inet;\n' in housekeeping("init").stdout
+    assert 'archive "old_sessions": missing columns added\n' in housekeeping("init", "--with-archives").stdout
+    assert housekeeping("run", SWEEP).returncode == 0
+
+
+def test_missing_column_stops_a_run_and_is_an_error_of_doctor(
+    housekeeping: Housekeeping, postgres: Database, archived: str
+) -> None:
+    postgres.execute_sql("ALTER TABLE user_session ADD COLUMN ip inet")
+    statement = 'ALTER TABLE "old_sessions" ADD COLUMN "ip" inet'
+
+    run, doctor = housekeeping("run", SWEEP), housekeeping("doctor", "--json")
+
+    assert (run.returncode, statement in run.stderr) == (1, True)
+    findings = [each for each in json.loads(doctor.stdout)["findings"] if each["level"] == "error"]
+    assert [(each["area"], each["way_out"]) for each in findings] == [(SWEEP, statement)]
+
+
+def test_missing_archive_is_one_error_of_doctor(housekeeping: Housekeeping) -> None:
+    housekeeping("init")
+
+    findings = json.loads(housekeeping("doctor", "--json").stdout)["findings"]
+
+    (found,) = [each for each in findings if each["level"] == "error"]
+    assert (found["area"], found["subject"]) == (SWEEP, 'archive "old_sessions"')
+    assert found["way_out"].startswith("housekeeping init --with-archives, or: CREATE TABLE")
+
+
+def test_plan_warns_of_a_missing_archive(housekeeping: Housekeeping) -> None:
+    housekeeping("init")
+
+    planned = json.loads(housekeeping("plan", SWEEP, "--json").stdout)
+
+    assert planned["stale_rows"] == 8
+    assert planned["warnings"] == [
+        'a run fails: archive "old_sessions" is missing; create it: housekeeping init --with-archives'
+    ]
+
+
+def test_companion_is_listed_and_runs(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
+    postgres.execute_sql("UPDATE old_sessions SET archived_at = now() - interval '91 days' WHERE token < 'token 4'")
+
+    assert f"{SWEEP}.archive" in housekeeping("list", "--json").stdout
+    result = json.loads(housekeeping("run", f"{SWEEP}.archive", "--json").stdout)
+
+    assert (result["outcome"], result["counts"]["deleted_rows"], count(postgres, "old_sessions")) == ("done", 3, 5)
+
+
+def test_restore_prints_its_result_and_pauses_the_sweep(
+    housekeeping: Housekeeping, postgres: Database, archived: str
+) -> None:
+    finished = housekeeping("restore", archived)
+
+    assert finished.returncode == 0 and "restored 8" in finished.stdout
+    assert f"{SWEEP} is paused, because it would delete the rows again; housekeeping resume {SWEEP}" in finished.stderr
+    assert (count(postgres, "user_session"), count(postgres, "old_sessions")) == (10, 0)
+    assert json.loads(housekeeping("run", SWEEP, "--json").stdout)["reason"] == "paused"
+
+
+def test_result_of_a_restore_as_json(housekeeping: Housekeeping, archived: str) -> None:
+    finished = housekeeping("restore", archived, "--where", "token <> 'token 3'", "--no-pause", "--json")
+
+    result = json.loads(finished.stdout)
+    assert (result["worker"], result["outcome"], result["dry_run"]) == (f"restore:{SWEEP}", "done", False)
+    assert (result["counts"]["restored"], result["counts"]["conflicts"]) == (7, 0)
+    assert Run.get_by_id(result["run_id"]).worker == f"restore:{SWEEP}"
+
+
+def test_dry_run_of_a_restore_changes_nothing(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
+    finished = housekeeping("restore", archived, "--dry-run", "--json")
+
+    result = json.loads(finished.stdout)
+    assert (result["counts"], result["dry_run"]) == ({"restored": 8, "conflicts": 0}, True)
+    assert (count(postgres, "user_session"), count(postgres, "old_sessions"), finished.stderr) == (2, 8, "")
+
+
+def test_run_that_left_the_ledger_is_restored(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
+    Run.delete().execute()
+
+    assert housekeeping("restore", archived).returncode == 0
+    assert count(postgres, "user_session") == 10
+
+
+def test_restore_of_another_run_ends_with_one_line(housekeeping: Housekeeping, archived: str) -> None:
+    restored = json.loads(housekeeping("restore", archived, "--json").stdout)["run_id"]
+    now = Run.get().started_at
+    other = Run.create(worker="user_status_cleanup.batch", trigger="cli", started_at=now, heartbeat_at=now)
+
+    for run_id, line in {
+        "x": "'x' is no ID of a run",
+        "999": "there is no run 999",
+        str(restored): f"run {restored} has restored rows; give the run that archived them",
+        str(other.id): "user_status_cleanup.batch has no archive, so its rows cannot be restored",
+    }.items():
+        finished = housekeeping("restore", run_id)
+        assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
+        assert finished.stderr.startswith(f"housekeeping: {line}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_restore_is_continued_by_the_same_command(
+    archived: str,
+    housekeeping: Housekeeping,
+    postgres: Database,
+    admin: Connection,
+    settings: Settings,
+    environment: dict[str, str],
+    tmp_path: Path,
+    sent: signal.Signals,
+) -> None:
+    variables = {"HOUSEKEEPING_SWEEPS": "archived_shop", "HOUSEKEEPING_WORKERS": f'{{"{SWEEP}": {{"batch_size": 2}}}}'}
+    command = [sys.executable, "-m", "housekeeping", "restore", archived, "--json"]
+    admin.autocommit = False
+    with admin, admin.cursor() as cursor:
+        # The third batch waits for this key until the transaction ends.
+        cursor.execute(f"INSERT INTO {settings.namespace}.user_session VALUES ('token 5', now(), 'new')")
+        process = subprocess.Popen(
+            command,
+            env={**environment, **variables},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        eventually(lambda: count(postgres, "user_session") == 6)
+        process.send_signal(sent)
+        said, logged = process.communicate(timeout=30)
+        cursor.execute("ROLLBACK")
+    admin.autocommit = True
+
+    result = json.loads(said)
+    assert (process.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
+    assert result["counts"]["restored"] == 4 and "the same command continues" in logged
+    again = json.loads(housekeeping("restore", archived, "--json").stdout)
+    assert (again["outcome"], again["counts"]["restored"], again["counts"]["conflicts"]) == ("done", 4, 0)
+    assert (count(postgres, "user_session"), count(postgres, "old_sessions")) == (10, 0)
+
+
+def test_wrong_condition_ends_with_one_line(housekeeping: Housekeeping, archived: str) -> None:
+    finished = housekeeping("restore", archived, "--where", "user_id = 7")
+
+    assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
+    assert "--where is 'user_id = 7'; PostgreSQL says: column" in finished.stderr
+
+
+def test_runs_and_status_show_a_restore(housekeeping: Housekeeping, archived: str) -> None:
+    run_id = json.loads(housekeeping("restore", archived, "--json").stdout)["run_id"]
+
+    listed, shown = housekeeping("runs", f"restore:{SWEEP}"), housekeeping("runs", str(run_id))
+
+    assert (listed.returncode, shown.returncode) == (0, 0)
+    assert "restored 8" in listed.stdout and f"restore:{SWEEP}: done" in shown.stdout
+    assert housekeeping("status").returncode == 0

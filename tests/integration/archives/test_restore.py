@@ -1,0 +1,230 @@
+"""Restoring of the rows that a run has archived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.core.errors import WrongArgument
+from housekeeping.core.redis.client import shared_redis
+from housekeeping.database.connection import database
+from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.sweeps import run_sweep
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.ledger import overrides
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.restore import restoration_of
+from housekeeping.testing import ManualClock
+from tests.integration.archives.tickets import NOW, leased, rows, sweep, value
+
+CLOCK = ManualClock(NOW)
+
+
+def archived() -> int:
+    """Archive the stale tickets and return the run's id."""
+    run_id = run_sweep(sweep(), clock=CLOCK).run_id
+    assert run_id is not None
+    return run_id
+
+
+def restore(run_id: int, where: str | None = None, *, pause: bool = True) -> RunResult:
+    return restoration_of(sweep(), run_id, where).carry_out(pause=pause)
+
+
+def test_run_is_restored_exactly(archive: None) -> None:
+    before = rows()
+    run_id = archived()
+
+    result = restore(run_id)
+
+    assert (result.outcome, result.counts["restored"], result.counts["conflicts"]) == ("done", 5, 0)
+    assert rows() == before and rows("old_tickets") == []
+
+
+def test_restoring_is_a_run_in_the_ledger(archive: None) -> None:
+    run_id = archived()
+
+    result = restore(run_id)
+
+    row = Run.get_by_id(result.run_id)
+    assert (row.worker, row.outcome, row.counts["restored"]) == ("restore:tickets.closed", "done", 5)
+
+
+def test_batch_of_a_restore_is_one_statement(archive: None, statements: list[str]) -> None:
+    run_id = archived()
+    statements.clear()
+
+    restore(run_id)
+
+    changing = [sql for sql in statements if 'INSERT INTO "ticket"' in sql]
+    assert len(changing) == 3 and all('DELETE FROM "old_tickets"' in sql for sql in changing)
+    assert not any("BEGIN" in sql for sql in changing)
+
+
+def test_key_that_exists_again_is_a_conflict(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql("INSERT INTO ticket (id, closed_at) OVERRIDING SYSTEM VALUE VALUES (2, '2026-09-01')")
+
+    result = restore(run_id)
+
+    assert (result.outcome, result.counts["restored"], result.counts["conflicts"]) == ("done", 4, 1)
+    assert value("SELECT array_agg(id) FROM old_tickets") == [2]
+    assert value("SELECT closed_at < '2026-08-01' FROM ticket WHERE id = 2") is False
+
+
+def test_other_unique_value_that_exists_again_is_a_conflict(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql("INSERT INTO ticket (closed_at, email) VALUES ('2026-09-01', 'user4')")
+
+    assert restore(run_id).counts["conflicts"] == 1
+
+
+def test_second_restore_restores_nothing(archive: None) -> None:
+    run_id = archived()
+    restore(run_id)
+    before = rows()
+
+    result = restore(run_id)
+
+    assert (result.outcome, result.counts["restored"], result.counts["conflicts"]) == ("done", 0, 0)
+    assert rows() == before
+
+
+def test_conflict_is_restored_once_its_key_is_free(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql("INSERT INTO ticket (id, closed_at) OVERRIDING SYSTEM VALUE VALUES (2, '2026-09-01')")
+    restore(run_id)
+    database.execute_sql("DELETE FROM ticket WHERE id = 2")
+
+    assert restore(run_id).counts["restored"] == 1
+
+
+def test_only_rows_of_the_run_are_restored(archive: None) -> None:
+    first = archived()
+    database.execute_sql("INSERT INTO ticket (closed_at) VALUES ('2026-01-01')")
+    archived()
+
+    assert restore(first).counts["restored"] == 5
+    assert len(rows("old_tickets")) == 1
+
+
+def test_condition_limits_the_restored_rows(archive: None) -> None:
+    result = restore(archived(), "email like '%2' OR (contents->>'n')::int = 3")
+
+    assert (result.counts["restored"], len(rows("old_tickets"))) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["", "1 = 1); DROP TABLE ticket; --", "id = 1 -- x", "id = 1;", "(id = 1", "x) OR (id = 1", "no_column = 1"],
+)
+def test_condition_that_is_no_expression_is_rejected(archive: None, where: str) -> None:
+    run_id = archived()
+
+    with pytest.raises(WrongArgument, match="--where is"):
+        restore(run_id, where)
+    assert len(rows("old_tickets")) == 5
+
+
+def test_dry_run_counts_and_changes_nothing(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql("INSERT INTO ticket (id, closed_at) OVERRIDING SYSTEM VALUE VALUES (2, '2026-09-01')")
+    last, before = Run.select().count(), rows()
+
+    result = restoration_of(sweep(), run_id).dry_run()
+
+    assert (result.counts, result.dry_run) == ({"restored": 4, "conflicts": 1}, True)
+    assert (rows(), len(rows("old_tickets")), Run.select().count()) == (before, 5, last)
+
+
+def test_sweep_is_paused_afterward(archive: None) -> None:
+    run_id = archived()
+
+    restore(run_id)
+
+    override = overrides.override_of("tickets.closed")
+    assert override is not None and override.state == "paused" and f"restore of run {run_id};" in str(override.reason)
+    assert run_sweep(sweep(), clock=CLOCK).reason == "paused"
+
+
+def test_sweep_is_not_paused_if_so_asked(archive: None) -> None:
+    restore(archived(), pause=False)
+
+    assert overrides.override_of("tickets.closed") is None
+    assert run_sweep(sweep(), clock=CLOCK).counts["deleted_rows"] == 5
+
+
+def test_override_of_the_sweep_returns_after_a_restore_that_does_not_pause(archive: None) -> None:
+    run_id = archived()
+    overrides.switch(Override("tickets.closed", "narrow", "slowly", batch_size=1))
+
+    restore(run_id, pause=False)
+
+    override = overrides.override_of("tickets.closed")
+    assert override is not None and (override.state, override.reason, override.batch_size) == ("narrow", "slowly", 1)
+
+
+def test_sweep_without_a_lease_is_paused_meanwhile(archive: None) -> None:
+    run_id = archived()
+    seen: list[Any] = []
+
+    restoration_of(sweep(), run_id).carry_out(
+        pause=False, on_batch=lambda counts: seen.append(run_sweep(sweep(), clock=CLOCK).reason)
+    )
+
+    assert set(seen) == {"paused"} and len(rows()) == 7
+
+
+def test_lease_of_the_sweep_is_held_during_a_restore(archive: None, housekeeping_redis: redis.Redis) -> None:
+    run_id = run_sweep(leased(), clock=CLOCK).run_id
+    assert run_id is not None
+    store = RedisLeaseStore(shared_redis.get(), shared_redis.namespace)
+    owners: list[str | None] = []
+
+    restoration_of(leased(), run_id).carry_out(
+        pause=False, on_batch=lambda counts: owners.append(store.owner("tickets.closed"))
+    )
+
+    assert len(owners) == 3 and all("restore:tickets.closed" in str(owner) for owner in owners)
+    assert store.owner("tickets.closed") is None
+
+
+def test_row_that_violates_a_constraint_stays_in_the_archive(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql("ALTER TABLE ticket ADD CHECK (price <> 3.125)")
+
+    result = restore(run_id)
+
+    assert (result.counts["restored"], result.counts["failed"], len(rows("old_tickets"))) == (4, 1, 1)
+
+
+def test_column_added_since_gets_its_default(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql("ALTER TABLE ticket ADD COLUMN color text NOT NULL DEFAULT 'red'")
+    database.execute_sql("ALTER TABLE old_tickets ADD COLUMN color text")
+
+    assert restore(run_id).counts["restored"] == 5
+    assert value("SELECT array_agg(DISTINCT color) FROM ticket") == ["red"]
+
+
+def test_column_dropped_since_is_named(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql("ALTER TABLE ticket DROP COLUMN tags")
+
+    assert [table.lost_columns for table in restoration_of(sweep(), run_id).tables] == [("tags",)]
+
+
+def test_key_that_one_run_archived_twice_is_restored_once(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql(
+        "INSERT INTO old_tickets (id, closed_at, archived_at, archived_by_run) "
+        "SELECT id, closed_at, archived_at + interval '1 second', archived_by_run FROM old_tickets WHERE id = 5"
+    )
+
+    result = restoration_of(sweep(batch_size=10), run_id).carry_out(pause=True)
+
+    assert (result.outcome, result.counts["restored"], result.counts["conflicts"]) == ("done", 5, 1)
+    assert value("SELECT count(*) FROM old_tickets") == 1

@@ -1,0 +1,86 @@
+"""Sweep that archives two tables, one of which references the other."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from peewee import BigAutoField, ForeignKeyField
+
+from housekeeping.database.connection import BaseModel, Database, database
+from housekeeping.sweeps import run_sweep
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.restore import restoration_of
+from housekeeping.sweeps.stages.actions import Delete
+from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping.testing import ManualClock
+from tests.integration.archives.tickets import NOW, Ticket, create, create_archives, fill, value
+
+CLOCK = ManualClock(NOW)
+
+
+class Reply(BaseModel):
+    id = BigAutoField()
+    ticket = ForeignKeyField(Ticket)
+
+
+def _stale_replies(now: Any) -> Any:
+    return Reply.ticket.in_(Ticket.select(Ticket.id).where(Ticket.closed_at <= now))
+
+
+def _stages(of: Sweep) -> list[TableStage]:
+    replies, tickets = Delete(archive_to="old_replies"), Delete(archive_to="old_tickets")
+    return [
+        TableStage(name="replies", stale=_stale_replies, order=(Reply.id,), action=replies, batch_size=2),
+        TableStage(
+            name="tickets",
+            stale=lambda now: Ticket.closed_at <= now,
+            order=(Ticket.closed_at, Ticket.id),
+            action=tickets,
+            batch_size=2,
+        ),
+    ]
+
+
+THREADS = Sweep(
+    name="tickets.threads",
+    stages=_stages,
+    counts=("deleted_rows", "archived_rows", "batches"),
+    progress_counts=("deleted_rows",),
+    max_runtime=timedelta(minutes=1),
+    confirm_first_run=False,
+)
+
+
+@pytest.fixture
+def threads(postgres: Database) -> None:
+    """Seven tickets with two replies each; five of them are stale."""
+    create()
+    fill()
+    database.execute_sql(
+        "CREATE TABLE reply (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+        "ticket_id bigint NOT NULL REFERENCES ticket); "
+        "INSERT INTO reply (ticket_id) SELECT id FROM ticket UNION ALL SELECT id FROM ticket"
+    )
+    create_archives(THREADS)
+
+
+def test_both_tables_are_restored_the_referenced_one_first(threads: None) -> None:
+    before = value("SELECT array_agg((id, ticket_id)::text ORDER BY id) FROM reply")
+    run = run_sweep(THREADS, clock=CLOCK)
+    assert run.run_id is not None and (run.outcome, run.counts["archived_rows"]) == ("done", 15)
+
+    result = restoration_of(THREADS, run.run_id).carry_out(pause=True)
+
+    assert (result.outcome, result.counts["restored"], result.counts["conflicts"]) == ("done", 15, 0)
+    assert value("SELECT array_agg((id, ticket_id)::text ORDER BY id) FROM reply") == before
+    assert value("SELECT (SELECT count(*) FROM old_tickets) + (SELECT count(*) FROM old_replies)") == 0
+
+
+def test_dry_run_counts_both_tables(threads: None) -> None:
+    run = run_sweep(THREADS, clock=CLOCK)
+    assert run.run_id is not None
+    database.execute_sql("INSERT INTO ticket (id, closed_at) OVERRIDING SYSTEM VALUE VALUES (2, '2026-09-01')")
+
+    assert restoration_of(THREADS, run.run_id).dry_run().counts == {"restored": 14, "conflicts": 1}
