@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from housekeeping.sweeps import Breaker as Breaker
     from housekeeping.sweeps import Call as Call
     from housekeeping.sweeps import Delete as Delete
+    from housekeeping.sweeps import DropPartitions as DropPartitions
     from housekeeping.sweeps import LeaseConfig as LeaseConfig
     from housekeeping.sweeps import StateMachine as StateMachine
     from housekeeping.sweeps import Sweep as Sweep
@@ -36,6 +37,7 @@ _PUBLIC: Final = {
     "Breaker": "housekeeping.sweeps",
     "Call": "housekeeping.sweeps",
     "Delete": "housekeeping.sweeps",
+    "DropPartitions": "housekeeping.sweeps",
     "ExclusiveLease": "housekeeping.leases.lease",
     "ThrottleLimits": "housekeeping.sweeps",
     "LeaseConfig": "housekeeping.sweeps",
@@ -57,6 +59,7 @@ __all__ = [
     "Breaker",
     "Call",
     "Delete",
+    "DropPartitions",
     "ExclusiveLease",
     "ThrottleLimits",
     "LeaseConfig",

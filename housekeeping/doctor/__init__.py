@@ -17,7 +17,17 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.doctor import archives, brokers, columns, postgres, redis_server, stages, tables, throttles
+from housekeeping.doctor import (
+    archives,
+    brokers,
+    columns,
+    partitions,
+    postgres,
+    redis_server,
+    stages,
+    tables,
+    throttles,
+)
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.registry import Finding, by_database
@@ -47,7 +57,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     else:
         for name in by_name:
             area = f"postgres {name}" if settings.databases else "postgres"
-            of_tables = (tables.examine, columns.examine, archives.examine, stages.examine)
+            of_tables = (tables.examine, columns.examine, archives.examine, stages.examine, partitions.examine)
             of_database = (postgres.examine, *of_tables, throttles.examine, postgres.outbox)
             checks += [(area, partial(_of_database, name, area, check)) for check in of_database]
     if settings.redis_url is None:

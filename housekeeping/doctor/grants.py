@@ -15,6 +15,7 @@ from housekeeping.leases import fencing as fencing
 from housekeeping.sweeps.checks.statements import recorded, updated_columns
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import models
+from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.registry import Family
 from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -66,7 +67,7 @@ def users_of(model: type[Model], sweeps: Sequence[Sweep]) -> list[str]:
 
 
 def _touches(stage: Stage, model: type[Model]) -> bool:
-    own = [stage.model] if isinstance(stage, TableStage) else []
+    own = [stage.model] if isinstance(stage, TableStage | PartitionStage) else []
     return name_in_sql(model) in {name_in_sql(each) for each in (*own, *_rights_of(stage))}
 
 

@@ -42,6 +42,7 @@ from housekeeping.sweeps.ledger.runs import HEARTBEAT
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
+from housekeeping.sweeps.partitions.action import DropPartitions
 from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.actions import Action, Delete, Transition, Write
 from housekeeping.sweeps.stages.call import Call, CallStage
@@ -92,6 +93,7 @@ __all__ = [
     "DeclarationError",
     "Delete",
     "Divisible",
+    "DropPartitions",
     "Failure",
     "Finding",
     "ThrottleLimits",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack
 
 from blinker import NamedSignal
@@ -26,9 +27,11 @@ from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
+from housekeeping.sweeps.partitions.action import DropPartitions
+from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.actions import Action, allowed_by
 from housekeeping.sweeps.stages.call import Call, CallStage
-from housekeeping.sweeps.stages.hold import ExceptHeld, Hold
+from housekeeping.sweeps.stages.hold import ExceptHeld, Hold, held_condition
 from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import Preflight, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -89,7 +92,8 @@ class Sweep:
       always_stale: Whether `stale` may ignore the time or drop a column that it uses. By default such a predicate is
         rejected, because it may match far more rows than is meant.
       order: Columns that order the rows, oldest first, ending with those of the primary key.
-      action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or an action of your own.
+      action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or an action of your own. With
+        `DropPartitions`, `stale` is optional and `order` begins with the column by which the table is partitioned.
       event: Event announced with the changed rows of each batch (see `housekeeping.events`).
       event_columns: Content of the event's rows: key -> column. Default: the columns of `order`.
       columns: Further columns to read for the row log, by their key in it. Columns in the model's ``optional_fields``
@@ -143,7 +147,7 @@ class Sweep:
     hold: Hold | None = None
     always_stale: bool = False
     order: tuple[Any, ...] = ()
-    action: Action | None = None
+    action: Action | DropPartitions | None = None
     event: NamedSignal | None = None
     event_columns: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -258,6 +262,12 @@ class Sweep:
                 check_predicate(self.name, stale, model=model, always_stale=self.always_stale)
                 if each.hold is not None:
                     check_hold(self.name, each.hold, each.model)
+            elif isinstance(each, PartitionStage) and each.stale is not None:
+                # The age of the partition is checked anyway.
+                stale = self.stale or each.stale
+                check_predicate(self.name, stale, model=each.model, always_stale=True)
+            if isinstance(each, PartitionStage) and self.hold is not None:
+                check_hold(self.name, self.hold, each.model)
 
     def _check_now(self) -> None:
         """Check the predicates that could not be evaluated when the sweep was declared."""
@@ -275,8 +285,8 @@ class Sweep:
         table: object,
         *,
         name: str,
-        stale: Callable[[Columns, datetime], Expression],
-        action: Action,
+        stale: Callable[[Columns, datetime], Expression] | None = None,
+        action: Action | DropPartitions,
         order: str | Sequence[str] = (),
         hold: Callable[[Columns], Any] | None = None,
         event_columns: Mapping[str, str] | None = None,
@@ -308,7 +318,7 @@ class Sweep:
         model = model_of(table)
         return Sweep(
             name=name,
-            stale=predicate_on(name, model, stale),
+            stale=None if stale is None else predicate_on(name, model, stale),
             order=keyset_order(name, model, order),
             hold=None if hold is None else hold_on(name, model, hold),
             action=action,
@@ -346,6 +356,11 @@ class Sweep:
         """Return the stages of a run, in order, as declared, without a query."""
         if self.stages is not None:
             return tuple(self.stages(self))
+        if isinstance(self.action, DropPartitions):
+            column, stale = self.order[0], None if self.stale is None else self._stale_for_action
+            name = "partitions" if self.stage_name == "rows" else self.stage_name
+            hold = None if self.hold is None else partial(held_condition, self.hold, column.model)
+            return (PartitionStage(name, self.name, column.model, column, self.action, stale, hold),)
         assert self.stale is not None and self.action is not None
         stage_type: Any = CallStage if isinstance(self.action, Call) else TableStage
         return (
@@ -391,7 +406,7 @@ class Sweep:
     def model(self) -> type[Model]:
         """The table of the first stage."""
         first = self.declared_stages()[0]
-        if not isinstance(first, TableStage):
+        if not isinstance(first, TableStage | PartitionStage):
             raise DeclarationError(f"{self.name} has no table")
         return first.model
 

@@ -17,6 +17,7 @@ from housekeeping.database.connection import database
 from housekeeping.database.times import STATEMENT_TIME
 from housekeeping.sweeps.companions import with_companions
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.actions import Delete, Transition
 from housekeeping.sweeps.stages.call import Call
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -122,6 +123,11 @@ def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
                 known_as = _declared.setdefault(table.model, _table_of(table.model))
                 models[known_as] = table.model
                 rights[known_as] = tuple(dict.fromkeys((*rights.get(known_as, ()), *rights_for(table))))
+            elif isinstance(table, PartitionStage):
+                # Only the owner can drop a partition, which no GRANT allows; `housekeeping doctor` checks it.
+                known_as = _declared.setdefault(table.model, _table_of(table.model))
+                models[known_as] = table.model
+                rights[known_as] = tuple(dict.fromkeys((*rights.get(known_as, ()), "SELECT")))
     return Family(name, each_once, models, rights)
 
 

@@ -21,6 +21,7 @@ from housekeeping.sweeps.companions import SUFFIX, following
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.family_setup import FamilySetup
 from housekeeping.sweeps.ledger.models import MODELS as LEDGER
+from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.registry import Family, declared_by, each_once, family_of, imported
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
@@ -186,7 +187,8 @@ def _models_of(family: Family, sweep: Sweep) -> Iterable[type[Model]]:
     """Return the models of the application's tables; workers of a built-in family share all tables of the family."""
     if family.name in FAMILIES:
         return family.models.values()
-    models = [stage.model for stage in sweep.declared_stages() if isinstance(stage, TableStage)]
+    stages = sweep.declared_stages()
+    models = [stage.model for stage in stages if isinstance(stage, TableStage | PartitionStage)]
     return [model for model in models if model not in LEDGER]
 
 

@@ -1,4 +1,4 @@
-"""Pages own-sweep*.md, legal-hold.md, slow-down.md and archive-and-restore.md of docs/howto, followed step by step."""
+"""Pages own-sweep*.md and those of holds, pace, archives and partitions in docs/howto, followed step by step."""
 
 from __future__ import annotations
 
@@ -185,6 +185,15 @@ def test_page_of_carts_with_items_works_as_written(reader: Reader) -> None:
         (2, "hat"),
         (2, "shoe"),
     ]
+
+
+def test_page_of_partitions_drops_those_that_are_billed(reader: Reader, settings: Settings) -> None:
+    reader.read("drop-partitions")
+
+    assert reader.rows("SELECT id FROM page_view") == [(3,)]
+    assert reader.rows("SELECT to_regclass('page_view_2023'), to_regclass('page_view_2024')") == [(None, None)]
+    counts = "counts->'dropped_partitions', counts->'skipped_partitions'"
+    assert reader.rows(f"SELECT {counts} FROM {settings.schema_name}.runs ORDER BY id") == [(1, 1), (1, 0)]
 
 
 def test_page_for_django_deletes_expired_vouchers(reader: Reader) -> None:

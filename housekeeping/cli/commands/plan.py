@@ -61,10 +61,12 @@ def _print(planned: Plan) -> None:
     print_table(stages)
     for each, _ in planned.stages:
         if each.samples:
-            of = "" if each.name == "rows" else f" of {each.name}"
-            samples = table(*each.samples[0], title=f"\nfirst rows{of}")
+            of = "" if each.name in ("rows", "partitions") else f" of {each.name}"
+            samples = table(*each.samples[0], title=f"\n{each.title}{of}")
             for row in each.samples:
-                samples.add_row(*(in_one_line(str(value), _SAMPLE_WIDTH) for value in row.values()))
+                samples.add_row(
+                    *(in_one_line("-" if value is None else str(value), _SAMPLE_WIDTH) for value in row.values())
+                )
             print_table(samples)
     for warning in planned.warnings:
         out.print(printable(f"\nwarning: {warning}"), soft_wrap=True, markup=False)

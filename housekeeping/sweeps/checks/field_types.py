@@ -66,7 +66,7 @@ def _form(name: str, value: Any, hint: Any) -> str:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     # A number instead of a timedelta: suggest the usual unit.
     if timedelta in kinds and isinstance(value, int | float) and not isinstance(value, bool):
-        unit = "days" if name == "stale_after" else "seconds"
+        unit = "days" if name in ("stale_after", "older_than") else "seconds"
         forms = [f"timedelta({unit}={value})"]
     elif name in _EXAMPLES:
         forms = [_EXAMPLES[name]]

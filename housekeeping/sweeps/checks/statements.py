@@ -10,7 +10,7 @@ from typing import Any, Final
 from peewee import Context, Delete, Field, FieldAlias, Insert, Model, ModelAlias, PostgresqlDatabase, Query, Update
 
 from housekeeping.sweeps.stages.call import CallStage
-from housekeeping.sweeps.stages.stage import Explainable, Stage
+from housekeeping.sweeps.stages.stage import Conditional, Explainable, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 ZONED: Final = {"timestamp with time zone"}
@@ -78,6 +78,8 @@ def recorded(stage: Stage, now: datetime) -> Recorder:
     queries = [each.query for each in stage.explain_queries(now)] if isinstance(stage, Explainable) else []
     if isinstance(stage, TableStage):
         queries += stage.statements_of_a_run(now)
+    if isinstance(stage, Conditional):
+        queries += stage.conditions(now)
     for query in queries:
         recorder.sql(query)
     return recorder

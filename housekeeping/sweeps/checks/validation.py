@@ -14,6 +14,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.core.sanitize import described
 from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.primary_key import is_implicit_key, key_of
+from housekeeping.sweeps.partitions.action import DropPartitions
 from housekeeping.sweeps.stages.call import Call, CallStage
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models.naming import of_another_library
@@ -30,7 +31,8 @@ def check_form(sweep: Any) -> None:
     later."""
     name, order, has_stages = sweep.name, sweep.order, sweep.stages is not None
     given = {"stale": sweep.stale is not None, "order": bool(order), "action": sweep.action is not None}
-    missing = [field for field, there in given.items() if not there]
+    drops = isinstance(sweep.action, DropPartitions)
+    missing = [field for field, there in given.items() if not there and not (drops and field == "stale")]
     if not has_stages and missing:
         forms = ", ".join(f"{field}={_FORMS[field]}" for field in missing)
         raise DeclarationError(f"{name}: give stale, order and action, or stages; missing: {forms}")
@@ -44,6 +46,8 @@ def check_form(sweep: Any) -> None:
     if isinstance(sweep.action, type):
         raise DeclarationError(f"{name}: action should be {sweep.action.__name__}(), with brackets")
     event, columns = sweep.event, sweep.event_columns
+    if drops and (event is not None or sweep.row_log is not None or sweep.columns):
+        raise DeclarationError(f"{name}: DropPartitions reads no rows, so it has no event, columns and row_log")
     if has_stages and (event is not None or columns):
         raise DeclarationError(f"{name}: a sweep with stages has no event; give it to each TableStage, as event")
     if event is None and columns:

@@ -49,6 +49,7 @@ from housekeeping.sweeps.limits.breaker import RowLimit
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.limits.pace import Pace
 from housekeeping.sweeps.limits.throttle import Throttle
+from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Explainable, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -102,7 +103,10 @@ class Executor:
         self.sizer = BatchSizer(stages, target, budget, progress.clock, ignores_pause=request.force)
         self.sizer.apply(override)
         queries = [query for each in stages if isinstance(each, Explainable) for query in each.explain_queries(now)]
-        tables = sorted({table_name(query.model) for query in queries})
+        models = {query.model for query in queries} | {
+            each.model for each in stages if isinstance(each, PartitionStage)
+        }
+        tables = sorted({table_name(model) for model in models})
         limits = request.sweep.throttle
         self._throttle = Throttle(limits, tables, budget, request.stopping.wait, request.health)
         sweep = request.sweep

@@ -24,6 +24,7 @@ from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.insight.backlog import first_of, last_ended, pace, total_held
 from housekeeping.sweeps.insight.plan_warnings import warnings_of
 from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
+from housekeeping.sweeps.partitions.hint import hint_of
 from housekeeping.sweeps.stages.stage import Backlog, StagePlan, as_cursor
 
 #: Rows counted at most, so that a plan never takes minutes; above it the plan says "at least".
@@ -149,6 +150,7 @@ def _plan(sweep: Sweep, argument: Any, clock: Clock | None, limit: int) -> Plan:
             line for each, (made, _) in zip(stages, found, strict=True) for line in warnings_of(each, made, now)
         ]
         warnings += [f"a run fails: {problem}" for problem in archive_problems(stages)]
+        warnings += [hint for each in stages if (hint := hint_of(each, now)) is not None]
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from peewee import PostgresqlDatabase
 
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -30,12 +31,15 @@ def fingerprint(sweep: Sweep, stages: Sequence[Stage]) -> str:
     parts = [str(sweep.stale_after)]
     for stage in stages:
         if isinstance(stage, TableStage):
-            parts += [stage.name, table_name(stage.model), _predicate(stage)]
+            parts += [stage.name, table_name(stage.model), _predicate(stage.stale)]
+        elif isinstance(stage, PartitionStage):
+            stale = "" if stage.stale is None else _predicate(stage.stale)
+            parts += [stage.name, table_name(stage.model), stale, str(stage.action.older_than)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _predicate(stage: TableStage) -> str:
-    (sql, values), (_, later) = (_offline.get_sql_context().sql(stage.stale(at)).query() for at in _TIMES)
+def _predicate(stale: Callable[[datetime], Any]) -> str:
+    (sql, values), (_, later) = (_offline.get_sql_context().sql(stale(at)).query() for at in _TIMES)
     pairs = zip(values, later, strict=False)
     return _VALUES.sub(lambda found: _written(found[0], pairs), sql)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from peewee import ProgrammingError
+
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import run_queries
@@ -15,6 +17,9 @@ from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows, c
 from housekeeping.sweeps.limits.breaker import with_argument
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.limits.fingerprint import fingerprint
+from housekeeping.sweeps.partitions.catalog import Partition
+from housekeeping.sweeps.partitions.detaching import is_gone
+from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -126,6 +131,8 @@ def _exceeding_table(
     for each in stages:
         if isinstance(each, TableStage):
             tables.setdefault(table_name(each.model), []).append(each)
+        elif isinstance(each, PartitionStage) and (found := _exceeding_partitions(sweep, each, now, argument, changed)):
+            return found
     for table, table_stages in tables.items():
         rows = _rows_of(sweep, table)
         limit = max(AT_LEAST - 1, (rows or 0) // ONE_IN)
@@ -136,6 +143,32 @@ def _exceeding_table(
         if stale is None or stale.rows > limit:
             return Unconfirmed(with_argument(sweep.name, argument), table, stale, limit, rows, changed)
     return None
+
+
+def _exceeding_partitions(
+    sweep: Sweep, stage: PartitionStage, now: datetime, argument: Any, changed: bool
+) -> Unconfirmed | None:
+    """Compare the rows of the partitions whose range is over with those of the table."""
+    candidates = stage.candidates(now)
+    ended = {each.partition.id for each in candidates.all()}
+    rows = {each.id: _rows_in(sweep, each) for each in candidates.table.partitions}
+    stale, total = sum(number for id, number in rows.items() if id in ended), sum(rows.values())
+    limit = max(AT_LEAST - 1, total // ONE_IN)
+    if stale <= limit:
+        return None
+    worker = with_argument(sweep.name, argument)
+    return Unconfirmed(worker, table_name(stage.model), Backlog(stale), limit, total, changed)
+
+
+def _rows_in(sweep: Sweep, partition: Partition) -> int:
+    if partition.rows is not None:
+        return partition.rows
+    try:
+        return _rows_of(sweep, partition.name.replace("%", "%%")) or 0
+    except ProgrammingError as error:
+        if not is_gone(error):
+            raise
+        return 0  # another session has dropped it meanwhile
 
 
 def _rows_of(sweep: Sweep, table: str) -> int | None:

@@ -123,6 +123,7 @@ class StagePlan:
       oldest, newest: First order column of the first and the last row, usually a time; None: there are none.
       samples: The first rows.
       held: The stale rows that stay because they are on hold; None: the stage has no hold.
+      title: Heading of the samples.
     """
 
     name: str
@@ -132,6 +133,7 @@ class StagePlan:
     newest: Any = None
     samples: Sequence[dict[str, Any]] = ()
     held: Backlog | None = None
+    title: str = "first rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,14 @@ class Explainable(Protocol):
 
     def explain_queries(self, now: datetime) -> Sequence[ExplainQuery]:
         """Return the queries of a run that begins now."""
+
+
+@runtime_checkable
+class Conditional(Protocol):
+    """A stage that has columns and conditions in statements that it does not list as `Explainable`."""
+
+    def conditions(self, now: datetime) -> Sequence[Any]:
+        """Return these columns and conditions, without a query."""
 
 
 def as_cursor(position: Position | None) -> list[Any] | None:

@@ -33,6 +33,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/archive-and-restore.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/legal-hold.md": "tests/acceptance/test_own_sweep_pages.py",
+    "docs/howto/drop-partitions.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/rabbitmq.md": "tests/acceptance/test_rabbitmq_page.py",
     "docs/howto/redis-sentinel.md": "tests/acceptance/test_redis_sentinel_page.py",
     "docs/howto/slow-down.md": "tests/acceptance/test_own_sweep_pages.py",

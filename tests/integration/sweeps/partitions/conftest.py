@@ -1,0 +1,20 @@
+"""Fixtures of the tests of partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from housekeeping.database.connection import Database
+from tests.integration.sweeps.partitions import events
+
+
+@pytest.fixture
+def months(postgres: Database) -> None:
+    """The partitioned table, without a DEFAULT partition, so that partitions are detached concurrently."""
+    events.create()
+
+
+@pytest.fixture(params=[False, True], ids=["concurrently", "with DEFAULT partition"])
+def either_way(postgres: Database, request: pytest.FixtureRequest) -> None:
+    """The partitioned table, whose partitions are detached concurrently or in a short transaction."""
+    events.create(has_default=request.param)

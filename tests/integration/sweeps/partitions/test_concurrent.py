@@ -1,0 +1,159 @@
+"""Several runs on one table: each partition is dropped once, by a worker that wants it dropped."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.lease_config import LeaseConfig
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.partitions import detaching
+from housekeeping.sweeps.partitions.candidates import Candidates
+from housekeeping.sweeps.partitions.stage import PartitionStage
+from tests.faults import Crash, at_number, at_step, crash, elsewhere
+from tests.integration.sweeps.partitions.events import (
+    AGE,
+    KEPT,
+    close_killed_runs,
+    comment_of,
+    partitions,
+    run,
+    sweep,
+    tables,
+)
+
+LEASED: Any = dataclasses.replace(sweep(lock_retries=0), lease=LeaseConfig("events", timedelta(minutes=10)))
+#: Detaching is concurrent only on a direct connection.
+_CONCURRENTLY = pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
+
+
+class Another:
+    """Run in another thread, and its result."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+        self.result: RunResult | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = run(self._of)
+        finally:
+            database.close()
+
+    def count(self, name: str) -> int:
+        assert self.result is not None
+        number: int = self.result.counts[name]
+        return number
+
+
+def _sum(count: str) -> int:
+    return sum(row.counts.get(count, 0) for row in Run.select())
+
+
+def test_parallel_runs_drop_each_partition_once(either_way: None) -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def begin(number: int) -> tuple[str, BaseException | None]:
+        together.wait()
+        try:
+            result = run(sweep())
+            return result.outcome, result.error
+        finally:
+            database.close()
+
+    with ThreadPoolExecutor(3) as threads:
+        outcomes = list(threads.map(begin, range(3)))
+
+    assert outcomes == [("done", None)] * 3
+    assert [name for name in tables() if name != "events_other"] == KEPT
+    assert _sum("dropped_partitions") == 2
+
+
+@_CONCURRENTLY
+def test_run_drops_what_another_run_of_its_worker_has_detached(months: None) -> None:
+    another = Another(sweep(lock_retries=0))
+
+    with at_step(PartitionStage, "prepare", "after", at_number(1, elsewhere(another.run))):
+        result = run(sweep())
+
+    assert (another.count("dropped_partitions"), result.counts["dropped_partitions"]) == (2, 0)
+    assert tables() == KEPT and result.outcome == "done"
+
+
+@_CONCURRENTLY
+def test_table_that_another_worker_detached_is_left_to_it(months: None) -> None:
+    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+        run(sweep(keep_table=True))
+    close_killed_runs()
+
+    other = run(dataclasses.replace(sweep(), name="shop.other_events"))
+    between = tables()
+    own = run(sweep(keep_table=True))
+
+    assert (other.counts["dropped_partitions"], between) == (1, ["events_09", *KEPT])
+    assert own.counts["detached_partitions"] == 1
+    assert tables() == ["events_09", *KEPT] and comment_of("events_09") is None
+
+
+@_CONCURRENTLY
+def test_run_that_lost_its_lease_after_detaching_drops_nothing(
+    months: None, redis_client: redis.Redis, settings: Settings
+) -> None:
+    successor = Another(LEASED)
+
+    def take_over() -> None:
+        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        elsewhere(successor.run)()
+
+    with at_step(PartitionStage, "prepare", "after", at_number(1, take_over)):
+        zombie = run(LEASED)
+
+    assert (zombie.outcome, zombie.counts["dropped_partitions"]) == ("lost_lease", 0)
+    assert successor.count("dropped_partitions") == 2 and tables() == KEPT
+
+
+@_CONCURRENTLY
+def test_run_that_was_taken_over_detaches_nothing(months: None, redis_client: redis.Redis, settings: Settings) -> None:
+    """The successor wants to keep the partitions, and closes the sleeping run's row."""
+    older = dataclasses.replace(LEASED, action=dataclasses.replace(LEASED.action, older_than=20 * AGE))
+    successor = Another(older)
+
+    def take_over() -> None:
+        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        close_killed_runs()
+        elsewhere(successor.run)()
+
+    with at_step(Candidates, "reason_to_stay", "after", at_number(1, take_over)):
+        zombie = run(LEASED)
+
+    assert zombie.outcome == "lost_lease" and successor.count("dropped_partitions") == 0
+    assert len(partitions()) == 4 and comment_of("events_09") is None
+
+
+@pytest.mark.slow
+@_CONCURRENTLY
+def test_mark_stays_while_another_run_detaches(months: None, redis_client: redis.Redis, settings: Settings) -> None:
+    """The successor of a sleeping run cannot drop the partition, and does not remove the mark."""
+    successor = Another(LEASED)
+
+    def take_over() -> None:
+        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        elsewhere(successor.run)()
+
+    with at_step(detaching, "detach_concurrently", "before", at_number(1, take_over)):
+        zombie = run(LEASED)
+    detached = "events_09" not in partitions(), comment_of("events_09")
+    last = run(LEASED)
+
+    assert (zombie.outcome, successor.count("skipped_partitions")) == ("lost_lease", 2)
+    assert detached[0] and "housekeeping drops this table" in str(detached[1])
+    assert last.counts["dropped_partitions"] == 2 and tables() == KEPT

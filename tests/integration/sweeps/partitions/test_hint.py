@@ -1,0 +1,124 @@
+"""Plan and doctor of a sweep that deletes rows say when whole partitions could be dropped instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database, database
+from housekeeping.doctor import partitions as doctor
+from housekeeping.sweeps import Delete, Sweep
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.partitions import detaching
+from housekeeping.sweeps.partitions.hint import hint_of
+from housekeeping.testing import ManualClock
+from tests.faults import Crash, at_step, crash
+from tests.integration.sweeps.partitions.events import NOW, Event, create, run, sweep
+
+
+def _deleting(stale: Any = lambda limit: Event.happened_at < limit, **given: Any) -> Sweep:
+    order = (Event.happened_at, Event.id)
+    return Sweep(name="shop.events", stale=stale, stale_after=timedelta(days=40), order=order, action=Delete(), **given)
+
+
+def _warnings(of: Sweep) -> list[str]:
+    return list(plan(of, clock=ManualClock(NOW)).warnings)
+
+
+def test_plan_of_a_delete_names_partitions_that_are_stale_as_a_whole(either_way: None) -> None:
+    (hint,) = _warnings(_deleting())
+
+    assert hint.startswith("every row of 3 partitions is stale (") and "events_09 to " in hint
+    assert "events_11," in hint and hint.endswith("DropPartitions could drop them")
+
+
+def test_plan_of_a_delete_on_some_rows_has_no_hint(months: None) -> None:
+    database.execute_sql("UPDATE events SET exported = NULL WHERE happened_at = '2025-09-04'")
+
+    found = _warnings(_deleting(lambda limit: (Event.happened_at < limit) & (Event.exported == True)))  # noqa: E712
+
+    assert found == []
+
+
+def test_hint_reads_no_rows_if_the_bounds_decide(months: None) -> None:
+    database.execute_sql("ALTER TABLE events ALTER COLUMN exported SET NOT NULL")
+    scans = "SELECT sum(seq_scan + coalesce(idx_scan, 0)) FROM pg_stat_xact_user_tables WHERE relname = 'events_09'"
+
+    with database.atomic():
+        (before,) = database.execute_sql(scans).fetchone()
+        (stage,) = _deleting().stages_for_run()
+        hint = hint_of(stage, NOW)
+        (after,) = database.execute_sql(scans).fetchone()
+
+    assert hint is not None and before == after
+
+
+def test_table_without_partitions_has_no_hint(postgres: Database) -> None:
+    postgres.create_tables([Event])
+
+    assert _warnings(_deleting()) == []
+
+
+def _findings(settings: Settings, of: Sweep) -> list[Any]:
+    return list(doctor.examine(settings, {of.name: of}))
+
+
+def test_doctor_names_partitions_that_a_delete_could_drop(postgres: Database, settings: Settings) -> None:
+    create()
+    # The doctor takes the database's own time.
+    (finding,) = _findings(settings, _deleting())
+
+    assert (finding.level, finding.subject) == ("fine", "partitions")
+    assert finding.text.startswith("every row of ")
+
+
+def test_doctor_counts_partitions_and_the_reasons_of_those_that_stay(months: None, settings: Settings) -> None:
+    database.execute_sql("CREATE VIEW september AS SELECT * FROM events_09")
+
+    findings = _findings(settings, sweep())
+
+    assert [each.level for each in findings] == ["fine", "warning"]
+    assert "they are detached" in findings[0].text
+    assert "(the view september reads it)" in findings[1].text
+
+
+@pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
+def test_doctor_names_tables_that_a_removed_worker_has_detached(months: None, settings: Settings) -> None:
+    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+        run(sweep())
+
+    findings = _findings(settings, dataclasses.replace(sweep(), name="shop.renamed"))
+
+    assert [each.level for each in findings] == ["warning", "fine"]
+    assert "events_09 was detached by shop.old_events, which is not configured" in findings[0].text
+
+
+@pytest.mark.parametrize("ddl", ["", "PARTITION BY LIST (happened_at)"])
+def test_doctor_reports_a_table_whose_partitions_cannot_be_dropped(
+    postgres: Database, settings: Settings, ddl: str
+) -> None:
+    database.execute_sql(f"CREATE TABLE events (id bigint, happened_at timestamptz) {ddl}")
+
+    (finding,) = _findings(settings, sweep())
+
+    assert finding.level == "error" and "partitioned" in finding.text
+
+
+@pytest.mark.direct_only(reason="it changes the role of its session")
+def test_doctor_reports_partitions_of_another_owner(months: None, settings: Settings) -> None:
+    role = f"{settings.namespace}_other"
+    database.execute_sql(f"CREATE ROLE {role}")
+    database.execute_sql(f"GRANT USAGE ON SCHEMA {settings.namespace} TO {role}")
+    try:
+        database.execute_sql(f"SET ROLE {role}")
+        (finding,) = _findings(settings, sweep())
+    finally:
+        database.execute_sql("RESET ROLE")
+        database.execute_sql(f"DROP OWNED BY {role}")
+        database.execute_sql(f"DROP ROLE {role}")
+
+    assert finding.level == "error" and "can drop it" in finding.text

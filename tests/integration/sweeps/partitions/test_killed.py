@@ -1,0 +1,166 @@
+"""Runs that are killed between detach and drop: the next run finishes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from datetime import timedelta
+
+import psycopg2
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.database.connection import Database, database
+from housekeeping.sweeps import Sweep
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.partitions import detaching
+from housekeeping.testing import ManualClock
+from housekeeping.testing.points import Ended, run_in_process
+from tests.faults import Crash, at_step, crash
+from tests.integration.conftest import Locked
+from tests.integration.sweeps.partitions.events import (
+    KEPT,
+    NOW,
+    close_killed_runs,
+    comment_of,
+    create,
+    exported,
+    partitions,
+    run,
+    sweep,
+    tables,
+)
+
+#: Detaching is concurrent only on a direct connection.
+_CONCURRENTLY = pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
+
+
+def _sum(count: str) -> int:
+    return sum(row.counts.get(count, 0) for row in Run.select())
+
+
+def _killed_at_each_point(of: Sweep, *, has_default: bool) -> Iterator[Ended]:
+    """Kill a run before each of its points, run the sweep again, and yield how the killed one ended."""
+    alive = random.getrandbits(62)
+    for number in itertools.count():
+        create(has_default=has_default)
+        Run.delete().execute()
+        ended = run_in_process(lambda: run(of).outcome, number, alive)
+        # The server has noticed that the process is gone.
+        database.execute_sql("SELECT pg_advisory_lock(%s), pg_advisory_unlock(%s)", (alive, alive))
+        close_killed_runs()
+        assert run(of).outcome == "done"
+        yield ended
+        if not ended.killed:
+            return
+
+
+@pytest.mark.slow
+@_CONCURRENTLY
+@pytest.mark.parametrize("has_default", [False, True], ids=["concurrently", "with DEFAULT partition"])
+@pytest.mark.parametrize("keep_table", [False, True], ids=["dropped", "kept"])
+def test_run_killed_at_any_point_is_finished_by_the_next(
+    postgres: Database, has_default: bool, keep_table: bool
+) -> None:
+    count = "detached_partitions" if keep_table else "dropped_partitions"
+    points: list[str] = []
+
+    for ended in _killed_at_each_point(sweep(stale=exported, keep_table=keep_table), has_default=has_default):
+        where = f"killed before {ended.points[-1]}"
+        assert [name for name in partitions() if name != "events_other"] == KEPT, where
+        left = [name for name in tables() if name != "events_other"]
+        assert left == (["events_09", "events_10", *KEPT] if keep_table else KEPT), where
+        assert [comment_of(name) for name in left] == [None] * len(left), where
+        assert _sum(count) == 2, where
+        points = ended.points
+
+    assert any("CONCURRENTLY" in point for point in points) is not has_default
+
+
+@_CONCURRENTLY
+def test_run_killed_between_detach_and_drop_is_finished_by_the_next(months: None) -> None:
+    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+        run(sweep())
+    between = partitions(), tables(), comment_of("events_09")
+
+    close_killed_runs()
+    result = run(sweep())
+
+    assert between[0] == ["events_10", *KEPT] and between[1] == ["events_09", "events_10", *KEPT]
+    assert "housekeeping drops this table" in str(between[2])
+    assert (tables(), result.counts["dropped_partitions"]) == (KEPT, 2)
+
+
+def test_interrupted_detachment_is_finalized(months: None, admin: Connection, locked: Locked) -> None:
+    with locked("SELECT FROM events"), admin.cursor() as cursor:
+        cursor.execute("SET lock_timeout = 300")
+        with pytest.raises(psycopg2.errors.LockNotAvailable):
+            cursor.execute("ALTER TABLE events DETACH PARTITION events_10 CONCURRENTLY")
+    (pending,) = database.execute_sql("SELECT count(*) FROM pg_inherits WHERE inhdetachpending").fetchone()
+
+    result = run(sweep())
+
+    assert pending == 1
+    assert (tables(), result.counts["dropped_partitions"], result.outcome) == (KEPT, 2, "done")
+
+
+def test_detachment_of_another_partition_is_left_to_its_owner(months: None, admin: Connection, locked: Locked) -> None:
+    with locked("SELECT FROM events"), admin.cursor() as cursor:
+        cursor.execute("SET lock_timeout = 300")
+        with pytest.raises(psycopg2.errors.LockNotAvailable):
+            cursor.execute("ALTER TABLE events DETACH PARTITION events_12 CONCURRENTLY")
+
+    result = run(sweep())
+
+    assert (result.outcome, result.counts["skipped_partitions"], len(tables())) == ("done", 2, 4)
+
+
+@_CONCURRENTLY
+def test_detached_table_whose_mark_is_removed_is_kept(months: None) -> None:
+    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+        run(sweep())
+    database.execute_sql("COMMENT ON TABLE events_09 IS NULL")
+
+    result = run(sweep())
+
+    assert result.counts["dropped_partitions"] == 1 and "events_09" in tables()
+
+
+@_CONCURRENTLY
+def test_detached_table_that_is_too_young_now_is_attached_again(months: None) -> None:
+    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+        run(sweep())
+    old = sweep(older_than=timedelta(days=4000))
+
+    planned = plan(old, clock=ManualClock(NOW)).as_json()["passes"][0]["samples"]
+    result = run(old)
+
+    assert [row["stays"] for row in planned] == ["its range is not over any more"]
+    assert (result.outcome, result.counts["skipped_partitions"]) == ("done", 1)
+    assert len(partitions()) == 4 and comment_of("events_09") is None
+
+
+@_CONCURRENTLY
+def test_detached_table_whose_range_is_taken_stays_detached(months: None) -> None:
+    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+        run(sweep())
+    database.execute_sql("CREATE TABLE events_new PARTITION OF events FOR VALUES FROM ('2025-09-01') TO ('2025-10-01')")
+
+    result = run(sweep(older_than=timedelta(days=4000)))
+
+    assert (result.outcome, result.counts["skipped_partitions"]) == ("done", 1), result.error
+    assert "events_09" in tables() and "events_09" not in partitions()
+
+
+@_CONCURRENTLY
+def test_mark_of_a_partition_that_stays_is_removed(months: None) -> None:
+    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "before", crash):
+        run(sweep())
+    marked = comment_of("events_09")
+    database.execute_sql("UPDATE events SET exported = false WHERE happened_at < '2025-10-01'")
+
+    run(sweep(stale=exported))
+
+    assert marked is not None and comment_of("events_09") is None and "events_09" in partitions()

@@ -1,0 +1,195 @@
+"""Partitions whose range is over stay if a row, a foreign key or a view needs them."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from peewee import BigIntegerField
+
+from housekeeping.database.connection import database
+from housekeeping.sweeps import BaseModel, run_sweep
+from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.partitions.stage import PartitionStage
+from housekeeping.testing import ManualClock
+from tests.faults import at_number, at_step, instead_of_pauses
+from tests.integration.conftest import Locked
+from tests.integration.sweeps.partitions.events import (
+    NOW,
+    ROWS,
+    Event,
+    comment_of,
+    exported,
+    partitions,
+    run,
+    sweep,
+    tables,
+)
+
+
+def _reasons(**given: Any) -> dict[str, str | None]:
+    (stage,) = plan(sweep(**given), clock=ManualClock(NOW)).as_json()["passes"]
+    return {row["partition"].rpartition(".")[2]: row["stays"] for row in stage["samples"]}
+
+
+@pytest.mark.parametrize("value", ["false", "NULL"])
+def test_partition_with_a_row_that_is_not_stale_stays(either_way: None, value: str) -> None:
+    database.execute_sql(f"UPDATE events SET exported = {value} WHERE happened_at = '2025-09-04'")
+
+    planned = _reasons(stale=exported)
+    result = run(sweep(stale=exported))
+
+    assert planned == {"events_09": "a row does not match `stale`", "events_10": None}
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+    assert "events_09" in partitions() and "events_10" not in tables()
+
+
+def test_time_in_the_predicate_is_that_of_the_run(months: None) -> None:
+    result = run(sweep(stale=lambda now: Event.happened_at < now))
+
+    assert result.counts["dropped_partitions"] == 2
+
+
+_KEY = "(event_id bigint, happened_at timestamptz, FOREIGN KEY (event_id, happened_at) REFERENCES {})"
+
+
+def test_partition_whose_rows_are_referenced_stays(either_way: None) -> None:
+    database.execute_sql(f"CREATE TABLE mails {_KEY.format('events')}")
+    database.execute_sql("INSERT INTO mails VALUES (3, '2025-10-04')")
+
+    planned, result = _reasons(), run(sweep())
+
+    assert planned["events_09"] is None and "rows of mails refer to it" in str(planned["events_10"])
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+    assert "events_10" in partitions()
+
+
+def test_partition_that_a_foreign_key_names_is_only_detached(either_way: None) -> None:
+    database.execute_sql(f"CREATE TABLE mails {_KEY.format('events_09')}")
+
+    planned, result = _reasons(), run(sweep())
+    detached = run(sweep(keep_table=True))
+
+    assert "of mails refers to it" in str(planned["events_09"])
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+    assert detached.counts["detached_partitions"] == 1
+
+
+def test_partition_that_a_view_reads_stays(either_way: None) -> None:
+    database.execute_sql("CREATE VIEW september AS SELECT * FROM events_09")
+
+    planned, result = _reasons(), run(sweep())
+
+    assert planned["events_09"] == "the view september reads it"
+    assert result.counts["skipped_partitions"] == 1 and "events_09" in partitions()
+
+
+def test_partition_that_a_function_takes_stays(either_way: None) -> None:
+    database.execute_sql("CREATE FUNCTION bill(events_09) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+
+    planned, result = _reasons(), run(sweep())
+
+    assert planned == {"events_09": "function bill(events_09) depends on it", "events_10": None}
+    assert result.counts["skipped_partitions"] == 1 and "events_09" in partitions()
+
+
+def test_view_created_after_the_check_keeps_its_partition(either_way: None) -> None:
+    """Even if the partition is detached already."""
+    view = at_number(1, lambda: database.execute_sql("CREATE VIEW september AS SELECT * FROM events_09"))
+    with at_step(PartitionStage, "prepare", "after", view):
+        result = run(sweep())
+
+    assert result.outcome == "done", result.error
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+    assert "events_09" in partitions() and comment_of("events_09") is None
+
+
+def test_partition_that_stays_is_no_backlog(months: None) -> None:
+    database.execute_sql("UPDATE events SET exported = false WHERE happened_at = '2025-09-04'")
+    (stage,) = sweep(stale=exported).stages_for_run()
+
+    assert (stage.backlog(NOW, 100).rows, stage.oldest(NOW)) == (1, datetime(2025, 10, 1, tzinfo=UTC))
+
+
+def test_predicate_on_a_table_that_is_missing_fails_the_run(either_way: None) -> None:
+    class Bill(BaseModel):
+        event_id = BigIntegerField(primary_key=True)
+
+    result = run(sweep(stale=lambda now: Event.id.in_(Bill.select(Bill.event_id))))
+
+    assert result.outcome == "failed" and '"bill" does not exist' in str(result.error)
+
+
+def test_row_written_after_the_check_keeps_its_partition(either_way: None) -> None:
+    """An application inserts a late row when the partition was checked, or even is detached already."""
+    late = "INSERT INTO events_09 VALUES (99, '2025-09-05', false) ON CONFLICT DO NOTHING"
+    with at_step(PartitionStage, "prepare", "after", lambda: database.execute_sql(late)):
+        result = run(sweep(stale=exported))
+
+    assert result.outcome == "done", result.error
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+    assert "events_09" in partitions() and comment_of("events_09") is None
+    assert Event.select().where(Event.happened_at < datetime(2025, 10, 1, tzinfo=UTC)).count() == ROWS + 1
+
+
+class HeldEvent(BaseModel):
+    event_id = BigIntegerField(primary_key=True)
+
+    class Meta:
+        table_name = "held_events"
+
+
+@pytest.mark.parametrize("hold", [lambda: Event.id == 99, lambda: HeldEvent.event_id == Event.id])
+def test_row_on_hold_keeps_its_partition(months: None, hold: Any) -> None:
+    database.execute_sql("CREATE TABLE held_events (event_id bigint PRIMARY KEY)")
+    database.execute_sql("INSERT INTO held_events VALUES (99)")
+    database.execute_sql("INSERT INTO events VALUES (99, '2025-10-05', true)")
+
+    planned = _reasons(hold=hold)
+    result = run(sweep(hold=hold))
+
+    assert planned == {"events_09": None, "events_10": "a row is on hold"}
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+    assert "events_10" in partitions()
+
+
+@pytest.mark.slow
+def test_locked_partition_is_tried_again_and_then_stays(either_way: None, locked: Locked) -> None:
+    with locked("SELECT FROM events_09"):
+        result = run(sweep(lock_retries=1))
+
+    again = run(sweep())
+
+    assert result.outcome == "done", result.error
+    assert result.counts["skipped_partitions"] >= 1 and comment_of("events_11") is None
+    assert again.counts["dropped_partitions"] + result.counts["dropped_partitions"] == 2
+    assert [name for name in tables() if name != "events_other"] == ["events_11", "events_12"]
+
+
+def test_partition_that_is_free_again_is_dropped_by_a_retry(months: None, locked: Locked) -> None:
+    holder = locked("SELECT FROM events_09")
+    holder.__enter__()
+
+    def release() -> None:
+        nonlocal holder
+        holder.__exit__(None, None, None)
+        holder = locked("SELECT 1")
+        holder.__enter__()
+
+    with instead_of_pauses(release):
+        result = run(sweep())
+    holder.__exit__(None, None, None)
+
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (2, 0)
+
+
+def test_paused_run_keeps_the_partitions_that_are_left(months: None) -> None:
+    """The run ends after the batch that follows the signal."""
+    later, stopping = NOW + timedelta(days=31), threading.Event()  # three ranges are over
+    result = run_sweep(sweep(), clock=ManualClock(later), stopping=stopping, on_batch=lambda counts: stopping.set())
+    again = run(sweep(), later)
+
+    assert (result.outcome, result.reason, result.counts["dropped_partitions"]) == ("partial", "shutdown", 2)
+    assert again.counts["dropped_partitions"] == 1
