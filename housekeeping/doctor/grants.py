@@ -46,18 +46,30 @@ def needed_rights(settings: Settings, workers: Container[str] | None = None) -> 
         for family in families(settings)
         if workers is None or any(sweep.name in workers for sweep in family.sweeps)
     ]
-    return {table: rights for family in found for table, (_, rights) in tables_of(family).items()}
+    return {table: rights for family in found for table, (_, rights) in tables_of(family, settings).items()}
 
 
-def tables_of(family: Family) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
-    """Return the model and the needed rights of each of the family's tables, by configured table name."""
+def tables_of(family: Family, settings: Settings | None = None) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
+    """Return the model and the needed rights of each of the family's tables, by configured table name.
+
+    Parameters:
+      settings: They tell which sweeps are used that are off by default; None: none of them.
+    """
     found = {model: family.rights.get(name, ("SELECT",)) for name, model in family.models.items()}
     for sweep in family.sweeps:
+        if _is_unused(sweep, settings):
+            continue
         for stage in sweep.declared_stages():
             for model, rights in _rights_of(stage).items():
                 if not _is_own(model):
                     found[model] = _merged(model, found.get(model, ()), rights)
     return {name_in_sql(model): (model, rights) for model, rights in found.items()}
+
+
+def _is_unused(sweep: Sweep, settings: Settings | None) -> bool:
+    """Return whether a sweep is off by default, and no setting enables it."""
+    given = settings.workers.get(sweep.name) if settings is not None else None
+    return not sweep.enabled and not (given is not None and given.enabled)
 
 
 def users_of(model: type[Model], sweeps: Sequence[Sweep]) -> list[str]:

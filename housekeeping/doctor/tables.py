@@ -42,7 +42,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
         if not enabled:
             continue
         declared = {model: name for name, model in family.models.items()}
-        for table, (model, rights) in tables_of(family).items():
+        for table, (model, rights) in tables_of(family, settings).items():
             if not is_archive(model, enabled) or _exists(model):  # `archives` reports a missing one
                 yield from _table(users_of(model, enabled), declared.get(model, table), model, rights)
     yield from partitions(settings, sweeps)

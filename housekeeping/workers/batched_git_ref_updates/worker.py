@@ -8,6 +8,7 @@ from typing import Final
 
 from housekeeping.sweeps import (
     AlertThresholds,
+    Delete,
     Finding,
     HousekeepingError,
     LeaseConfig,
@@ -19,7 +20,7 @@ from housekeeping.sweeps import (
 from housekeeping.workers.batched_git_ref_updates.backends import backends
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
 from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
-from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus
 from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
 
 SCHEDULE: Final = (
@@ -33,6 +34,9 @@ FAILED_RUNS: Final = 3  # in a row; document 58, 監視・アラート, without 
 MAX_RUNTIME: Final = timedelta(minutes=8)  # no document: below the lease's ttl, should its renewal fail
 PAGE_SIZE: Final = 1000  # rows per page of a project; docs/workers/batched_git_ref_updates.md
 GIT_BATCH_SIZE: Final = 100  # refs per git transaction; docs/workers/batched_git_ref_updates.md
+PROCESSED_SCHEDULE: Final = "50 2 * * *"  # once a day, at a quiet hour and not on the hour
+PROCESSED_KEPT_FOR: Final = timedelta(days=7)  # time to look into a deletion after a weekend
+PROCESSED_BATCH_SIZE: Final = 1000  # rows per statement; no other session locks processed rows
 MAX_DELETES: Final = 10_000  # rows per run of a project; docs/workers/batched_git_ref_updates.md
 
 #: Tables of these workers, by their names in the documents.
@@ -94,7 +98,22 @@ cleanup_scheduler: Final = Sweep(
     confirm_first_run=False,
 )
 
-SWEEPS: Final = (cleanup_scheduler, project_cleanup)
+processed_deletions: Final = Sweep(
+    name="batched_git_ref_updates.processed_deletions",
+    stale=lambda limit: (Deletion.status == DeletionStatus.processed) & (Deletion.updated_at < limit),
+    order=(Deletion.id,),  # the table has no index on updated_at
+    action=Delete(),
+    schedule=PROCESSED_SCHEDULE,
+    batch_size=PROCESSED_BATCH_SIZE,
+    max_runtime=MAX_RUNTIME,
+    stale_after=PROCESSED_KEPT_FOR,
+    # Ids grow, so old rows are at the front. A run that ended early has more of them behind it.
+    resume_after_limit=True,
+    feature_category="gitaly",
+    enabled=False,
+)
+
+SWEEPS: Final = (cleanup_scheduler, project_cleanup, processed_deletions)
 
 
 def configure(settings: Settings) -> None:

@@ -17,7 +17,7 @@ import housekeeping
 
 ROOT: Final = Path(__file__).parents[3]
 #: Extras for those who work on the project; nobody's application needs their oldest versions.
-_OURS: Final = ("dev", "docs")
+_OURS: Final = ("dev", "docs", "recipes")
 
 
 def _setup() -> configparser.ConfigParser:

@@ -41,10 +41,10 @@ class Event(BaseModel):
         primary_key = CompositeKey("id", "happened_at")
 
 
-def sweep(*, stale: Any = None, **given: Any) -> Sweep:
-    """Drops old events; what is given belongs to the action."""
+def sweep(*, stale: Any = None, hold: Any = None, **given: Any) -> Sweep:
+    """Drops old events; further options belong to the action."""
     action = DropPartitions(**{"older_than": AGE, "lock_timeout": timedelta(milliseconds=300), **given})
-    return Sweep(name="shop.old_events", stale=stale, order=(Event.happened_at,), action=action)
+    return Sweep(name="shop.old_events", stale=stale, hold=hold, order=(Event.happened_at,), action=action)
 
 
 def exported(now: datetime) -> Any:
