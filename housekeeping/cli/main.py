@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "list": ("housekeeping.cli.commands.list:list_workers", "List the workers: schedule, next tick, limits, state."),
     "plan": ("housekeeping.cli.commands.plan:plan", "Show what a run would do now; changes nothing."),
     "run": ("housekeeping.cli.commands.run:run", "Run a worker once, in the foreground."),
+    "purge": ("housekeeping.cli.commands.purge:purge", "Delete rows of a table once, without a worker."),
     "enqueue": ("housekeeping.cli.commands.enqueue:enqueue", "Send a run to the workers."),
     "worker": ("housekeeping.cli.commands.worker:worker", "Run the workers: a dramatiq process."),
     "scheduler": ("housekeeping.cli.commands.worker:scheduler", "Run the schedule: a periodiq process."),

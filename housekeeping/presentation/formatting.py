@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.wording import counted, format_duration
+from housekeeping.sweeps.ledger.runs import PURGE
 
 if TYPE_CHECKING:
     from housekeeping.brokers.dead_letters import Requeued
@@ -23,12 +24,16 @@ _CLOCK_NOISE: Final = 1
 
 def format_counts(counts: dict[str, Any]) -> str:
     """Return a run's counts in one line, without those that are zero."""
-    return ", ".join(_count(name, value) for name, value in counts.items() if value) or "nothing to do"
+    return ", ".join(_count(name, value) for name, value in _shown(counts).items()) or "nothing to do"
 
 
 def format_run_counts(outcome: str | None, counts: dict[str, Any]) -> str:
     """Return a run's counts in one line; ``-`` if they are zero and the run did not end as done or partial."""
-    return format_counts(counts) if outcome in ("done", "partial") or any(counts.values()) else "-"
+    return format_counts(counts) if outcome in ("done", "partial") or _shown(counts) else "-"
+
+
+def _shown(counts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in counts.items() if value and name != PURGE}
 
 
 def _count(name: str, value: Any) -> str:

@@ -185,6 +185,8 @@ class Sweep:
     partitioned: tuple[type[Model], ...] = ()
     enabled: bool = True
     setup_problem: Callable[[], SetupProblem | None] | None = None
+    #: Form of the name of a declared sweep. A run without a declaration, such as a purge, has another one.
+    _name_form: ClassVar[re.Pattern[str]] = _NAME
     #: Whether the predicates could not be checked at declaration, because one of them raised.
     _unchecked: ClassVar[bool] = False
 
@@ -197,7 +199,7 @@ class Sweep:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise DeclarationError(f'Sweep: name is {self.name!r}; write a text, such as "sessions.expired"')
-        if not _NAME.fullmatch(self.name):
+        if not self._name_form.fullmatch(self.name):
             raise DeclarationError(
                 f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
             )

@@ -23,6 +23,8 @@ _LAYERS: Final = {
     "app": 3,
     "installation": 3,
     "doctor": 3,
+    "purge": 3,
+    "recipes": 2,
     "web": 3,
     "demo": 4,
     "cli": 4,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 #: Numbers of the promises and of the scenarios after them.
 NUMBERS = [
     f"{letter}{number}"
-    for letter, last in (("D", 10), ("L", 6), ("I", 4), ("R", 6), ("S", 5), ("B", 3), ("F", 10), ("A", 2))
+    for letter, last in dict(D=10, L=6, I=4, R=6, S=5, B=3, F=10, A=2, P=1).items()
     for number in range(1, last + 1)
 ]
 

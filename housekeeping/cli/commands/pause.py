@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 import click
 
@@ -19,10 +21,21 @@ from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.overrides import Override, SwitchState
+from housekeeping.sweeps.ledger.runs import PURGE
 
+#: Beginning of the name of a purge, which is no worker and is known to the ledger only.
+_PURGE: Final = f"{PURGE}:"
 _UNTIL_HELP = (
     "End of the override: 2h, 30min, 03:00 or 2026-11-20T03:00 (UTC). By default it lasts until `housekeeping resume`."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Purge:
+    """A purge by its name, in one of the databases."""
+
+    name: str
+    database: str
 
 
 @click.command()
@@ -34,7 +47,8 @@ def pause(name: str | None, every: bool, reason: str | None, until: str | None) 
     """Pause worker NAME.
 
     Takes effect immediately. An active run stops after its current batch and keeps its progress. Further ticks and
-    messages are recorded as skipped. `housekeeping run NAME --force` runs a paused worker.
+    messages are recorded as skipped. `housekeeping run NAME --force` runs a paused worker. "purge:TABLE" is the name of
+    each purge of a table.
 
     \b
     housekeeping pause ci.stuck_builds.drop_canceling --reason "migration of ci_builds" --until 2h
@@ -87,9 +101,14 @@ def resume(name: str | None, every: bool) -> None:
     """
     _, sweeps = load_workers()
 
-    def end(sweep: Sweep) -> None:
+    def end(sweep: Sweep | _Purge) -> None:
         ended = overrides.resume(sweep.name, operator())
-        click.echo(f"{sweep.name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}")
+        now = (
+            "can be continued: housekeeping purge --resume"
+            if sweep.name.startswith(_PURGE)
+            else "resumes at its next tick"
+        )
+        click.echo(f"{sweep.name} {now if ended else 'was neither paused nor narrowed'}")
 
     _for_each(_workers(sweeps, name, every), end)
 
@@ -106,7 +125,7 @@ def _override(
 ) -> None:
     _, sweeps = load_workers()
 
-    def set_override(sweep: Sweep) -> None:
+    def set_override(sweep: Sweep | _Purge) -> None:
         ends = None if until is None else parse_future_time(until, database_now())
         override = Override(
             sweep.name, state, reason, ends, said_by=operator(), batch_size=batch_size, max_runtime=max_runtime
@@ -117,7 +136,7 @@ def _override(
     _for_each(_workers(sweeps, name, every), set_override)
 
 
-def _for_each(sweeps: Iterable[Sweep], change: Callable[[Sweep], None]) -> None:
+def _for_each(sweeps: Iterable[Sweep | _Purge], change: Callable[[Sweep | _Purge], None]) -> None:
     """Make a change for each worker in its database, also if the database of another worker does not answer."""
     unavailable: list[DatabaseUnavailable] = []
     for sweep in sweeps:
@@ -130,9 +149,11 @@ def _for_each(sweeps: Iterable[Sweep], change: Callable[[Sweep], None]) -> None:
         raise unavailable[0]
 
 
-def _workers(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[Sweep]:
+def _workers(sweeps: dict[str, Sweep], name: str | None, every: bool) -> Sequence[Sweep | _Purge]:
     if every == (name is not None):
         raise WrongArgument("name one worker, or give --all")
+    if name is not None and name.startswith(_PURGE):
+        return [_Purge(name, each) for each in database.by_name()]
     return list(sweeps.values()) if name is None else [find_worker(sweeps, name)]
 
 

@@ -43,14 +43,15 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(planned.as_json()))
         return
-    _print(planned)
+    print_plan(planned)
     if planned.clock_skew is not None and planned.clock_skew.exceeded:
         out.print(clock_line(planned.clock_skew), soft_wrap=True)
     if planned.unconfirmed is not None:
         out.print(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"), soft_wrap=True)
 
 
-def _print(planned: Plan) -> None:
+def print_plan(planned: Plan) -> None:
+    """Print the stages of a plan with their first rows, its warnings and its foreign keys."""
     holds = [">HELD"] if planned.held is not None else []
     stages = table(planned.worker, ">STALE ROWS", *holds, ">BATCHES", ">DURATION", ">OLDEST", ">NEWEST")
     for each, batches in planned.stages:
@@ -62,7 +63,9 @@ def _print(planned: Plan) -> None:
     for each, _ in planned.stages:
         if each.samples:
             of = "" if each.name in ("rows", "partitions") else f" of {each.name}"
-            samples = table(*each.samples[0], title=f"\n{each.title}{of}")
+            # As a title of the table it would be wrapped to the table's width.
+            out.print(Text.assemble("\n", (f"{each.title}{of}", "bold")), soft_wrap=True)
+            samples = table(*each.samples[0])
             for row in each.samples:
                 samples.add_row(
                     *(in_one_line("-" if value is None else str(value), _SAMPLE_WIDTH) for value in row.values())

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from dramatiq.middleware import Shutdown
@@ -80,26 +80,32 @@ def run(
         error_reporting.report_to_sentry(settings.sentry_dsn)
     run_argument = parse_argument(sweep, argument)
     result, ended = (
-        (_dry_run(sweep, run_argument), True) if dry_run else _run(sweep, run_argument, force=force, confirmed=confirm)
+        (_dry_run(sweep, run_argument), True)
+        if dry_run
+        else run_in_foreground(sweep, run_argument, force=force, confirmed=confirm)
     )
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
-        _print(result)
+        print_result(result)
     if result.reason == UNCONFIRMED:
         click.echo(f"housekeeping: {printable(in_words(result.counts[UNCONFIRMED]))}", err=True)
     if result.reason == "shutdown":
-        _report_interruption(result)
+        report_interruption(result, "the next run resumes")
     if not ended:
         end_process(result.exit_code)
     if result.exit_code:
         if result.error is not None and context.find_root().params.get("debug"):
             raise result.error
-        _exit_with_error(result, sweep)
+        exit_with_error(result, sweep)
 
 
-def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[RunResult, bool]:
-    """Return the result, and whether the run's thread has ended."""
+def run_in_foreground(sweep: Sweep, argument: Any = None, **options: Any) -> tuple[RunResult, bool]:
+    """Run a sweep with progress; return the result, and whether the run's thread has ended.
+
+    Parameters:
+      options: Further options of `run_sweep`.
+    """
     started_at = datetime.now(UTC)
     run_ids: list[int] = []
     meter = _Meter(sweep, argument)
@@ -118,11 +124,10 @@ def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[
         return run_sweep(
             sweep,
             argument,
-            force=force,
             on_batch=show_progress,
             stopping=stopping,
-            confirmed=confirmed,
             on_begin=begin,
+            **options,
         )
 
     try:
@@ -168,13 +173,15 @@ def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
         end_process(130, "interrupted")
 
 
-def _report_interruption(result: RunResult) -> None:
-    committed = format_counts(result.counts) if any(result.counts.values()) else "nothing"
-    line = f"{result.worker} was interrupted; committed: {committed}; the next run resumes"
+def report_interruption(result: RunResult, next_step: str) -> None:
+    """Print on stderr what an interrupted run has committed, and what continues it."""
+    committed = format_run_counts(None, result.counts)
+    line = f"{result.worker} was interrupted; committed: {'nothing' if committed == '-' else committed}; {next_step}"
     click.echo(f"housekeeping: {printable(line)}", err=True)
 
 
-def _print(result: RunResult) -> None:
+def print_result(result: RunResult) -> None:
+    """Print the result of a run as a table."""
     rows = table("WORKER", "OUTCOME", ">DURATION", "COUNTS")
     # A failure's reason is printed on stderr.
     outcome = result.outcome if result.reason is None or result.exit_code else f"{result.outcome}: {result.reason}"
@@ -187,7 +194,8 @@ def _print(result: RunResult) -> None:
     print_table(rows)
 
 
-def _exit_with_error(result: RunResult, sweep: Sweep) -> None:
+def exit_with_error(result: RunResult, sweep: Sweep) -> NoReturn:
+    """Print the error of a failed run in one line, and exit with its status."""
     error = missing_table_error(sweep, result.error) or result.error
     line = result.reason if error is None else error_line(error)
     text = printable(line or "").removeprefix(f"{result.worker}: ")

@@ -23,6 +23,9 @@ class RunRequest:
 
     Attributes:
       stopping: Ends the run after the current batch once it is set.
+      max_rows: The most rows that the run may process; None: any number.
+      resumes: The run whose cursor this one takes over, whatever its outcome; None: see `resume`.
+      noted: What the run was asked to do, written into its counts for a later run to read.
       returns_on_shutdown: Whether a run that `Shutdown` interrupts returns its result instead of raising again.
     """
 
@@ -35,6 +38,9 @@ class RunRequest:
     returns_on_shutdown: bool = False
     force: bool = False
     confirmed: bool = False
+    max_rows: int | None = None
+    resumes: int | None = None
+    noted: Counts = field(default_factory=dict)
     clock: Clock | None = None
     health: HealthSource | None = None
     on_batch: Callable[[Counts], None] | None = None
@@ -77,7 +83,7 @@ class RunProgress:
     @classmethod
     def of(cls, request: RunRequest) -> RunProgress:
         clock = request.clock or SYSTEM_CLOCK
-        return cls(clock, clock.now(), initial_counts(request.sweep))
+        return cls(clock, clock.now(), {**initial_counts(request.sweep), **request.noted})
 
     def carry_out_preflight(self, sweep: Sweep) -> None:
         """Do the sweep's work that precedes its lease."""

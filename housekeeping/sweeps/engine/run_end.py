@@ -85,7 +85,7 @@ def _record_without_row(request: RunRequest, progress: RunProgress, end: RunEnd)
             message_id=request.message_id,
             tick=request.tick,
             trigger=request.trigger,
-            counts=progress.preflight.counts,
+            counts={**progress.preflight.counts, **request.noted},
         )
     except PeeweeException as error:
         logger.error("Could not record the run", outcome=end.outcome, error=error_line(error))

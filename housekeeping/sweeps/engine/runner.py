@@ -37,7 +37,7 @@ from housekeeping.sweeps.insight.alerts import breaker_alerts, send_alerts
 from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.breaker import Verdict, check, processed_rows, usual_rows
+from housekeeping.sweeps.limits.breaker import RowLimit, Verdict, check, processed_rows, usual_rows
 from housekeeping.sweeps.limits.db_health import HealthSource
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, check_first_run
 
@@ -51,6 +51,9 @@ def run_sweep(
     clock: Clock | None = None,
     force: bool = False,
     confirmed: bool = False,
+    max_rows: int | None = None,
+    resumes: int | None = None,
+    noted: Counts | None = None,
     on_batch: Callable[[Counts], None] | None = None,
     on_begin: Callable[[int], None] | None = None,
     stopping: threading.Event | None = None,
@@ -65,6 +68,9 @@ def run_sweep(
       clock: Decides what is stale, in tests. Default: the database's clock.
       force: Run even if the worker is paused or disabled, or this machine's clock is wrong.
       confirmed: An operator has confirmed that the run may process any number of rows.
+      max_rows: The most rows that the run may process. A run that reaches it ends as partial, with the reason `limit`.
+      resumes: The run whose cursor this one takes over, whatever its outcome.
+      noted: What the run was asked to do, to be written into its counts.
       on_batch: Called with the counts after each committed batch.
       on_begin: Called with the id of the run's row once the row is written.
       stopping: Ends the run after the current batch once it is set. Default: the message's own event. With an event
@@ -82,6 +88,9 @@ def run_sweep(
         returns_on_shutdown=stopping is not None,
         force=force,
         confirmed=confirmed,
+        max_rows=max_rows,
+        resumes=resumes,
+        noted=noted or {},
         clock=clock,
         health=health,
         on_batch=on_batch,
@@ -161,8 +170,9 @@ def _run(request: RunRequest, progress: RunProgress, budget: RunBudget) -> RunEn
             trigger=request.trigger,
             lease=lease.key_and_token,
             resume=request.resume,
+            resumes=request.resumes,
             subject=subject_of(request.argument),
-            counts=progress.preflight.counts,
+            counts={**progress.preflight.counts, **request.noted},
         )
         if attempt is None:
             return RunEnd("skipped", "already_done", is_recorded=True)
@@ -200,7 +210,7 @@ def _run(request: RunRequest, progress: RunProgress, budget: RunBudget) -> RunEn
             budget=budget,
             lease=lease,
             override=override,
-            row_limit=None if verdict is None else verdict.row_limit,
+            row_limit=_row_limit(request, verdict),
         )
         outcome, reason = executor.run()
         return RunEnd(outcome, reason, is_recorded=True)
@@ -214,6 +224,12 @@ def _reason_to_skip(request: RunRequest, override: Override | None) -> str | Non
         return None
     logger.info("Worker not set up", family=problem.family, text=problem.text)
     return "not_set_up"
+
+
+def _row_limit(request: RunRequest, verdict: Verdict | None) -> RowLimit | None:
+    if request.max_rows is not None:
+        return RowLimit(request.max_rows, progress_counts=request.sweep.progress_counts, reason="limit")
+    return None if verdict is None else verdict.row_limit
 
 
 def _end_without_lease(request: RunRequest, progress: RunProgress) -> RunEnd:

@@ -9,7 +9,7 @@ from peewee import Expression, fn
 
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.models import NOW, Lease, Run
-from housekeeping.sweeps.ledger.runs import PREDICATE
+from housekeeping.sweeps.ledger.runs import PREDICATE, PURGE
 
 
 def completed(message_id: str) -> bool:
@@ -37,6 +37,14 @@ def last_predicate(worker: str) -> tuple[str, bool] | None:
 def remember_predicate(run_id: int, fingerprint: str) -> None:
     """Write the fingerprint of a completed run's predicate into its row."""
     Run.update(counts=Run.counts.concat({PREDICATE: fingerprint})).where(Run.id == run_id).execute()
+
+
+def resumed_by(run_id: int) -> int | None:
+    """Return the run that has resumed this purge; None if there is none. A run that was skipped has changed nothing."""
+    resumed = Run.counts.contains({PURGE: {"resumes": run_id}})
+    began = Run.outcome.is_null() | (Run.outcome != "skipped")
+    found: int | None = Run.select(Run.id).where((Run.id > run_id) & resumed & began).order_by(Run.id).limit(1).scalar()
+    return found
 
 
 def any_by_a_worker_process() -> bool:

@@ -67,10 +67,11 @@ def begin(
     trigger: Trigger,
     lease: tuple[str, str] | None,
     resume: Resume = "interrupted",
+    resumes: int | None = None,
     subject: str = "",
     counts: Counts | None = None,
 ) -> Attempt | None:
-    """Begin a run, and close the rows of dead runs; None if this message was already completed. One transaction.
+    """Begin a run, and close the rows of dead runs; None if its work was already done or taken over. One transaction.
 
     A run whose heartbeat is older than `SILENCE`, and any earlier run of this message, is considered dead. Its outcome
     becomes ``lost``, so that it cannot commit anything even if it was only suspended.
@@ -78,17 +79,14 @@ def begin(
     Parameters:
       lease: Key and token of the run's lease, which gets an epoch.
       resume: Which earlier runs the new one resumes.
+      resumes: The one run that the new one resumes, whatever its outcome, instead of the last one. Only one run can.
       subject: The run's argument as text.
       counts: Initial counts.
     """
     with database.atomic() as transaction:
         if message_id is not None:
             _lock_message(message_id)
-        silent = Run.heartbeat_at < NOW - runs.SILENCE
-        dead = silent if message_id is None else silent | (Run.message_id == message_id)
-        Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
-            (Run.worker == worker) & Run.outcome.is_null() & dead
-        ).execute()
+        close_dead_runs(worker, message_id)
         # Only now: the update has waited for an earlier attempt that was committing its last batch.
         if message_id is not None and run_queries.completed(message_id):
             transaction.rollback()
@@ -97,7 +95,14 @@ def begin(
         # waits for a holder that is committing its last batch and may end as done.
         fence = None if lease is None else Fence(lease[0], next_epoch(*lease), lease[1])
         last, rejected = _last_runs(worker, subject)
-        cursor = _stopped_at(last[0], resume) if last else None
+        if resumes is not None:
+            # Locked, so that of two processes that resume it at the same time the second one sees the first.
+            cursor = Run.select(Run.cursor).where(Run.id == resumes).for_update().scalar()
+            if run_queries.resumed_by(resumes) is not None:
+                transaction.rollback()
+                return None
+        else:
+            cursor = _stopped_at(last[0], resume) if last else None
         before = SYSTEM_CLOCK.now()
         run_id, started_at, heartbeat_at = _insert(
             worker=worker,
@@ -111,6 +116,19 @@ def begin(
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
         history = [PastRun(outcome, counts) for outcome, *_, counts in last]
         return Attempt(run_id, started_at, cursor, fence, history, skew, rejected, heartbeat_at)
+
+
+def close_dead_runs(worker: str, message_id: str | None = None) -> None:
+    """Close the dead runs of a worker as ``lost``. They cannot commit anything any more, even if only suspended.
+
+    Parameters:
+      message_id: All earlier runs of this message are dead as well.
+    """
+    silent = Run.heartbeat_at < NOW - runs.SILENCE
+    dead = silent if message_id is None else silent | (Run.message_id == message_id)
+    Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
+        (Run.worker == worker) & Run.outcome.is_null() & dead
+    ).execute()
 
 
 def _lock_message(message_id: str) -> None:

@@ -29,6 +29,8 @@ HEARTBEAT: Final = timedelta(seconds=20)
 SILENCE: Final = 3 * HEARTBEAT
 #: Key in a run's counts of the fingerprint of its predicate. It is not a count, and not shown.
 PREDICATE: Final = "predicate"
+#: Key in a run's counts of what a purge was asked to do. It is not a count either.
+PURGE: Final = "purge"
 #: Reasons of runs that something outside of them ended early. The next run resumes where they stopped.
 STOPPED: Final = ("shutdown", "paused", "gate")
 

@@ -89,12 +89,14 @@ class RowLimit:
       expected: The stale rows before the run; None: more than the limit, or unknown.
       progress_counts: The counts that are processed rows.
       exceeded: The count ``breaker`` of a run that reaches the limit with rows left.
+      reason: Reason of a run that reaches the limit with rows left.
     """
 
     rows: int | None = None
     expected: int | None = None
     progress_counts: Sequence[str] = ()
     exceeded: Counts = field(default_factory=dict)
+    reason: str = "breaker"
 
     def left(self, counts: Counts) -> int | None:
         """Return how many rows the next batch may have; None: no limit."""
@@ -105,7 +107,7 @@ class RowLimit:
         rows = processed_rows(counts, self.progress_counts)
         if self.rows is None or rows < self.rows:
             return None
-        return ("done", None) if rows == self.expected else ("partial", "breaker")
+        return ("done", None) if rows == self.expected else ("partial", self.reason)
 
     def noted(self, counts: Counts, reason: str | None) -> Counts:
         """Return the counts at the end of a run, with ``breaker`` if the breaker ended it."""

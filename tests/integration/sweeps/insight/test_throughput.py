@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from housekeeping.cli.commands.plan import _print
+from housekeeping.cli.commands.plan import print_plan
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.insight.backlog import Rates, last_ended, pace, rates
 from housekeeping.sweeps.insight.plan import plan
@@ -104,7 +104,7 @@ def test_plan_estimates_the_duration_from_the_workers_runs(
     add_statuses(150, "'2026-01-01 00:00:00+00'::timestamptz - interval '1 second' * n")
 
     planned = plan(sweep, clock=clock)
-    _print(planned)
+    print_plan(planned)
 
     assert (planned.as_json()["expected_s"], planned.as_json()["records_per_s"]) == (60, 2.5)
     assert planned.as_json()["passes"][0]["expected_s"] == 60
@@ -117,7 +117,7 @@ def test_plan_without_history_has_no_duration(
     add_statuses(1, "'2026-01-01 00:00:00+00'::timestamptz")
 
     planned = plan(sweep, clock=clock)
-    _print(planned)
+    print_plan(planned)
 
     assert (planned.as_json()["expected_s"], planned.as_json()["records_per_s"]) == (None, None)
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["1", "1", "unknown"]
@@ -129,7 +129,7 @@ def test_plan_counted_up_to_its_limit_gives_a_minimum_duration(
     _ran(0, 100, seconds=40)
     add_statuses(151, "'2026-01-01 00:00:00+00'::timestamptz")
 
-    _print(plan(sweep, clock=clock, limit=150))
+    print_plan(plan(sweep, clock=clock, limit=150))
 
     assert "over 1 min" in capsys.readouterr().out
 
@@ -138,7 +138,7 @@ def test_plan_without_stale_rows_takes_no_time(
     add_statuses: AddStatuses, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = plan(sweep, clock=clock)
-    _print(planned)
+    print_plan(planned)
 
     assert json.loads(json.dumps(planned.as_json()))["expected_s"] == 0
     assert capsys.readouterr().out.splitlines()[1].split()[1:] == ["0", "0", "-", "-", "-"]

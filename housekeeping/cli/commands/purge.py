@@ -1,0 +1,209 @@
+"""``housekeeping purge``: delete rows of a table once, without a declaration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+from rich.text import Text
+
+from housekeeping.cli.commands.plan import print_plan
+from housekeeping.cli.commands.run import exit_with_error, print_result, report_interruption, run_in_foreground
+from housekeeping.cli.commands.runs import using_database_of
+from housekeeping.cli.context import load_settings
+from housekeeping.cli.foreground import end_process
+from housekeeping.cli.formatting import out, progress
+from housekeeping.core.errors import Refused, WrongArgument
+from housekeeping.core.sanitize import printable
+from housekeeping.core.settings import MAIN
+from housekeeping.core.telemetry import error_reporting
+from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.purge.plan import PurgePlan, plan_purge
+from housekeeping.purge.request import BATCH_SIZE, PurgeRequest, request_of
+from housekeeping.purge.sweep import sweep_of
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.history import parse_run_label, run_label
+
+#: Options that a resumed purge may change; all others are those of the run that it continues.
+_CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--where", metavar="SQL", help="Condition of the rows to delete.")
+@click.option("--order-by", metavar="COLS", help="Columns that order the rows. Default: the primary key.")
+@click.option("--batch-size", type=click.IntRange(1, 100_000), help=f"Rows per batch. Default: {BATCH_SIZE:,}.")
+@click.option("--max-rows", type=click.IntRange(1), help="Delete this many rows at most.")
+@click.option(
+    "--max-runtime",
+    "max_runtime_s",
+    type=click.FloatRange(0, 30_000_000, min_open=True),
+    help="Begin no batch after this many seconds.",
+)
+@click.option("--max-rows-per-s", type=click.FloatRange(0, min_open=True), help="Delete this many rows a second.")
+@click.option("--archive-to", metavar="TABLE", help="Copy the rows to this table before they are deleted.")
+@click.option("--dry-run", is_flag=True, help="Show the plan, and delete nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@click.option(
+    "--force", is_flag=True, help="Sort a large table without an index, and run although this machine's clock is wrong."
+)
+@click.option("--resume", "resumed", metavar="RUN_ID", help="Continue a purge that was interrupted.")
+@click.option(
+    "--database", "database_name", help=f"Database of the table, by its name in the settings. Default: {MAIN}."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
+def purge(
+    table: str | None, dry_run: bool, yes: bool, force: bool, resumed: str | None, as_json: bool, **options: Any
+) -> None:
+    """Delete the rows of TABLE that match --where once, in small batches, without a worker.
+
+    Shows how many rows would be deleted, the oldest and newest of them, the index, and the statement of a batch. Then
+    it asks for a confirmation. Each batch commits together with the run's row in the ledger, whose name is
+    "purge:TABLE". Rows that begin to match during the run are deleted, too.
+
+    The condition is one SQL expression. It may have subqueries, which can name the table: "sessions.id". The table
+    needs a primary key. The rows are read in its order, or in that of --order-by.
+
+    Ctrl-C ends the run within a second; its committed batches stay. --resume continues it, without a plan and a
+    confirmation, and also a run that a crash, --max-runtime or an error ended.
+
+    \b
+    housekeeping purge sessions --where "expires_at < now() - interval '90 days'"
+    housekeeping purge --resume 4711
+
+    Exit status: 0 if the outcome is done or partial, also after Ctrl-C; 1 if it failed or was not confirmed; 2 if the
+    purge was rejected.
+    """
+    settings = load_settings()
+    schema.use_database(settings)
+    if settings.sentry_dsn is not None:
+        error_reporting.report_to_sentry(settings.sentry_dsn)
+    if resumed is not None:
+        request = _resumed(table, resumed, options)
+    else:
+        request = _requested(table, options)
+    with database.using(request.database), translate_postgres_errors():
+        sweep = sweep_of(request)
+        if dry_run:
+            _show(_planned(request, sweep, force), as_json)
+            return
+        schema.require()
+        if request.resumes is None:
+            if as_json and not yes:
+                raise WrongArgument("--json does not ask for a confirmation; add --yes, or --dry-run")
+            planned = _planned(request, sweep, force)
+            if not as_json:
+                _print(planned)
+            if not yes:
+                _confirm(planned)
+    _run(request, sweep, force=force, as_json=as_json)
+
+
+def _requested(table: str | None, options: dict[str, Any]) -> PurgeRequest:
+    if table is None:
+        raise WrongArgument("name the table to purge, or a run to continue: --resume RUN_ID")
+    given = {name: value for name, value in options.items() if value is not None}
+    if "where" not in given:
+        raise WrongArgument('--where is missing; write the condition of the rows to delete: "expires_at < now()"')
+    order_by = tuple(name.strip() for name in given.pop("order_by", "").split(",") if name.strip())
+    name = _known(given.pop("database_name", MAIN))
+    return PurgeRequest(table=table, order_by=order_by, database=name, **given)
+
+
+def _known(name: str) -> str:
+    with using_database_of((name, 0)):
+        return name
+
+
+def _resumed(table: str | None, resumed: str, options: dict[str, Any]) -> PurgeRequest:
+    given = {name: value for name, value in options.items() if value is not None}
+    fixed = [name for name in given if name not in _CHANGEABLE]
+    if table is not None or fixed:
+        what = "the table" if table is not None else "--" + fixed[0].removesuffix("_name").replace("_", "-")
+        raise WrongArgument(f"--resume takes {what} from the run that it continues; leave it out")
+    run = parse_run_label(resumed)
+    if run is None:
+        raise WrongArgument(f"--resume is {resumed!r}; it should be the ID of a run")
+    with using_database_of(run), translate_postgres_errors():
+        schema.require()
+        return replace(request_of(run[1]), **given)
+
+
+def _planned(request: PurgeRequest, sweep: Sweep, force: bool) -> PurgePlan:
+    with progress(f"{request.worker}: counting"):
+        return plan_purge(request, sweep, force=force)
+
+
+def _show(planned: PurgePlan, as_json: bool) -> None:
+    if not as_json:
+        _print(planned)
+        return
+    result = {
+        "worker": planned.request.worker,
+        "outcome": "done",
+        "reason": None if planned.plan.stale.exact else "counted_up_to_limit",
+        "run_id": None,
+        "started_at": planned.plan.now.isoformat(),
+        "duration_s": 0.0,
+        "counts": {"deleted_rows": planned.rows, "batches": planned.plan.batches, "out_of_time": False},
+        "dry_run": True,
+        "plan": planned.as_json(),
+    }
+    click.echo(json.dumps(result))
+
+
+def _print(planned: PurgePlan) -> None:
+    print_plan(planned.plan)
+    out.print()
+    for label, text in (("index", planned.index_in_words), ("statement", planned.statement)):
+        out.print(Text.assemble((f"{label}: ", "bold"), printable(text)), soft_wrap=True)
+    if planned.request.max_rows is not None:
+        out.print(f"at most {planned.request.max_rows:,} of these rows are deleted", soft_wrap=True)
+
+
+def _confirm(planned: PurgePlan) -> None:
+    exact = planned.plan.stale.exact or planned.request.max_rows is not None
+    rows = f"{planned.rows:,}" if exact else str(planned.plan.stale)
+    try:
+        confirmed = click.confirm(f"Delete {rows} rows of {planned.request.table}?", err=True)
+    except click.Abort:
+        click.echo(err=True)
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise WrongArgument("there is no terminal to confirm it on; nothing was deleted; add --yes") from None
+        confirmed = False
+    if not confirmed:
+        raise _NotConfirmed("not confirmed; nothing was deleted")
+
+
+class _NotConfirmed(Refused):
+    """The operator has declined; nothing was changed."""
+
+    exit_code = 1
+
+
+def _run(request: PurgeRequest, sweep: Sweep, *, force: bool, as_json: bool) -> None:
+    result, ended = run_in_foreground(
+        sweep,
+        force=force,
+        confirmed=True,
+        max_rows=request.max_rows,
+        resumes=request.resumes,
+        noted=request.as_count(),
+    )
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+    else:
+        print_result(result)
+    how = None if result.run_id is None else f"housekeeping purge --resume {run_label(result.run_id, request.database)}"
+    if result.reason == "shutdown" and how is not None:
+        report_interruption(result, f"to continue: {how}")
+    elif how is not None and result.outcome != "done" and result.reason not in ("limit", "paused"):
+        click.echo(f"housekeeping: to continue: {printable(how)}", err=True)
+    if not ended:
+        end_process(result.exit_code)
+    if result.exit_code:
+        exit_with_error(result, sweep)

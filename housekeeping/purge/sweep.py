@@ -1,0 +1,83 @@
+"""The sweep of a purge: what the engine runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final
+
+from peewee import SQL, Model
+
+from housekeeping.core.errors import DeclarationError, Refused, WrongArgument
+from housekeeping.database.primary_key import key_of
+from housekeeping.purge.request import PurgeRequest
+from housekeeping.purge.target import model_of_table
+from housekeeping.purge.where import as_sql, check_expression
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.stages.actions import Delete
+from housekeeping.sweeps.table_models.naming import keyset_order
+
+#: Option -> where the engine has it. The error for an engine without it goes when both are merged.
+_ARCHIVE: Final = "archive_to"
+_PACE: Final = "max_rows_per_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeSweep(Sweep):
+    """Sweep that no module declares. Its name has a colon, so it cannot be that of a declared one."""
+
+    _name_form: ClassVar[re.Pattern[str]] = re.compile(r"purge:[^\x00-\x1f]{1,200}")
+
+
+def sweep_of(request: PurgeRequest) -> Sweep:
+    """Return the sweep of a purge; reads the table from the catalog of the current database.
+
+    Raises:
+      WrongArgument: The table, the WHERE or a column of the order is wrong.
+      Refused: The engine lacks an option.
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    check_expression(request.where)
+    model = model_of_table(request.table)
+    stale: Any = SQL(as_sql(request.where))
+    pace: dict[str, Any] = {}
+    if request.max_rows_per_s is not None:
+        if _PACE not in {field.name for field in fields(Sweep)}:
+            raise Refused("--max-rows-per-s is not available in this version")
+        pace[_PACE] = request.max_rows_per_s
+    return PurgeSweep(
+        name=request.worker,
+        stale=lambda now: stale,
+        always_stale=True,
+        order=_order(request, model),
+        action=_delete(request),
+        batch_size=request.batch_size,
+        max_runtime=request.max_runtime,
+        # A fresh purge has another WHERE than the last one; a resumed run is given its cursor.
+        ignore_cursor=True,
+        breaker=Breaker(times_history=None),
+        confirm_first_run=False,
+        database=request.database,
+        **pace,
+    )
+
+
+def _order(request: PurgeRequest, model: type[Model]) -> tuple[Any, ...]:
+    try:
+        order = keyset_order("--order-by", model, request.order_by)
+    except DeclarationError as error:
+        raise WrongArgument(str(error)) from None
+    # Columns after the whole key make no difference.
+    key = key_of(model)
+    last = max(place for place, column in enumerate(order) if any(column is each for each in key))
+    return order[: last + 1]
+
+
+def _delete(request: PurgeRequest) -> Delete:
+    if request.archive_to is None:
+        return Delete()
+    if _ARCHIVE not in {field.name for field in fields(Delete)}:
+        raise Refused("--archive-to is not available in this version")
+    archive: dict[str, Any] = {_ARCHIVE: request.archive_to}
+    return Delete(**archive)

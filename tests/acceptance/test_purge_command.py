@@ -1,0 +1,148 @@
+"""The command ``housekeeping purge``."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
+from tests.acceptance.conftest import Command
+from tests.acceptance.processes import eventually
+
+EXPIRED = "expires_at < now()"
+
+
+@pytest.fixture(autouse=True)
+def sessions(postgres: Database) -> None:
+    """Twelve sessions, of which ten have expired."""
+    postgres.execute_sql(
+        "CREATE TABLE sessions (id integer PRIMARY KEY, expires_at timestamptz NOT NULL);"
+        "INSERT INTO sessions SELECT n, now() + (n - 10.5) * interval '1 day' FROM generate_series(1, 12) AS n"
+    )
+
+
+def left(postgres: Database) -> int:
+    number: int = postgres.execute_sql("SELECT count(*) FROM sessions").fetchone()[0]
+    return number
+
+
+def test_dry_run_shows_the_plan_and_deletes_nothing(command: Command, postgres: Database) -> None:
+    shown = command("purge", "sessions", "--where", EXPIRED, "--dry-run")
+    dry = json.loads(command("purge", "sessions", "--where", EXPIRED, "--dry-run", "--json").stdout)
+
+    assert shown.returncode == 0
+    assert "purge:sessions" in shown.stdout
+    assert "index: sessions_pkey" in shown.stdout
+    assert "statement: WITH" in shown.stdout
+    assert (dry["dry_run"], dry["counts"]["deleted_rows"], dry["plan"]["where"]) == (True, 10, EXPIRED)
+    assert left(postgres) == 12
+
+
+def test_purge_with_yes_deletes_and_prints_the_result(command: Command, postgres: Database) -> None:
+    finished = command("purge", "sessions", "--where", EXPIRED, "--yes", "--batch-size", "4", "--json")
+
+    result = json.loads(finished.stdout)
+    assert (finished.returncode, result["worker"], result["outcome"]) == (0, "purge:sessions", "done")
+    assert (result["counts"]["deleted_rows"], left(postgres)) == (10, 2)
+    assert "purge:sessions" in command("runs", "purge:sessions").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "name the table"),
+        (["sessions"], "--where is missing"),
+        (["sessions", "--where", "true; select 1", "--yes"], "semicolon"),
+        (["sessions", "--where", "nothing = 1", "--yes"], "no condition on sessions"),
+        (["sessions", "--where", "true"], "add --yes"),
+        (["sessions", "--where", "true", "--json"], "add --yes"),
+        (["--resume", "abc"], "ID of a run"),
+        (["--resume", "77"], "no run 77"),
+        (["--resume", "77", "--where", "true"], "leave it out"),
+        (["sessions", "--resume", "77"], "leave it out"),
+        (["sessions", "--where", "true", "--database", "x"], "no database 'x'"),
+    ],
+)
+def test_wrong_usage_is_one_line(command: Command, postgres: Database, arguments: list[str], problem: str) -> None:
+    finished = command("purge", *arguments)
+
+    lines = finished.stderr.splitlines()
+    assert (finished.returncode, problem in lines[-1], len(lines) <= 2) == (2, True, True)
+    assert left(postgres) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "exit_code", "rows"), [("y\n", 0, 2), ("n\n", 1, 12)])
+def test_terminal_is_asked_for_a_confirmation(
+    environment: dict[str, str], tmp_path: Path, postgres: Database, answer: str, exit_code: int, rows: int
+) -> None:
+    terminal, inside = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "housekeeping", "purge", "sessions", "--where", EXPIRED],
+            env=environment,
+            cwd=tmp_path,
+            stdin=inside,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.write(terminal, answer.encode())
+        _, asked = process.communicate(timeout=30)
+    finally:
+        os.close(terminal)
+        os.close(inside)
+
+    assert "Delete 10 rows of sessions?" in asked
+    assert (process.returncode, left(postgres)) == (exit_code, rows)
+
+
+@pytest.mark.slow
+def test_killed_purge_is_resumed(
+    command: Command, environment: dict[str, str], tmp_path: Path, postgres: Database, admin: Connection
+) -> None:
+    postgres.execute_sql(
+        "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN IF OLD.id = 5 THEN PERFORM pg_sleep(25); END IF; RETURN OLD; END';"
+        "CREATE TRIGGER hang BEFORE DELETE ON sessions FOR EACH ROW EXECUTE FUNCTION hang()"
+    )
+    arguments = ["purge", "sessions", "--where", EXPIRED, "--yes", "--batch-size", "2", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "housekeeping", *arguments],
+        env=environment,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: left(postgres) == 8)
+    finally:
+        process.kill()
+        process.wait()
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query ~ 'sessions'"
+        )
+    eventually(lambda: postgres.execute_sql("SELECT id FROM sessions WHERE id = 5 FOR UPDATE SKIP LOCKED").fetchone())
+    postgres.execute_sql("DROP TRIGGER hang ON sessions")
+    [killed] = Run.select()
+
+    at_once = command("purge", "--resume", str(killed.id))
+    Run.update(heartbeat_at=killed.heartbeat_at.replace(year=2020)).execute()
+    resumed = command("purge", "--resume", str(killed.id), "--json")
+
+    assert (at_once.returncode, "may still be at work" in at_once.stderr) == (2, True)
+    result = json.loads(resumed.stdout)
+    assert (resumed.returncode, result["outcome"], left(postgres)) == (0, "done", 2)
+    first, second = Run.select().order_by(Run.id)
+    assert (first.outcome, first.counts["deleted_rows"], second.counts["deleted_rows"]) == ("lost", 4, 6)
+    assert second.counts["purge"]["resumes"] == killed.id
