@@ -14,6 +14,7 @@ from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, sqlstate
 from housekeeping.doctor.stages import explain
 from housekeeping.purge.request import PurgeRequest
+from housekeeping.sweeps.checks.archives import problems_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as plan_of_sweep
@@ -73,12 +74,15 @@ def plan_purge(request: PurgeRequest, sweep: Sweep, *, force: bool = False) -> P
       force: Accept an order without an index on a large table.
 
     Raises:
-      WrongArgument: PostgreSQL rejects the WHERE, or a large table has no index for the order.
+      WrongArgument: PostgreSQL rejects the WHERE, a large table has no index for the order, or the archive cannot take
+        the rows.
       Refused: The count took too long.
       peewee.PeeweeException: The database fails for another reason.
     """
     (stage,) = sweep.stages_for_run()
     assert isinstance(stage, TableStage)
+    for problem in problems_of([stage]):
+        raise WrongArgument(f"--archive-to: {problem.text}" + "".join(f"; {each}" for each in problem.statements))
     now = database_now()
     rows = stage.explain_queries(now)[0].query
     try:

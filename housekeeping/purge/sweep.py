@@ -18,8 +18,7 @@ from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.table_models.naming import keyset_order
 
-#: Option -> where the engine has it. The error for an engine without it goes when both are merged.
-_ARCHIVE: Final = "archive_to"
+#: Field of a sweep, in an engine that has it.
 _PACE: Final = "max_rows_per_s"
 
 
@@ -34,7 +33,7 @@ def sweep_of(request: PurgeRequest) -> Sweep:
     """Return the sweep of a purge; reads the table from the catalog of the current database.
 
     Raises:
-      WrongArgument: The table, the WHERE or a column of the order is wrong.
+      WrongArgument: The table, the WHERE, a column of the order or the archive's name is wrong.
       Refused: The engine lacks an option.
       peewee.PeeweeException: The catalog cannot be read.
     """
@@ -75,9 +74,7 @@ def _order(request: PurgeRequest, model: type[Model]) -> tuple[Any, ...]:
 
 
 def _delete(request: PurgeRequest) -> Delete:
-    if request.archive_to is None:
-        return Delete()
-    if _ARCHIVE not in {field.name for field in fields(Delete)}:
-        raise Refused("--archive-to is not available in this version")
-    archive: dict[str, Any] = {_ARCHIVE: request.archive_to}
-    return Delete(**archive)
+    try:
+        return Delete(archive_to=request.archive_to)
+    except DeclarationError as error:
+        raise WrongArgument(f"--archive-to: {error}") from None

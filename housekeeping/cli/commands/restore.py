@@ -22,10 +22,12 @@ from housekeeping.core.thread_interrupt import run_interruptibly
 from housekeeping.core.wording import format_duration
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts
+from housekeeping.purge.request import recorded_request
+from housekeeping.purge.sweep import sweep_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.ledger.history import parse_run_label
-from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.ledger.runs import PURGE, Counts
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.restore import PREFIX, Restoration, restoration_of, sweeps_of_archived_run
 
@@ -44,7 +46,8 @@ def restore(run_id: str, where: str | None, dry_run: bool, no_pause: bool, as_js
     restore is continued by the same command. A second one restores nothing twice.
 
     The restore is a run in the ledger, named restore:NAME, with the lease of the sweep. The sweep is paused before the
-    first batch and stays paused, so that it does not delete the rows again: housekeeping resume NAME.
+    first batch and stays paused, so that it does not delete the rows again: housekeeping resume NAME. A purge with
+    --archive-to is restored in the same way; its NAME is purge:TABLE.
 
     \b
     housekeeping restore 4711 --dry-run
@@ -78,7 +81,7 @@ def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
       WrongArgument: There is no such run, or no such sweep any more.
     """
     try:
-        worker = run_with(label).worker
+        record = run_with(label)
     except WrongArgument:
         found = sweeps_of_archived_run(sweeps.values(), label)
         if not found:
@@ -87,6 +90,9 @@ def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
             names = ", ".join(sweep.name for sweep in found)
             raise WrongArgument(f"run {label[1]} is not in the ledger any more, and may be one of: {names}") from None
         return found[0]
+    worker = record.worker
+    if PURGE in record.counts:
+        return sweep_of(recorded_request(record))
     if worker.startswith(PREFIX):
         raise WrongArgument(f"run {label[1]} has restored rows; give the run that archived them")
     if worker not in sweeps:

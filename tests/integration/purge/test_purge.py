@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping import Delete, Sweep
+from housekeeping import Sweep
 from housekeeping.core.errors import Refused, RunTakenOver, WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
@@ -261,7 +261,7 @@ def test_order_of_a_large_table_needs_an_index(sessions: Left, postgres: Databas
 
 @pytest.mark.parametrize(
     ("owner", "option"),
-    [(Delete, {"archive_to": "archive.sessions"}), (Sweep, {"max_rows_per_s": 10.0})],
+    [(Sweep, {"max_rows_per_s": 10.0})],
 )
 def test_option_that_the_engine_lacks_is_rejected(sessions: Left, owner: Any, option: dict[str, Any]) -> None:
     if not option.keys().isdisjoint(field.name for field in fields(owner)):

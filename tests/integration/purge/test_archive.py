@@ -1,0 +1,70 @@
+"""A purge moves its rows to an archive, from which they are restored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from housekeeping.core.errors import WrongArgument
+from housekeeping.database.connection import Database
+from housekeeping.purge.plan import plan_purge
+from housekeeping.purge.request import PurgeRequest, recorded_request
+from housekeeping.purge.sweep import sweep_of
+from housekeeping.sweeps import run_sweep
+from housekeeping.sweeps.ledger import history
+from housekeeping.sweeps.restore import restoration_of
+from housekeeping.testing import assert_survives_kill
+from tests.integration.purge.conftest import EXPIRED, Left
+
+REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=4, archive_to="old_sessions")
+
+
+@pytest.fixture
+def archive(sessions: Left, postgres: Database) -> None:
+    """The archive that the plan asks for."""
+    with pytest.raises(WrongArgument) as missing:
+        plan_purge(REQUEST, sweep_of(REQUEST))
+    postgres.execute_sql(str(missing.value).partition("; ")[2])
+
+
+def purge(request: PurgeRequest) -> Any:
+    return run_sweep(sweep_of(request), confirmed=True, noted=request.as_count())
+
+
+def test_rows_move_to_the_archive_of_a_purge(archive: None, sessions: Left, postgres: Database) -> None:
+    result = purge(REQUEST)
+
+    assert (result.outcome, result.counts["archived_rows"], sessions()) == ("done", 10, [11, 12])
+    moved = postgres.execute_sql("SELECT id, note, archived_by_run FROM old_sessions ORDER BY id").fetchall()
+    assert moved == [(n, f"note {n}", result.run_id) for n in range(1, 11)]
+
+
+def test_purge_with_an_archive_is_restored(archive: None, sessions: Left, postgres: Database) -> None:
+    run_id = purge(REQUEST).run_id
+    record = history.find(run_id)
+    assert record is not None
+
+    restored = restoration_of(sweep_of(recorded_request(record)), run_id).carry_out(pause=True)
+
+    assert (restored.worker, restored.outcome, restored.counts["restored"]) == ("restore:purge:sessions", "done", 10)
+    assert sessions() == list(range(1, 13))
+
+
+def test_missing_archive_is_rejected_with_its_statement(sessions: Left) -> None:
+    with pytest.raises(
+        WrongArgument, match='archive .old_sessions. is missing; CREATE TABLE "old_sessions"'
+    ) as rejected:
+        plan_purge(REQUEST, sweep_of(REQUEST))
+
+    assert "\n" not in str(rejected.value)
+
+
+def test_wrong_name_of_an_archive_is_rejected_in_one_line(sessions: Left) -> None:
+    with pytest.raises(WrongArgument, match="--archive-to"):
+        sweep_of(PurgeRequest(table="sessions", where=EXPIRED, archive_to="a.b.c"))
+
+
+@pytest.mark.slow
+def test_purge_with_an_archive_survives_kill_at_every_point(archive: None, sessions: Left) -> None:
+    assert_survives_kill(sweep_of(REQUEST), ignoring=["archived_at", "archived_by_run"])
