@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from peewee import SQL, Model
 
-from housekeeping.core.errors import DeclarationError, Refused, WrongArgument
+from housekeeping.core.errors import DeclarationError, WrongArgument
 from housekeeping.database.primary_key import key_of
 from housekeeping.purge.request import PurgeRequest
 from housekeeping.purge.target import model_of_table
@@ -17,9 +17,6 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.table_models.naming import keyset_order
-
-#: Field of a sweep, in an engine that has it.
-_PACE: Final = "max_rows_per_s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +31,11 @@ def sweep_of(request: PurgeRequest) -> Sweep:
 
     Raises:
       WrongArgument: The table, the WHERE, a column of the order or the archive's name is wrong.
-      Refused: The engine lacks an option.
       peewee.PeeweeException: The catalog cannot be read.
     """
     check_expression(request.where)
     model = model_of_table(request.table)
     stale: Any = SQL(as_sql(request.where))
-    pace: dict[str, Any] = {}
-    if request.max_rows_per_s is not None:
-        if _PACE not in {field.name for field in fields(Sweep)}:
-            raise Refused("--max-rows-per-s is not available in this version")
-        pace[_PACE] = request.max_rows_per_s
     return PurgeSweep(
         name=request.worker,
         stale=lambda now: stale,
@@ -58,7 +49,7 @@ def sweep_of(request: PurgeRequest) -> Sweep:
         breaker=Breaker(times_history=None),
         confirm_first_run=False,
         database=request.database,
-        **pace,
+        max_rows_per_s=request.max_rows_per_s,
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from housekeeping import Sweep
-from housekeeping.core.errors import Refused, RunTakenOver, WrongArgument
+from housekeeping.core.errors import RunTakenOver, WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.purge.plan import SORTED_ROWS, plan_purge
@@ -257,18 +256,6 @@ def test_order_of_a_large_table_needs_an_index(sessions: Left, postgres: Databas
     assert plan_purge(request, sweep_of(request), force=True).is_sorted
     postgres.execute_sql("CREATE INDEX ON sessions (expires_at)")
     assert not plan_purge(request, sweep_of(request)).is_sorted
-
-
-@pytest.mark.parametrize(
-    ("owner", "option"),
-    [(Sweep, {"max_rows_per_s": 10.0})],
-)
-def test_option_that_the_engine_lacks_is_rejected(sessions: Left, owner: Any, option: dict[str, Any]) -> None:
-    if not option.keys().isdisjoint(field.name for field in fields(owner)):
-        pytest.skip(f"the engine has {', '.join(option)}")
-
-    with pytest.raises(Refused, match="not available"):
-        sweep_of(PurgeRequest(table="sessions", where=EXPIRED, **option))
 
 
 def _pause_after(batches: int) -> Any:
