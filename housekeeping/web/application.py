@@ -101,6 +101,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
         return render_template(
             "run.html",
             run=row,
+            is_declared=row.worker in snapshots.sweeps,  # a purge or a restore is not, nor a worker of an older release
             progress=progress if progress is not None and progress.run_id == row.run_id else None,
             attempts=attempts,
             meaning=meaning,

@@ -170,6 +170,16 @@ def test_run_page_lists_attempts_at_the_same_tick_or_message(client: FlaskClient
     assert 'id="beside"' not in client.get(f"/runs/{other}").get_data(as_text=True)
 
 
+def test_run_of_no_declared_worker_links_to_no_worker(client: FlaskClient) -> None:
+    """A purge, a restore, or a worker of an older release."""
+    run_id = recorded(worker="purge:sessions")
+
+    page = client.get(f"/runs/{run_id}").get_data(as_text=True)
+
+    assert f"Run {run_id} of purge:sessions" in page
+    assert "/workers/purge" not in page
+
+
 def test_run_page_explains_the_reason(client: FlaskClient) -> None:
     page = client.get(f"/runs/{recorded(outcome='skipped', reason='paused')}").get_data(as_text=True)
 
