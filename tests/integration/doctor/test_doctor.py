@@ -117,6 +117,7 @@ def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LONG", timedelta())
 
 
+@pytest.mark.direct_only(reason="it connects with the options of a direct connection")
 def test_long_transaction_is_reported_with_its_remedy(found: Found, settings: Settings, long_ago: None) -> None:
     assert settings.database_url is not None
     with psycopg2.connect(settings.database_url, application_name="a night's report") as other:
@@ -132,6 +133,7 @@ def test_long_transaction_is_reported_with_its_remedy(found: Found, settings: Se
     other.close()
 
 
+@pytest.mark.direct_only(reason="it changes a session")
 def test_read_only_server_is_an_error(found: Found, complete: Settings, tables: None) -> None:
     database.execute_sql("SET default_transaction_read_only = on")
 

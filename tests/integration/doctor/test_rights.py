@@ -26,6 +26,8 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
+pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
+
 
 @pytest.fixture
 def role(tables: None, postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:

@@ -65,6 +65,7 @@ def test_open_transaction_is_rolled_back_before_the_next_message(broker: RedisBr
     assert seen == [(None, False)]
 
 
+@pytest.mark.direct_only(reason="a pooler keeps the connections to the server")
 def test_healthy_connection_is_reused_and_closed_with_its_thread(broker: RedisBroker, admin: Connection) -> None:
     seen: list[Any] = []
 

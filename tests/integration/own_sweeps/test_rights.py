@@ -21,6 +21,8 @@ from housekeeping.sweeps.registry import declared_by
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
 
+pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
+
 
 @pytest.fixture
 def rights(settings: Settings) -> tuple[str, ...]:

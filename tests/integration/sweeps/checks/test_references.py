@@ -178,6 +178,7 @@ def test_partitioned_referencing_table_is_named_once(do: Do) -> None:
     assert str(finding.way_out).startswith("CREATE INDEX ON item (cart_id); ")
 
 
+@pytest.mark.direct_only(reason="it changes the role of a session")
 def test_unreadable_table_is_not_counted(do: Do, postgres: Database, settings: Settings) -> None:
     do(ITEMS.format(on_delete=""))
     do("CREATE INDEX ON item (cart_id)")

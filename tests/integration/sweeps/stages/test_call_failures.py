@@ -111,6 +111,7 @@ def refuse(postgres: Database, number: int, when: str, kind: str, how: str = "")
     postgres.execute_sql(f"CREATE {kind} refused {when} ON orders {how} FOR EACH ROW EXECUTE FUNCTION refuse()")
 
 
+@pytest.mark.direct_only(reason="it changes a session")
 def test_read_only_server_fails_the_run_but_no_row(
     clock: ManualClock, postgres: Database, reported: list[dict[str, Any]]
 ) -> None:
