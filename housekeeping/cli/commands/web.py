@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import signal
 import socket
-import sys
 
 import click
 
 from housekeeping.brokers.queues import reject_unusable_redis
 from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import SettingsError
+from housekeeping.core.termination import exit_on
 from housekeeping.core.wording import how_to_install
 
 
@@ -50,11 +50,14 @@ def web(host: str, port: int) -> None:
         token = secrets.token_urlsafe(32)
         click.echo(f"to make changes, log in with this token (valid until the command ends): {token}", err=True)
     app = create_app(settings, sweeps, token, open_to_read=local)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    with _listening(host, port) as listener:
-        port = listener.getsockname()[1]
-        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C to stop)", err=True)
-        server(app, listener).run()
+    done = exit_on(signal.SIGTERM)
+    try:
+        with _listening(host, port) as listener:
+            port = listener.getsockname()[1]
+            click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C to stop)", err=True)
+            server(app, listener).run()
+    finally:
+        done()
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Final
 
 import click
@@ -23,6 +22,7 @@ from housekeeping.core.errors import SettingsError, WrongArgument
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.error_reporting import require_sentry
+from housekeeping.core.termination import exit_on
 from housekeeping.database.connection import close_databases
 from housekeeping.middleware.telemetry.health import PageServer, Readiness, with_health
 from housekeeping.middleware.telemetry.metrics import require_prometheus
@@ -83,14 +83,11 @@ def scheduler() -> None:
     reject_unusable_redis(settings)
     serve_this_process(settings)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, stop)
+    done = exit_on(signal.SIGTERM, signal.SIGINT)
     try:
         sys.exit(periodiq.main(periodiq.make_argument_parser().parse_args([_APPLICATION])))
-    except KeyboardInterrupt:
-        sys.exit(0)
+    finally:
+        done()
 
 
 #: Environment variable with the folder in which Dramatiq's worker processes share their metrics.

@@ -6,7 +6,6 @@ import atexit
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import housekeeping
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.termination import exit_on
 from housekeeping.database.connection import database
 from housekeeping.middleware.dramatiq_internals import called_by_periodiq
 from housekeeping.sweeps.processes import heartbeats
@@ -173,4 +173,4 @@ def _call_at_exit(stop: Callable[[], None]) -> None:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         # periodiq has no handler of its own, so SIGTERM would end it without a last heartbeat.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        atexit.register(exit_on(signal.SIGTERM))
