@@ -57,7 +57,7 @@ def test_failover_that_loses_leases_doubles_attempts_but_not_effects(  # F2
     trial.fill(1)
     behind.servers.cut_replication()
     trial.tick()
-    trial.await_held(one)
+    trial.await_held(one, ticking=True)
 
     trial.arm("select", 1)
     lost = behind.fail_over(one)

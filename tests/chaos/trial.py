@@ -167,9 +167,20 @@ class Trial:
             prepared.write_text(str(time))
             prepared.rename(f"{prepared}.armed")
 
-    def await_held(self, *processes: Process) -> None:
-        """Wait until every armed point is reached."""
-        eventually(lambda: not list(self._points.glob("*.armed")), *processes, patience_s=PATIENCE_S)
+    def await_held(self, *processes: Process, ticking: bool = False) -> None:
+        """Wait until every armed point is reached.
+
+        Parameters:
+          ticking: Whether messages are sent meanwhile. On a busy machine a run may end by its time limit before.
+        """
+
+        def all_held() -> bool:
+            held = not list(self._points.glob("*.armed"))
+            if ticking and not held and not self.waiting:
+                self.tick()
+            return held
+
+        eventually(all_held, *processes, patience_s=PATIENCE_S)
 
     def go(self) -> None:
         """Release the held threads."""
