@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks import foreground, messages, refs, tables, uploads
+from benchmarks import foreground, messages, refs, tables, uploads, visits
 from benchmarks.comparison import Comparison
 
 _MODULES: Final = (tables, refs, uploads, messages)
@@ -12,7 +12,8 @@ _MODULES: Final = (tables, refs, uploads, messages)
 #: Comparisons that run unless others are named.
 USUAL: Final = tuple(each.name for module in _MODULES for each in module.COMPARISONS)
 COMPARISONS: Final[dict[str, Comparison]] = {
-    each.name: each for each in (*(each for module in _MODULES for each in module.COMPARISONS), *tables.FURTHER)
+    each.name: each
+    for each in (*(each for module in _MODULES for each in module.COMPARISONS), *tables.FURTHER, *visits.COMPARISONS)
 }
 #: Contestants by name.
 TURNS: Final[dict[str, Comparison]] = COMPARISONS | {foreground.NAME: foreground.COMPARISON}

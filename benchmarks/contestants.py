@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -31,18 +31,25 @@ _LEASED: Final = ("ci.", "batched_git_ref_updates.")
 
 
 def ours(
-    worker: str, *, lines: bool = False, row_log: RowLog | None = None, argument: Any = None, **setting: Any
+    worker: str,
+    *,
+    lines: bool = False,
+    row_log: RowLog | None = None,
+    argument: Any = None,
+    sweeps: Sequence[Sweep] = (),
+    **setting: Any,
 ) -> Contestant:
     """Return a contestant that does a complete run with production settings.
 
     Parameters:
       lines: Whether the log line for each record is written; else lines begin at warnings.
       row_log: The line for each record of a worker that has none.
+      sweeps: The declaration of a worker that is not built in.
       setting: What ``HOUSEKEEPING_WORKERS`` says of it.
     """
 
     def ready(place: Place) -> Callable[[], object]:
-        sweep = composed(place, worker, lines=lines, **setting)
+        sweep = composed(place, worker, lines=lines, sweeps=sweeps, **setting)
         if row_log is not None:
             sweep = replace(sweep, row_log=row_log)
         return lambda: run(sweep, argument)
@@ -50,7 +57,7 @@ def ours(
     return ready
 
 
-def composed(place: Place, worker: str, *, lines: bool = False, **setting: Any) -> Sweep:
+def composed(place: Place, worker: str, *, lines: bool = False, sweeps: Sequence[Sweep] = (), **setting: Any) -> Sweep:
     """Return the configured worker with open connections, as in a process that is already running."""
     # A run must not end early on a slow machine.
     own: dict[str, Any] = {"max_runtime_s": 1500, **setting}
@@ -66,7 +73,7 @@ def composed(place: Place, worker: str, *, lines: bool = False, **setting: Any) 
     )
     logs.configure(settings.log_level, "json")
     broker = message_broker(settings)
-    actors = install(broker, settings)
+    actors = install(broker, settings, sweeps=sweeps)
     broker.client.ping()  # type: ignore[attr-defined]
     shared_redis.get().ping()
     database.connect()
@@ -75,13 +82,13 @@ def composed(place: Place, worker: str, *, lines: bool = False, **setting: Any) 
     return sweep
 
 
-def run(sweep: Sweep, argument: Any = None) -> None:
-    """Run the worker once.
+def run(sweep: Sweep, argument: Any = None, **options: Any) -> None:
+    """Run the worker once, with these options of `run_sweep`.
 
     Raises:
       RuntimeError: The run is not done.
     """
-    result = run_sweep(sweep, argument)
+    result = run_sweep(sweep, argument, **options)
     if result.outcome != "done":
         raise RuntimeError(f"{sweep.name} ended as {result.outcome}: {result.reason} {result.error}")
 

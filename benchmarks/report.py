@@ -18,8 +18,6 @@ from benchmarks.rounds import Outcome
 from benchmarks.servers import Servers
 
 PAGE: Final = Path(__file__).parents[1] / "docs/explanation/benchmarks.md"
-_BEGIN: Final = "<!-- figures -->\n"
-_END: Final = "<!-- end of figures -->"
 _LIBRARIES: Final = ("psycopg2-binary", "peewee", "redis", "dramatiq", "structlog", "transitions")
 _WIDTH: Final = 120  # characters, if the output is not a terminal
 _RATIOS: Final = ("comparison", "contestant", "a second", "ratio", "target", "")
@@ -56,19 +54,23 @@ def show(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Lat
         _print(("application", "p50 ms", "p99 ms"), _latencies(latencies))
 
 
-def write_page(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Latencies) -> None:
-    """Replace the figures of the page in the documentation."""
+def write_page(
+    conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Latencies, part: str = "figures"
+) -> None:
+    """Replace the figures in one part of the page in the documentation."""
+    begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
+    counted = [outcome for outcome in outcomes if _has_costs(outcome)]
     tables = [
         _markdown(("condition", ""), ([name, value] for name, value in conditions.items())),
         _markdown(_RATIOS, (row for outcome in outcomes for row in _ratios(outcome))),
-        _markdown(_COSTS, (row for outcome in outcomes for row in _costs(outcome))),
+        _markdown(_COSTS, (row for outcome in counted for row in _costs(outcome))),
     ]
     if latencies:
         tables.append(_markdown(("application", "p50 ms", "p99 ms"), _latencies(latencies)))
     page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(_BEGIN)
-    after = rest.partition(_END)[2]
-    PAGE.write_text("\n".join([before + _BEGIN, *tables, _END + after]), encoding="utf-8")
+    before, _, rest = page.partition(begin)
+    after = rest.partition(end)[2]
+    PAGE.write_text("\n".join([before + begin, *tables, end + after]), encoding="utf-8")
 
 
 def _ratios(outcome: Outcome) -> Iterator[list[str]]:
@@ -79,6 +81,11 @@ def _ratios(outcome: Outcome) -> Iterator[list[str]]:
         verdict = "" if target is None else "met" if ratio >= target else f"missed by {target - ratio:.2f}"
         rate = f"{outcome.middle(name, lambda turn: turn.rate):,.0f}"
         yield [outcome.comparison.name, name, rate, f"{ratio:.2f}", "" if target is None else str(target), verdict]
+
+
+def _has_costs(outcome: Outcome) -> bool:
+    """Return whether the costs were measured, as they are on PostgreSQL."""
+    return any(turn.resident_bytes for turns in outcome.turns.values() for turn in turns)
 
 
 def _costs(outcome: Outcome) -> Iterator[list[str]]:
