@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks import foreground, messages, refs, tables, uploads, visits
+from benchmarks import foreground, messages, refs, retention, tables, uploads
 from benchmarks.comparison import Comparison
 
 _MODULES: Final = (tables, refs, uploads, messages)
@@ -13,7 +13,7 @@ _MODULES: Final = (tables, refs, uploads, messages)
 USUAL: Final = tuple(each.name for module in _MODULES for each in module.COMPARISONS)
 COMPARISONS: Final[dict[str, Comparison]] = {
     each.name: each
-    for each in (*(each for module in _MODULES for each in module.COMPARISONS), *tables.FURTHER, *visits.COMPARISONS)
+    for each in (*(each for module in _MODULES for each in module.COMPARISONS), *tables.FURTHER, *retention.COMPARISONS)
 }
 #: Contestants by name.
 TURNS: Final[dict[str, Comparison]] = COMPARISONS | {foreground.NAME: foreground.COMPARISON}

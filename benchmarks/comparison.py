@@ -14,6 +14,7 @@ PREPARED: Final = "floor, prepared"
 BY_CTID: Final = "floor, prepared, by ctid"
 OURS: Final = "ours"
 LINES: Final = "ours, a line a record"
+LIMITED: Final = "floor, LIMIT without a cursor"
 PURGE: Final = "ours, by purge"
 SAME_ARCHIVE: Final = "floor, same archive as ours"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from benchmarks import mariadb, pt_archiver, report, visits
+from benchmarks import mariadb, pt_archiver, report, retention, visits
 from benchmarks.rounds import Outcome, compare
 from benchmarks.servers import Stage, extend, started
 
@@ -20,7 +20,7 @@ def main(rows: int, rounds: int, write_page: bool) -> None:
         with stage.connected() as admin:
             extend(admin, "pg_stat_statements")
         conditions = report.machine(servers)
-        outcomes = [compare(stage, each, rows, rounds, []) for each in visits.COMPARISONS]
+        outcomes = [compare(stage, each, rows, rounds, []) for each in retention.COMPARISONS]
     conditions["rows"] = f"{rows:,} old among {2 * rows:,}, batches of {visits.BATCH:,}, {rounds} rounds"
     missing = mariadb.missing_programs()
     if missing is not None:

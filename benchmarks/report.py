@@ -49,7 +49,7 @@ def show(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Lat
     """Print the conditions and one table of all comparisons."""
     for name, value in conditions.items():
         _console.print(f"{name}: {value}", highlight=False)
-    _print(_RATIOS, (row for outcome in outcomes for row in _ratios(outcome)))
+    _print(*_ratio_table(outcomes))
     if latencies:
         _print(("application", "p50 ms", "p99 ms"), _latencies(latencies))
 
@@ -62,7 +62,7 @@ def write_page(
     counted = [outcome for outcome in outcomes if _has_costs(outcome)]
     tables = [
         _markdown(("condition", ""), ([name, value] for name, value in conditions.items())),
-        _markdown(_RATIOS, (row for outcome in outcomes for row in _ratios(outcome))),
+        _markdown(*_ratio_table(outcomes)),
         _markdown(_COSTS, (row for outcome in counted for row in _costs(outcome))),
     ]
     if latencies:
@@ -71,6 +71,13 @@ def write_page(
     before, _, rest = page.partition(begin)
     after = rest.partition(end)[2]
     PAGE.write_text("\n".join([before + begin, *tables, end + after]), encoding="utf-8")
+
+
+def _ratio_table(outcomes: Sequence[Outcome]) -> tuple[Sequence[str], list[list[str]]]:
+    """Return the heads and rows of the ratios, without the columns of targets if there are none."""
+    rows = [row for outcome in outcomes for row in _ratios(outcome)]
+    width = len(_RATIOS) if any(outcome.comparison.targets for outcome in outcomes) else _RATIOS.index("target")
+    return _RATIOS[:width], [row[:width] for row in rows]
 
 
 def _ratios(outcome: Outcome) -> Iterator[list[str]]:

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks import mariadb, pt_archiver, visits
+from benchmarks import mariadb, mariadb_programs, pt_archiver, retention
 from benchmarks.rounds import compare
 from benchmarks.servers import Stage, started
 
@@ -18,10 +18,10 @@ _ROWS: Final = 2_000
 
 def test_every_program_on_postgresql_processes_all_rows() -> None:
     with started(durable=False) as servers:
-        outcomes = [compare(Stage(servers), each, _ROWS, 1, []) for each in visits.COMPARISONS]
+        outcomes = [compare(Stage(servers), each, _ROWS, 1, []) for each in retention.COMPARISONS]
 
     done = {(each.comparison.name, name): turns[0].done for each in outcomes for name, turns in each.turns.items()}
-    expected = {(each.name, name): _ROWS for each in visits.COMPARISONS for name in each.contestants}
+    expected = {(each.name, name): _ROWS for each in retention.COMPARISONS for name in each.contestants}
     assert done == expected
 
 
@@ -36,7 +36,7 @@ def test_every_program_on_mariadb_processes_all_rows() -> None:
     done = {(each.comparison.name, name): turns[0].done for each in outcomes for name, turns in each.turns.items()}
     expected = {
         (name, each): _ROWS // program.part
-        for name, programs in pt_archiver.COMPARISONS.items()
+        for name, programs in mariadb_programs.PROGRAMS.items()
         for each, program in programs.items()
     }
     assert done == expected
