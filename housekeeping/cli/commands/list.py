@@ -18,7 +18,7 @@ from housekeeping.database.connection import database
 from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.declaration import SetupProblem
 from housekeeping.sweeps.family_setup import by_problem, problems_of
-from housekeeping.sweeps.insight.status import next_tick, state_of
+from housekeeping.sweeps.insight.state import next_tick, state_of
 from housekeeping.sweeps.ledger.history import name_database
 from housekeeping.sweeps.ledger.overrides import Override, overrides
 from housekeeping.sweeps.ledger.schema import use_database

@@ -14,7 +14,7 @@ from housekeeping.core.wording import counted
 from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.attempts import REASONS, Attempt, meaning_of
-from housekeeping.sweeps.insight.status import next_tick
+from housekeeping.sweeps.insight.state import next_tick
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RunRecord, name_database, run_label
 from housekeeping.sweeps.ledger.models import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from peewee import fn
 
@@ -30,6 +30,7 @@ from housekeeping.sweeps.insight.alerts import (
     run_alerts,
 )
 from housekeeping.sweeps.insight.backlog import Ended, Rates, backlog, held, last_ended, oldest, rates
+from housekeeping.sweeps.insight.state import State, next_tick, state_of
 from housekeeping.sweeps.ledger import history, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, override_of
@@ -40,8 +41,6 @@ from housekeeping.sweeps.stages.stage import Backlog, as_cursor
 #: milliseconds; a table that is locked for longer is locked by a person or a migration.
 _COUNT_TIME: Final = timedelta(seconds=2)
 _LOCK_TIME: Final = timedelta(seconds=0.3)
-
-State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +110,6 @@ class WorkerStatus:
             "rejected_more": self.rejected_more,
         }
         return history.name_database(values, self.database)
-
-
-def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None = None) -> State:
-    """Return whether the worker is active, paused, narrowed, disabled or not set up."""
-    if problem is not None:
-        return "not_set_up"
-    return "disabled" if not sweep.enabled else switch.state if switch is not None else "on"
-
-
-def next_tick(sweep: Sweep, now: datetime, zone: Any, switch: Override | None = None) -> datetime | None:
-    """Return the next tick that is not skipped, in UTC; None without one: no schedule, disabled, or paused."""
-    if not (sweep.schedule and sweep.enabled):
-        return None
-    if switch is not None and switch.state == "paused":
-        return Cron(sweep.schedule, zone).next(switch.until) if switch.until else None
-    return Cron(sweep.schedule, zone).next(now)
 
 
 def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True) -> WorkerStatus:

@@ -16,7 +16,8 @@ from psycopg2.extensions import connection as Connection
 import housekeeping
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import BaseModel, Delete
-from housekeeping.sweeps.insight.status import WorkerStatus, next_tick, worker_status
+from housekeeping.sweeps.insight.state import next_tick
+from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
 from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override
