@@ -124,11 +124,11 @@ class Renewal:
 
 
 class Unfinished(Renewal):
-    """Step that ends a message, repeated every second from `Renewals.finish_later` until Redis answers.
+    """End of a message that Redis has not recorded yet. It is tried again every second until Redis answers.
 
     Parameters:
-      finish: The step, safe to repeat. Any error but `RedisUnavailable` ends the attempts.
-      within: Time after which it is given up, because the keys that it frees have expired by then.
+      finish: Records the end; safe to repeat. Any error but `RedisUnavailable` ends the attempts.
+      within: How long to try. After that, the message's keys have expired.
     """
 
     def __init__(self, name: str, finish: Callable[[], object], within: timedelta, since: float) -> None:
@@ -136,7 +136,7 @@ class Unfinished(Renewal):
         self.due_at = since + _FINISH_EVERY_S
 
     def step(self) -> bool:
-        """Do it once and set `due_at`; return whether it must be repeated."""
+        """Call `finish` once; return whether it must be called again, at `due_at`."""
         if self.lost:
             return False
         try:
@@ -241,7 +241,7 @@ class Renewals:
         return renewal
 
     def finish_later(self, name: str, finish: Callable[[], object], within: timedelta) -> None:
-        """Repeat the step that ends a message until Redis answers; see `Unfinished` for the parameters."""
+        """Record the end of a message as soon as Redis answers; see `Unfinished` for the parameters."""
         self._add(Unfinished(name, finish, within, elapsed()))
 
     def _add(self, renewal: Renewal) -> None:

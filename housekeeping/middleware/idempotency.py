@@ -257,7 +257,7 @@ class Idempotency(Middleware):
         return f"{message.actor_name}:{what}"
 
     def _keys(self, name: str, message: MessageProxy) -> list[str]:
-        # The retries of a message are counted by its id, not by the application's key; anew for a requeued dead letter.
+        # Retries are counted by the message's id, not by the application's key. A requeued dead letter counts from 0.
         life = f"{message.actor_name}:{message.message_id}:{message.options.get(LIFE, '')}"
         return [f"{self._prefix}:done:{name}", f"{self._prefix}:running:{name}", f"{self._prefix}:retried:{life}"]
 

@@ -17,7 +17,7 @@ _TOKEN: Final = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _BRACKETS: Final = {")": "(", "]": "["}
-#: Words with which an operator may begin, who has the whole clause in mind.
+#: First words of a whole clause or statement, given by mistake in place of its condition.
 _CLAUSES: Final = ("where", "select", "delete", "update", "insert", "from", "with")
 
 

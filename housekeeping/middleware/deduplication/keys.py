@@ -153,7 +153,7 @@ class DeduplicationKeys:
         self._queues = ""  # namespace of the queues, if they are on the same Redis
 
     def share_redis_with_queues(self, namespace: str) -> None:
-        """Let a new message take a key that has outlived its message, which has left the queues of this namespace."""
+        """Tell where the queues are, so that a new message can take the key of a message that has left them."""
         self._queues = namespace
 
     def copy_of(self, message: MessageProxy) -> tuple[str, str]:
