@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.chaos.shortened import SHORTENED
 APP: Final = "tests.chaos.app"
 PATIENCE_S: Final = 120.0
 LEASE_TTL_S: Final = 3
+_BETWEEN_TICKS_S: Final = 1.0
 _TOP: Final = Path(__file__).parents[2]
 #: Time between the end of a run and of its lease. The next message finishes what a busy machine does not.
 _MARGIN_S: Final = 0.5
@@ -173,11 +175,14 @@ class Trial:
         Parameters:
           ticking: Whether messages are sent meanwhile. On a busy machine a run may end by its time limit before.
         """
+        next_tick = time.monotonic() + _BETWEEN_TICKS_S
 
         def all_held() -> bool:
+            nonlocal next_tick
             held = not list(self._points.glob("*.armed"))
-            if ticking and not held and not self.waiting:
-                self.tick()
+            if ticking and not held and time.monotonic() > next_tick:
+                self.tick()  # messages of workers that are held already are dropped as duplicates
+                next_tick = time.monotonic() + _BETWEEN_TICKS_S
             return held
 
         eventually(all_held, *processes, patience_s=PATIENCE_S)
