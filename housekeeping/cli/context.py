@@ -29,6 +29,12 @@ def load_settings() -> Settings:
     return settings
 
 
+def use_action_log(settings: Settings) -> None:
+    """Configure the database for the log of actions, if there is one; connects to nothing yet."""
+    if settings.database_url is not None:
+        schema.use_database(settings)
+
+
 def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep]]:
     """Return the settings and the workers by name, after configuring the database and checking the schema.
 

@@ -40,6 +40,7 @@ _COMMANDS: Final = {
         "housekeeping.cli.commands.deadletters:dead_letters",
         "List, show and requeue messages that failed for good.",
     ),
+    "actions": ("housekeeping.cli.commands.actions:actions", "List what operators have changed, and when."),
     "doctor": ("housekeeping.cli.commands.doctor:doctor", "Check the installation and suggest repairs."),
     "web": ("housekeeping.cli.commands.web:web", "Serve the dashboard."),
 }

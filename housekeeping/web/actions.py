@@ -18,13 +18,14 @@ from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.time_parsing import parse_future_time
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
+from housekeeping.sweeps.ledger.action_log import ActionName, record_action
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
 from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
 
 _LONGEST_REASON: Final = 200  # characters
 _LARGEST_BATCH: Final = 10_000  # as on the command line
-_SAID_BY: Final = "dashboard"
 
 
 def add_actions(app: Flask, snapshots: SnapshotCache) -> None:
@@ -46,7 +47,9 @@ def add_actions(app: Flask, snapshots: SnapshotCache) -> None:
             abort(409, "the lease has a new holder since the page was loaded; nothing was released")
         settings = snapshots.settings
         client = redis_client(settings.require_redis_url())
-        release_lease(client, settings.namespace, key, expected=None if seen is None else lease.token)
+        with record_action("release_lease", key, current_user()) as outcome:
+            release_lease(client, settings.namespace, key, expected=None if seen is None else lease.token)
+            outcome.result = f"released, held by {lease.holder}"
         snapshots.invalidate()
         flash(f"The lease {in_one_line(key, 100)} was released.")
         return redirect(url_for("front"), 303)
@@ -59,14 +62,17 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         return redirect(url_for("worker", name=name), 303)
 
     def set_override(override: Override) -> Response:
-        with database.using(snapshots.sweep(override.worker).database), translate_postgres_errors():
-            overrides.switch(override)
-        return done(override.worker, f"{describe_override(override)}.")
+        action: ActionName = "pause" if override.state == "paused" else "narrow"
+        with record_action(action, override.worker, current_user()) as outcome:
+            with database.using(snapshots.sweep(override.worker).database), translate_postgres_errors():
+                overrides.switch(override)
+            outcome.result = describe_override(override)
+        return done(override.worker, f"{outcome.result}.")
 
     @app.post("/workers/<name>/pause")
     def pause(name: str) -> Response:
         sweep = snapshots.sweep(name)
-        return set_override(Override(name, "paused", _reason(), _until(sweep), said_by=_SAID_BY))
+        return set_override(Override(name, "paused", _reason(), _until(sweep), said_by=current_user()))
 
     @app.post("/workers/<name>/narrow")
     def narrow(name: str) -> Response:
@@ -81,7 +87,7 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
                 "narrow",
                 _reason(),
                 _until(sweep),
-                said_by=_SAID_BY,
+                said_by=current_user(),
                 batch_size=batch_size,
                 max_runtime=max_runtime,
             )
@@ -89,9 +95,12 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:
-        with database.using(snapshots.sweep(name).database), translate_postgres_errors():
-            ended = overrides.resume(name, _SAID_BY)
-        return done(name, f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}.")
+        sweep = snapshots.sweep(name)
+        with record_action("resume", name, current_user()) as outcome:
+            with database.using(sweep.database), translate_postgres_errors():
+                ended = overrides.resume(name, current_user())
+            outcome.result = f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}"
+        return done(name, f"{outcome.result}.")
 
 
 def _reason() -> str | None:

@@ -15,17 +15,20 @@ from werkzeug.wrappers import Response
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.database.connection import database
 from housekeeping.presentation.workers import parse_argument, translate_table_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.attempts import REASONS
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.models import SwitchChange
+from housekeeping.web.action_log import add_action_log
 from housekeeping.web.actions import add_actions
+from housekeeping.web.alert_groups import add_acknowledging
 from housekeeping.web.alert_help import ALERTS
 from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.rendering import configure_templates
+from housekeeping.web.responses import shrink_responses
 from housekeeping.web.security import protect
 from housekeeping.web.snapshot import SnapshotCache
 
@@ -33,7 +36,8 @@ _RUNS: Final = 50  # per worker, in lists
 #: Maximum number of records counted per stage of a plan, so that its page loads quickly.
 _COUNTED: Final = 100_000
 _CHANGES: Final = 10  # override changes on a worker's page
-_THREADS: Final = 4
+#: A request waits for a server for seconds at most. The others must not wait for it.
+_THREADS: Final = 8
 #: Limits for unauthenticated requests. The longest form has a few hundred bytes. Lease keys and dead letter ids are in
 #: the URL.
 _LIMITS: Final[dict[str, Any]] = {
@@ -54,12 +58,15 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     """
     app = Flask("housekeeping.web")
     protect(app, token, open_to_read=open_to_read)
+    shrink_responses(app)
     configure_templates(app)
-    snapshots = SnapshotCache(settings, sweeps)
+    snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)
     _add_pages(app, snapshots)
     _add_plans(app, snapshots)
     add_dead_letters(app, snapshots)
     add_actions(app, snapshots)
+    add_action_log(app)
+    add_acknowledging(app, snapshots)
     _add_errors(app, snapshots)
     return app
 
@@ -73,7 +80,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     def worker(name: str) -> str:
         sweep = snapshots.sweep(name)
         current = snapshots.current()
-        with database.using(sweep.database), translate_postgres_errors():
+        with snapshots.reading(sweep.database):
             rows = history.recent(worker=name, limit=_RUNS)
             changes: Any = SwitchChange.select().where(SwitchChange.worker == name)
             changes = list(changes.order_by(SwitchChange.id.desc()).limit(_CHANGES))
@@ -92,7 +99,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
         name, run_id = history.parse_run_label(label) or abort(404)
         if name not in database.by_name():
             abort(404, "no database has this name")
-        with database.using(name), translate_postgres_errors():
+        with snapshots.reading(name):
             row = history.find(run_id) or abort(404, "no run has this id, or it is older than 30 days")
             found = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
         attempts = sorted({each.run_id: each for each in found}.values(), key=lambda each: each.run_id)

@@ -16,11 +16,13 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import printable
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.connection import database
-from housekeeping.presentation.formatting import format_backlog, format_progress, format_run_counts, format_time
+from housekeeping.presentation.formatting import format_progress, format_run_counts, format_time
 from housekeeping.sweeps.insight.backlog import Ended
-from housekeeping.sweeps.insight.status import is_lost, outcome_in_words
+from housekeeping.sweeps.insight.status import WorkerStatus, is_lost, outcome_in_words
 from housekeeping.sweeps.ledger.history import run_label
+from housekeeping.web.alert_groups import are_open
 from housekeeping.web.alert_help import help_for, topic
+from housekeeping.web.responses import static_url
 
 _BAR: Final = 6  # px, including a gap of one
 _HEIGHT: Final = 40
@@ -46,6 +48,8 @@ def configure_templates(app: Flask) -> None:
         "run_label": run_label,
         "progress_text": format_progress,
         "several_databases": database.several,
+        "static_url": static_url,
+        "alerts_are_open": are_open,
     }
 
 
@@ -59,13 +63,20 @@ def _foldable(name: str) -> Markup:
     return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(printable(name)))))
 
 
-def _ago(value: Any, now: datetime | None = None) -> str:
+def _ago(value: Any, now: datetime | None = None) -> Markup:
+    """Return how long ago a time was. The page's script keeps it up to date, so that it need not be sent again."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
-        return "-"
+        return Markup("-")
     seconds = ((now or SYSTEM_CLOCK.now()) - value).total_seconds()
-    return f"{format_duration(seconds)} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
+    text = f"{format_duration(seconds)} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
+    return Markup(f'<time class="ago" datetime="{value.isoformat(timespec="seconds")}">{text}</time>')
+
+
+def _backlog(status: WorkerStatus, now: datetime) -> Markup:
+    counted_at = status.counted_at
+    return escape(status.waiting or "?") + (Markup(" (") + _ago(counted_at, now) + ")" if counted_at else "")
 
 
 def _as_json(value: Any) -> str:
@@ -141,6 +152,6 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "time": format_time,
     "ago": _ago,
     "as_json": _as_json,
-    "backlog": format_backlog,
+    "backlog": _backlog,
     "foldable": _foldable,
 }

@@ -18,7 +18,6 @@ _HEADERS: Final = {
     "X-Frame-Options": "DENY",
     # With "no-referrer", browsers send "Origin: null" with our own forms.
     "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
 }
 _OPEN_ENDPOINTS: Final = ("log_in", "log_in_with", "static", "favicon")
 
@@ -91,7 +90,12 @@ def protect(app: Flask, token: str, *, open_to_read: bool) -> None:
 
     @app.context_processor
     def template_variables() -> dict[str, object]:
-        return {"form_token": form_token, "logged_in": _logged_in()}
+        return {"form_token": form_token, "logged_in": _logged_in(), "may_change": _logged_in()}
+
+
+def current_user() -> str:
+    """Return who sends this request, for the log of actions."""
+    return "dashboard"
 
 
 def form_token() -> str:

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import redis
 
-from housekeeping.cli.context import load_settings
+from housekeeping.cli.context import load_settings, use_action_log
 from housekeeping.cli.formatting import out, print_table, table
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis.client import redis_client
@@ -16,6 +16,7 @@ from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.wording import format_duration
 from housekeeping.middleware.deduplication.keys import key_prefix
 from housekeeping.middleware.deduplication.listing import HeldKey, held_key, held_keys, release_key
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 #: State of a key -> what releasing it means.
@@ -90,7 +91,9 @@ def release(keys: tuple[str, ...]) -> None:
     for held in [_held(client, namespace, name) for name in names]:
         consequence = _CONSEQUENCES.get(held.state, _CONSEQUENCES["waiting"])
         out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: {_message(held)}; {consequence}", soft_wrap=True)
-        released = release_key(client, namespace, held.key)
+        with record_action("release_key", held.key, command_line_user()) as outcome:
+            released = release_key(client, namespace, held.key)
+            outcome.result = "already released by its message" if released is None else f"held by {_message(released)}"
         if released is None:
             out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: already released by its message", soft_wrap=True)
             continue
@@ -110,4 +113,5 @@ def _message(held: HeldKey) -> str:
 
 def _redis() -> tuple[redis.Redis, str]:
     settings = load_settings()
+    use_action_log(settings)
     return redis_client(settings.require_redis_url()), settings.namespace

@@ -19,6 +19,7 @@ from housekeeping.installation import broker_without_database
 from housekeeping.presentation.formatting import describe_override
 from housekeeping.presentation.workers import find_worker, parse_argument
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 from housekeeping.sweeps.ledger.overrides import override_of
 
 
@@ -47,8 +48,9 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     broker = broker_without_database(settings, sweeps)
     try:
         message: Message[Any] = broker.get_actor(name).message(*([] if sweep.argument_name is None else [run_argument]))
-        with translate_redis_errors():
+        with record_action("run", name, command_line_user()) as outcome, translate_redis_errors():
             sent = broker.enqueue(message)
+            outcome.result = _result(sent)
     except StoreUnavailable as error:
         raise RedisUnavailable(str(error)) from error
     except BrokerConnectionError as error:
@@ -66,6 +68,11 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
         click.echo(f"its run, once a worker process takes it: housekeeping runs {name}")
     if warning is not None:
         click.echo(f"housekeeping: warning: {warning}", err=True)
+
+
+def _result(sent: Message[Any]) -> str:
+    duplicate_of = sent.options.get("duplicate_of")
+    return f"duplicate of message {duplicate_of}" if duplicate_of else f"enqueued as message {sent.message_id}"
 
 
 def _warning(sweep: Sweep) -> str | None:

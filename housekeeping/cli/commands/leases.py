@@ -16,6 +16,7 @@ from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.core.wording import format_duration
 from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases, release_lease
 from housekeeping.sweeps.ledger.schema import use_database
 
@@ -76,7 +77,9 @@ def release(key: str) -> None:
     may still change files, git repositories or other servers.
     """
     client, namespace = _servers()
-    released = release_lease(client, namespace, key)
+    with record_action("release_lease", key, command_line_user()) as outcome:
+        released = release_lease(client, namespace, key)
+        outcome.result = f"released, held by {_holder(released)}"
     out.print(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(released)}", soft_wrap=True)
     if released.epoch is None:
         click.echo(

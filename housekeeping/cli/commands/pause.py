@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +18,7 @@ from housekeeping.presentation.time_parsing import parse_future_time
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 from housekeeping.sweeps.ledger.overrides import Override, SwitchState
 from housekeeping.sweeps.ledger.runs import PURGE
 
@@ -102,13 +101,16 @@ def resume(name: str | None, every: bool) -> None:
     _, sweeps = load_workers()
 
     def end(sweep: Sweep | _Purge) -> None:
-        ended = overrides.resume(sweep.name, operator())
-        now = (
-            "can be continued: housekeeping purge --resume"
-            if sweep.name.startswith(_PURGE)
-            else "resumes at its next tick"
-        )
-        click.echo(f"{sweep.name} {now if ended else 'was neither paused nor narrowed'}")
+        user = command_line_user()
+        with record_action("resume", sweep.name, user) as outcome:
+            ended = overrides.resume(sweep.name, user)
+            now = (
+                "can be continued: housekeeping purge --resume"
+                if sweep.name.startswith(_PURGE)
+                else "resumes at its next tick"
+            )
+            outcome.result = f"{sweep.name} {now if ended else 'was neither paused nor narrowed'}"
+        click.echo(outcome.result)
 
     _for_each(_workers(sweeps, name, every), end)
 
@@ -127,11 +129,14 @@ def _override(
 
     def set_override(sweep: Sweep | _Purge) -> None:
         ends = None if until is None else parse_future_time(until, database_now())
+        user = command_line_user()
         override = Override(
-            sweep.name, state, reason, ends, said_by=operator(), batch_size=batch_size, max_runtime=max_runtime
+            sweep.name, state, reason, ends, said_by=user, batch_size=batch_size, max_runtime=max_runtime
         )
-        overrides.switch(override)
-        click.echo(describe_override(override))
+        with record_action("pause" if state == "paused" else "narrow", sweep.name, user) as outcome:
+            overrides.switch(override)
+            outcome.result = describe_override(override)
+        click.echo(outcome.result)
 
     _for_each(_workers(sweeps, name, every), set_override)
 
@@ -155,12 +160,3 @@ def _workers(sweeps: dict[str, Sweep], name: str | None, every: bool) -> Sequenc
     if name is not None and name.startswith(_PURGE):
         return [_Purge(name, each) for each in database.by_name()]
     return list(sweeps.values()) if name is None else [find_worker(sweeps, name)]
-
-
-def operator() -> str:
-    """Return who uses the command line: user and machine."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
-        user = "?"
-    return f"{user}@{socket.gethostname()}"

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 import click
 from dramatiq.middleware import Shutdown
 
-from housekeeping.cli.commands.pause import operator
 from housekeeping.cli.commands.runs import run_with, using_database_of
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import Abandoned, Foreground, close_run, end_process
@@ -26,6 +25,7 @@ from housekeeping.purge.request import recorded_request
 from housekeeping.purge.sweep import sweep_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.ledger.action_log import command_line_user
 from housekeeping.sweeps.ledger.history import parse_run_label
 from housekeeping.sweeps.ledger.runs import PURGE, Counts
 from housekeeping.sweeps.limits.db_health import table_name
@@ -113,7 +113,7 @@ def _restore(restoration: Restoration, *, pause: bool) -> tuple[RunResult, bool]
 
     def work(stopping: threading.Event) -> RunResult:
         return restoration.carry_out(
-            pause=pause, said_by=operator(), on_batch=show_progress, stopping=stopping, on_begin=run_ids.append
+            pause=pause, said_by=command_line_user(), on_batch=show_progress, stopping=stopping, on_begin=run_ids.append
         )
 
     try:

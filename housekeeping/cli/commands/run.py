@@ -27,6 +27,8 @@ from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run as make_dry_run
 from housekeeping.sweeps.insight.run_progress import count_left, progress_of
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
+from housekeeping.sweeps.ledger.history import run_label
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 from housekeeping.sweeps.stages.stage import Backlog
@@ -80,9 +82,7 @@ def run(
         error_reporting.report_to_sentry(settings.sentry_dsn)
     run_argument = parse_argument(sweep, argument)
     result, ended = (
-        (_dry_run(sweep, run_argument), True)
-        if dry_run
-        else run_in_foreground(sweep, run_argument, force=force, confirmed=confirm)
+        (_dry_run(sweep, run_argument), True) if dry_run else _run(sweep, run_argument, force=force, confirmed=confirm)
     )
     if as_json:
         click.echo(json.dumps(result.as_json()))
@@ -98,6 +98,17 @@ def run(
         if result.error is not None and context.find_root().params.get("debug"):
             raise result.error
         exit_with_error(result, sweep)
+
+
+def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[RunResult, bool]:
+    """Run the sweep. A run that overrides a limit is an action of its operator."""
+    if not (force or confirmed):
+        return run_in_foreground(sweep, argument)
+    with record_action("confirm" if confirmed else "run", sweep.name, command_line_user()) as outcome:
+        result, ended = run_in_foreground(sweep, argument, force=force, confirmed=confirmed)
+        label = "" if result.run_id is None else f"run {run_label(result.run_id, sweep.database)} "
+        outcome.result = f"{label}{result.outcome}{f': {result.reason}' if result.reason else ''}"
+    return result, ended
 
 
 def run_in_foreground(sweep: Sweep, argument: Any = None, **options: Any) -> tuple[RunResult, bool]:

@@ -37,7 +37,7 @@ from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.sweeps.processes.alerts import process_alerts
+from housekeeping.sweeps.processes.alerts import never_ran_alerts, process_alerts
 from housekeeping.sweeps.processes.heartbeats import Processes, read_processes
 from housekeeping.sweeps.registry import by_database
 
@@ -89,6 +89,9 @@ def status(as_json: bool) -> None:
         settings.timezone,
         ever_ran=ever_ran,
     )
+    for one in statuses:
+        if one.problem is None:
+            one.alarms.extend(never_ran_alerts(sweeps[one.worker], one, processes, now, settings.timezone))
     if as_json:
         document: dict[str, Any] = {
             "now": now.isoformat(),

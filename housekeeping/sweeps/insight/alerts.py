@@ -52,19 +52,21 @@ class Alert:
       text: A description for operators.
       limit: The threshold; None where it is not a number.
       value: The number that exceeds it; None where it is not a number.
+      since: When it began; None: unknown.
     """
 
     name: str
     text: str
     limit: float | None = None
     value: float | None = None
+    since: datetime | None = None
 
     def __str__(self) -> str:
         return self.text
 
     def as_json(self) -> dict[str, Any]:
         """Return the alert as JSON values."""
-        return asdict(self)
+        return {**asdict(self), "since": self.since.isoformat() if self.since else None}
 
 
 def run_alerts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alert]:
@@ -107,9 +109,14 @@ def failed_runs_alerts(sweep: Sweep) -> Iterator[Alert]:
         yield Alert("failed_runs", f"{counted(most, 'run')} in a row failed", most, most)
 
 
+def is_failed(outcome: str | None) -> bool:
+    """Return whether a run with this outcome has failed."""
+    return outcome in _FAILED
+
+
 def last_run_alerts(outcome: str | None, why: str | None) -> Iterator[Alert]:
     """Yield an alert if the last run failed."""
-    if outcome in _FAILED:
+    if is_failed(outcome):
         yield Alert("last_run", f"the last run ended as {outcome}: {why}")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from housekeeping.sweeps.limits.breaker import processed_rows
 from housekeeping.sweeps.stages.stage import Backlog
 from housekeeping.sweeps.stages.table_stage import TableStage
 
-_RUNS: Final = 50  # older runs say little about the current rate
+MOST_RUNS: Final = 50  # older runs say little about the current rate
 _SUCCESS: Final = ("done", "partial")
 #: A shorter observation gives no reliable rate per hour.
 _MIN_OBSERVATION: Final = timedelta(minutes=10)
@@ -69,6 +69,7 @@ class Ended:
     processed: int
     backlog: int | None
     backlog_exact: bool | None
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Rates:
     arrived: float | None
 
 
-def last_ended(sweep: Sweep, number: int = _RUNS) -> list[Ended]:
+def last_ended(sweep: Sweep, number: int = MOST_RUNS) -> list[Ended]:
     """Return the worker's last runs that began and ended, oldest first."""
     ended = (Run.worker == sweep.name) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
     rows: Any = Run.select().where(ended).order_by(Run.id.desc()).limit(number)
@@ -125,4 +126,5 @@ def _read(sweep: Sweep, row: Any) -> Ended:
         processed_rows(row.counts, sweep.progress_counts),
         row.backlog,
         row.backlog_exact,
+        row.counts,
     )

@@ -17,6 +17,7 @@ from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.engine.failures.rejection_store import Standing, standing
+from housekeeping.sweeps.insight.alert_times import with_times
 from housekeeping.sweeps.insight.alerts import (
     DEFAULT_COUNT_LIMIT,
     UNKNOWN_BACKLOG,
@@ -164,7 +165,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True)
         counted_at=counted_at,
         held=on_hold,
         oldest=first,
-        alarms=[*alerts, *_last_run_alerts(sweep, switch, last, now, zone)],
+        alarms=with_times(sweep, [*alerts, *_last_run_alerts(sweep, switch, last, now, zone)], ended, now),
         rejected=rejected,
         rejected_more=rejected_more,
     )
@@ -196,8 +197,11 @@ def _last_run_alerts(
     if sweep.schedule and not is_running and state_of(sweep, switch) in ("on", "narrow"):
         cron = Cron(sweep.schedule, zone)
         was_run = Run.outcome.is_null() | (Run.outcome != "missed")
-        began: Any = Run.select(fn.MAX(Run.started_at)).where((Run.worker == sweep.name) & was_run)
-        yield from overdue_alerts(sweep, began.scalar(), now, cron.period(now).total_seconds())
+        of_worker = Run.worker == sweep.name
+        began: Any = Run.select(fn.MAX(Run.started_at)).where(of_worker & was_run).scalar()
+        # A worker whose ticks were all missed has never run.
+        known: Any = began or Run.select(fn.MIN(Run.started_at)).where(of_worker).scalar()
+        yield from overdue_alerts(sweep, known, now, cron.period(now).total_seconds())
 
 
 def _last_success(sweep: Sweep) -> datetime | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 import redis
@@ -14,6 +15,7 @@ from housekeeping.core.redis.client import text, translate_redis_errors
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, sqlstate, translate_postgres_errors
+from housekeeping.database.time_limit import time_limit
 from housekeeping.leases.fencing import Lease, next_epoch
 from housekeeping.leases.lease_token import holder_of
 from housekeeping.leases.store import RedisLeaseStore
@@ -24,6 +26,9 @@ from housekeeping.sweeps.processes.heartbeats import seconds_since
 #: Holder stored in the database for a lease released by hand.
 RELEASED: Final = "released by hand"
 _LOCK_TIMEOUT: Final = "55P03"  # PostgreSQL's code
+#: An operator waits for the list, and a locked ledger must not delay it for long.
+_READ_TIME: Final = timedelta(seconds=5)
+_LOCK_TIME: Final = timedelta(seconds=1)
 _PAGE: Final = 1000  # keys a round trip
 
 
@@ -229,7 +234,7 @@ def _known(keys: list[str]) -> dict[str, _Epoch]:
     # PostgreSQL cannot store a null character in a text.
     keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
-    with translate_postgres_errors():
+    with translate_postgres_errors(), time_limit(_READ_TIME, _LOCK_TIME):
         rows: Any = Run.select(Run.worker, Run.epoch, Run.id, seconds_since(Run.heartbeat_at)).where(open_runs).tuples()
         runs = {(worker, epoch): (run_id, float(silent_s)) for worker, epoch, run_id, silent_s in rows}
         leases: Any = (

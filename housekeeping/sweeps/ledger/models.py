@@ -163,5 +163,49 @@ class ProcessRow(BaseModel):
         schema = "housekeeping"
 
 
+class Action(BaseModel):
+    """One action of an operator; `result` is NULL until it has ended."""
+
+    id = BigAutoField()
+    at = UtcDateTimeField()
+    user_name = TextField()
+    action = TextField()
+    target = TextField()
+    result = TextField(null=True)
+
+    class Meta:
+        table_name = "actions"
+        schema = "housekeeping"
+
+
+class Acknowledgment(BaseModel):
+    """An operator's statement that an alert is known.
+
+    Attributes:
+      worker: The alert's worker; empty for an alert of the whole installation.
+    """
+
+    worker = TextField()
+    alert = TextField()
+    at = UtcDateTimeField()
+    user_name = TextField()
+
+    class Meta:
+        table_name = "acknowledgments"
+        schema = "housekeeping"
+        primary_key = CompositeKey("worker", "alert")
+
+
 #: Every model of the library's own tables.
-MODELS: Final = (Run, Lease, Switch, SwitchChange, Rejection, RejectionReport, OutboxRow, ProcessRow)
+MODELS: Final = (
+    Run,
+    Lease,
+    Switch,
+    SwitchChange,
+    Rejection,
+    RejectionReport,
+    OutboxRow,
+    ProcessRow,
+    Action,
+    Acknowledgment,
+)

@@ -154,6 +154,28 @@ MIGRATIONS: Final = (
     """
     CREATE INDEX runs_outcome_id ON {schema}.runs (outcome, id) WHERE outcome NOT IN ('done', 'skipped');
     """,
+    """
+    CREATE TABLE {schema}.actions (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        user_name text NOT NULL,
+        action text NOT NULL,
+        target text NOT NULL,
+        result text
+    );
+    COMMENT ON COLUMN {schema}.actions.result IS 'NULL until the action has ended, or if its process was killed';
+    CREATE INDEX actions_at ON {schema}.actions (at, id);
+    CREATE INDEX actions_target ON {schema}.actions (target, id);
+    CREATE INDEX actions_user ON {schema}.actions (user_name, id);
+    CREATE TABLE {schema}.acknowledgments (
+        worker text NOT NULL,
+        alert text NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        user_name text NOT NULL,
+        PRIMARY KEY (worker, alert)
+    );
+    COMMENT ON COLUMN {schema}.acknowledgments.worker IS 'empty for an alert of the whole installation';
+    """,
 )
 
 #: Key of the advisory lock that keeps two ``init`` from running at once.

@@ -10,6 +10,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.alerts import Alert
+from housekeeping.sweeps.insight.status import WorkerStatus
 from housekeeping.sweeps.processes.heartbeats import Process, Processes
 
 NO_WORKER: Final = "no_worker"
@@ -54,6 +55,25 @@ def process_alerts(
     return alerts
 
 
+def never_ran_alerts(
+    sweep: Sweep, status: WorkerStatus, processes: Processes, now: datetime, zone: tzinfo
+) -> Iterator[Alert]:
+    """Yield an alert if a scheduled worker has no row in the ledger, and a scheduler has been alive for many periods.
+
+    Without a living scheduler, the installation has an alert instead.
+    """
+    most = sweep.alerts.overdue
+    alive = [each for each in processes.schedulers if each.alive]
+    if status.last_run is not None or status.state not in ("on", "narrow") or most is None or not alive:
+        return
+    oldest = min(alive, key=lambda each: each.started_at)
+    up_s = (now - oldest.started_at).total_seconds()
+    limit_s = most * _shortest_period([sweep], now, zone).total_seconds() if sweep.schedule else up_s
+    if up_s > limit_s:
+        text = f"it has never run, although the scheduler {oldest.name} has been alive for over {most} of its periods"
+        yield Alert("overdue", text, limit_s, up_s, oldest.started_at + timedelta(seconds=limit_s))
+
+
 def no_living_scheduler(processes: Processes) -> str | None:
     """Return since when no scheduler is alive and what to do; None if one is alive or this is unknown."""
     seen = processes.schedulers
@@ -84,7 +104,8 @@ def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert
     text = no_living_worker(processes, queue)
     if text is not None:
         messages = f"; {counted(waiting, 'message waits', 'messages wait')}" if waiting else ""
-        yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting)
+        seen = processes.serving(queue)
+        yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting, seen[0].heartbeat_at if seen else None)
 
 
 def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
@@ -94,7 +115,7 @@ def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
     # Without any scheduler so far, the time counts from the start of the first process.
     silent_s = seen[0].age_s if seen else max(each.heartbeat.up_s + each.age_s for each in processes.every)
     if text is not None and silent_s > limit_s:
-        yield Alert(NO_SCHEDULER, text, limit_s, silent_s)
+        yield Alert(NO_SCHEDULER, text, limit_s, silent_s, seen[0].heartbeat_at if seen else None)
 
 
 def _shortest_period(scheduled: Iterable[Sweep], now: datetime, zone: tzinfo) -> timedelta:

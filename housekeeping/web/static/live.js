@@ -11,6 +11,15 @@ function inUse(form) {
   return form.contains(document.activeElement) || [...form.elements].some((each) => each.name && touched(each));
 }
 
+// Whether a form stays as it is. The next page is then read in full, because the form may have to change later.
+let keptForms = 0;
+
+function isKept(node) {
+  if (node.nodeName !== "FORM" || !inUse(node)) return false;
+  keptForms += 1;
+  return true;
+}
+
 // Whether two nodes are the same element: by id if there is one, else by kind.
 function same(old, fresh) {
   return old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && (old.id || "") === (fresh.id || "");
@@ -21,19 +30,22 @@ function update(old, fresh) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  if (old.isEqualNode(fresh) || (old.nodeName === "FORM" && inUse(old))) return;
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  if (old.isEqualNode(fresh)) return;
+  if (isKept(old)) return;
+  const reader = (name) => name === "open" && old.nodeName === "DETAILS"; // what the reader has opened stays open
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !reader(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value && !reader(name)) old.setAttribute(name, value);
+  }
   updateChildren(old, fresh);
 }
 
 function updateChildren(old, fresh) {
   const wanted = new Set([...fresh.children].map((each) => each.id).filter(Boolean));
-  const kept = (node) => node.nodeName === "FORM" && inUse(node);
   let next = old.firstChild;
   for (const child of [...fresh.childNodes]) {
     // Remove elements that are gone first, so that the elements behind them are moved and not rebuilt.
-    while (next && !same(next, child) && next.id && !wanted.has(next.id) && !kept(next)) {
+    while (next && !same(next, child) && next.id && !wanted.has(next.id) && !isKept(next)) {
       const removed = next;
       next = next.nextSibling;
       removed.remove();
@@ -43,7 +55,7 @@ function updateChildren(old, fresh) {
       update(next, child);
       next = next.nextSibling;
     } else if (match) {
-      while (next && next !== match && !kept(next) && !(next.id && wanted.has(next.id))) {
+      while (next && next !== match && !isKept(next) && !(next.id && wanted.has(next.id))) {
         const removed = next;
         next = next.nextSibling;
         removed.remove();
@@ -58,8 +70,40 @@ function updateChildren(old, fresh) {
   while (next) {
     const removed = next;
     next = next.nextSibling;
-    if (!kept(removed)) removed.remove();
+    if (!isKept(removed)) removed.remove();
   }
+}
+
+// Ages are computed here, so that a page that differs only in them need not be sent again.
+const clock = document.getElementById("at");
+let shownAt = performance.now();
+
+function inWords(seconds) {
+  if (seconds < 0.9995) return `${Math.round(Math.max(0, seconds) * 1000)} ms`;
+  const units = [["s", 1, 60], ["min", 60, 60], ["h", 3600, 48], ["d", 86400, Infinity]];
+  const [unit, size] = units.find(([, size, limit]) => Math.round((seconds / size) * 10) / 10 < limit);
+  return `${(seconds / size).toLocaleString("en", { maximumFractionDigits: 1 })} ${unit}`;
+}
+
+function showAges() {
+  if (!clock) return;
+  const now = new Date(Date.parse(clock.dateTime) + performance.now() - shownAt);
+  clock.textContent = `${now.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+  for (const each of document.querySelectorAll("time.ago")) {
+    const seconds = (now - Date.parse(each.dateTime)) / 1000;
+    each.textContent = seconds < 0 ? `in ${inWords(-seconds)}` : `${inWords(seconds)} ago`;
+  }
+}
+
+function alerts() {
+  return [...document.querySelectorAll("[data-alert]")].map((each) => each.dataset.alert);
+}
+
+// Screen readers are told which alerts began or ended, and not the others.
+function announce(before, after) {
+  const began = after.filter((each) => !before.includes(each)).map((each) => `Alert: ${each}`);
+  const ended = before.filter((each) => !after.includes(each)).map((each) => `No longer: ${each}`);
+  if (began.length + ended.length) document.getElementById("changes-said").textContent = [...began, ...ended].join(". ");
 }
 
 function showStatus(text) {
@@ -68,18 +112,31 @@ function showStatus(text) {
   document.body.classList.toggle("stale", Boolean(text));
 }
 
+let etag = "";
+
 async function refresh() {
   try {
-    const response = await fetch(location.href, { redirect: "manual", signal: AbortSignal.timeout(ANSWER_MS) });
-    if (response.type === "opaqueredirect") showStatus("You are no longer logged in.");
+    const headers = etag ? { "If-None-Match": etag } : {};
+    const options = { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(ANSWER_MS) };
+    const response = await fetch(location.href, options);
+    if (response.status === 304) {
+      showAges();
+      last = new Date();
+      showStatus("");
+    } else if (response.type === "opaqueredirect") showStatus("You are no longer logged in.");
     else if (!response.ok) showStatus(`The dashboard answers with an error (${response.status}).`);
     else {
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const before = alerts();
+      keptForms = 0;
       for (const part of document.querySelectorAll("[data-live]")) {
         const fresh = page.getElementById(part.id);
         if (fresh) update(part, fresh);
       }
+      announce(before, alerts());
       document.title = page.title;
+      shownAt = performance.now();
+      etag = (!keptForms && response.headers.get("ETag")) || "";
       last = new Date();
       showStatus("");
     }

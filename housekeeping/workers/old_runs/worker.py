@@ -8,7 +8,7 @@ from typing import Any, Final
 from peewee import fn
 
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger.models import Lease, ProcessRow, Rejection, RejectionReport, Run
+from housekeeping.sweeps.ledger.models import Action, Lease, ProcessRow, Rejection, RejectionReport, Run
 from housekeeping.sweeps.processes.heartbeats import KEPT_FOR as PROCESSES_KEPT_FOR
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -19,6 +19,7 @@ KEPT_FOR: Final = timedelta(days=30)  # docs/reference/ledger.md
 LEASES_KEPT_FOR: Final = timedelta(days=30)
 #: A rejection that no run has seen for this long belongs to records or arguments that no longer exist.
 REJECTIONS_KEPT_FOR: Final = timedelta(days=30)
+ACTIONS_KEPT_FOR: Final = timedelta(days=365)  # auditors ask for last year's; operators write few
 REPORTS_KEPT_FOR: Final = timedelta(days=1)  # a report suppresses further ones for an hour only
 BATCH_SIZE: Final = 1000  # rows per statement; they are small, and no other session locks them
 
@@ -26,6 +27,8 @@ BATCH_SIZE: Final = 1000  # rows per statement; they are small, and no other ses
 MODELS: Final[dict[str, Any]] = {}
 
 RIGHTS: Final[dict[str, tuple[str, ...]]] = {}
+
+_DELETED: Final = ("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes", "deleted_actions")
 
 #: The run that holds a lease, even if it has crashed and no other run has recorded that yet.
 _OPEN: Final = Run.select(Run.id).where(Run.outcome.is_null() & (Run.epoch == Lease.epoch))
@@ -68,9 +71,16 @@ sweep: Final = Sweep(
             action=Delete(rows_counted_as="deleted_processes"),
             batch_size=sweep.batch_size,
         ),
+        TableStage(
+            name="actions",
+            stale=lambda now: Action.at < now - ACTIONS_KEPT_FOR,
+            order=(Action.at, Action.id),
+            action=Delete(rows_counted_as="deleted_actions"),
+            batch_size=sweep.batch_size,
+        ),
     ],
-    counts=("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes", "batches", "out_of_time"),
-    progress_counts=("deleted_rows", "deleted_leases", "deleted_rejections", "deleted_processes"),
+    counts=(*_DELETED, "batches", "out_of_time"),
+    progress_counts=_DELETED,
     schedule=SCHEDULE,
     batch_size=BATCH_SIZE,
     max_runtime=timedelta(seconds=60),

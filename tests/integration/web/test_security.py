@@ -46,6 +46,7 @@ def addresses_that_change() -> list[str]:
 
 def test_routes_that_change_something_are_known() -> None:
     assert addresses_that_change() == [
+        "/alerts/acknowledge",
         "/dead-letters/requeue",
         "/leases/release",
         "/login",

@@ -8,7 +8,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Lease, ProcessRow, Rejection, RejectionReport, Run
+from housekeeping.sweeps.ledger.models import Action, Lease, ProcessRow, Rejection, RejectionReport, Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep
 
@@ -100,3 +100,15 @@ def test_processes_without_a_heartbeat_are_deleted_after_a_day(postgres: Databas
     assert result.counts["deleted_processes"] == 1
     kept = [row.heartbeat_at for row in ProcessRow.select().order_by(ProcessRow.heartbeat_at)]
     assert kept == [limit, limit + instant]
+
+
+def test_actions_are_deleted_after_a_year(postgres: Database) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    limit, instant = now - timedelta(days=365), timedelta(microseconds=1)
+    for at in (limit - instant, limit, limit + instant):
+        Action.create(at=at, user_name="kim", action="pause", target="w", result="done")
+
+    result = run_sweep(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_actions"] == 1
+    assert [row.at for row in Action.select().order_by(Action.at)] == [limit, limit + instant]
