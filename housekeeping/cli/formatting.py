@@ -1,23 +1,22 @@
-"""Tables and progress on the terminal."""
+"""Lines and progress on the terminal. `tables` has the tables."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from housekeeping.core.sanitize import printable
 
 #: Width without a terminal: output to a file or a program is not wrapped.
 _NO_LIMIT: Final = 1000
-_GAP: Final = 2  # spaces between columns
+_INDENT: Final = "  "  # of a line's continuation
 
 
 class _SafeConsole(Console):
@@ -33,52 +32,49 @@ def _console(width: int | None) -> Console:
 
 
 #: Output for people. Logs and progress go to stderr. `sys.stdout` is `None` if the process started with it closed.
+#: Colors need a terminal, and no environment variable NO_COLOR.
 out: Final = _console(
     None if (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ else _NO_LIMIT
 )
 
+#: A command to type, or a word.
+_UNIT: Final = re.compile(r"housekeeping(?: [\w./:=*@<>-]+)+\S*|\S+")
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """Return a table with left-aligned columns; ``>`` before a name aligns the column right.
 
-    The last column wraps if the table is wider than the terminal.
+def say(line: str | Text, style: str = "") -> None:
+    """Print a line, wrapped between words to the terminal's width. A command to type stays on one line.
+
+    Text that is copied from the terminal must not contain the first half of a command followed by a line break.
     """
-    made = Table(
-        title=None if title is None else Text(title, style="bold"),
-        title_justify="left",
-        header_style="bold",
-        pad_edge=False,
-        box=None,
-        padding=(0, _GAP, 0, 0),
-    )
-    for name in columns:
-        made.add_column(
-            name.removeprefix(">"),
-            justify="right" if name.startswith(">") else "left",
-            overflow="fold",
-            no_wrap=name != columns[-1],
-        )
-    return made
+    text = line if isinstance(line, Text) else Text(printable(line), style)
+    if out.width >= _NO_LIMIT:
+        out.print(text, soft_wrap=True)
+        return
+    for paragraph in text.split("\n"):
+        indent = " " * (len(paragraph.plain) - len(paragraph.plain.lstrip())) + _INDENT
+        for number, part in enumerate(paragraph.divide(_breaks(paragraph.plain, out.width, len(indent)))):
+            part.rstrip()
+            out.print(Text.assemble(indent if number else "", part), soft_wrap=True)
 
 
-#: Longer words may wrap before a table becomes wider than its terminal.
-_LONG_WORD: Final = 20
+def _breaks(text: str, width: int, indent: int) -> list[int]:
+    """Return the positions at which lines after the first begin."""
+    breaks: list[int] = []
+    begin, room = 0, width
+    for unit in _units(text, width - indent):
+        if unit.end() - begin > room and text[begin : unit.start()].strip():
+            breaks.append(unit.start())
+            begin, room = unit.start(), width - indent
+    return breaks
 
 
-def print_table(printed: Table) -> None:
-    """Print a table. One that does not fit the terminal runs over the edge instead of losing text."""
-    minimum = _minimum_width(printed)
-    (out if minimum <= out.width else _console(minimum)).print(printed)
-
-
-def _minimum_width(measured: Table) -> int:
-    # Not rich's own minimum, which wraps every column.
-    options = out.options.update(max_width=_NO_LIMIT)
-    width = 0
-    for column in measured.columns:
-        cells = [Measurement.get(out, options, cell) for cell in (column.header, *column.cells)]
-        width += max(cell.maximum if column.no_wrap else min(cell.minimum, _LONG_WORD) for cell in cells) + _GAP
-    return width
+def _units(text: str, width: int) -> Iterator[re.Match[str]]:
+    """Yield the parts that stay on one line: commands that fit the width, and words."""
+    for unit in _UNIT.finditer(text):
+        if len(unit[0]) <= width:
+            yield unit
+        else:
+            yield from re.compile(r"\S+").finditer(text, unit.start(), unit.end())
 
 
 #: Terminals with at least this many columns have room for names of any length.

@@ -54,8 +54,8 @@ First steps:
   housekeeping plan NAME                show what a run would do now
 
 \b
-Exit status: 0 done, partial or skipped; 1 failed; 2 wrong usage, settings or schema;
-3 doctor has warnings."""
+Exit status: 0 done, partial or skipped; 1 failed; 2 wrong usage, settings or
+schema; 3 doctor has warnings."""
 
 
 #: Raised by a group without a command, to show its help. Click has it since 8.2.

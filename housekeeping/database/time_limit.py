@@ -9,6 +9,11 @@ from typing import Final
 
 from housekeeping.database.connection import database
 
+#: Limits for a command or page that shows many workers, where one of them must not delay the others. A bounded count by
+#: an index takes milliseconds; a table that is locked for longer is locked by a person or a migration.
+STATEMENT_TIME: Final = timedelta(seconds=2)
+LOCK_TIME: Final = timedelta(seconds=0.3)
+
 #: Keeps shorter limits of the session.
 _SHORTEN: Final = """
 SELECT set_config(name, least(nullif(setting::bigint, 0), ms)::text, true)

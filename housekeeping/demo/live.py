@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from housekeeping.brokers import redis_broker
-from housekeeping.cli.commands.status import workers_table
-from housekeeping.cli.formatting import out, table
+from housekeeping.cli.formatting import out
+from housekeeping.cli.status_output import workers_table
+from housekeeping.cli.tables import table
 from housekeeping.core.wording import format_duration
 from housekeeping.database.clock_skew import database_now
 from housekeeping.demo.once import actors_without_argument, runs_table

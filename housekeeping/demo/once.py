@@ -14,7 +14,8 @@ from rich.table import Table
 
 from housekeeping.brokers import redis_broker
 from housekeeping.brokers.queues import queue_lengths
-from housekeeping.cli.formatting import out, print_table, table
+from housekeeping.cli.formatting import out
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.wording import format_duration
 from housekeeping.demo.scenes import compared, counted

@@ -12,7 +12,7 @@ import psycopg2
 from rich.table import Table
 from rich.text import Text
 
-from housekeeping.cli.formatting import table
+from housekeeping.cli.tables import table
 from housekeeping.demo import (
     batched_git_ref_updates,
     bulk_imports,

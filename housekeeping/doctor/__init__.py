@@ -29,6 +29,7 @@ from housekeeping.doctor import (
     throttles,
 )
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.registry import Finding, by_database
 from housekeeping.workers import families
@@ -57,8 +58,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     else:
         for name in by_name:
             area = f"postgres {name}" if settings.databases else "postgres"
-            of_tables = (tables.examine, columns.examine, archives.examine, stages.examine, partitions.examine)
-            of_database = (postgres.examine, *of_tables, throttles.examine, postgres.outbox)
+            of_tables = [partial(_each_family, each.examine) for each in (tables, columns, archives)]
+            of_workers = (stages.examine, partitions.examine, throttles.examine)
+            of_database: tuple[Check, ...] = (postgres.examine, *of_tables, *of_workers, postgres.outbox)
             checks += [(area, partial(_of_database, name, area, check)) for check in of_database]
     if settings.redis_url is None:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
@@ -80,6 +82,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                     told.add(said)
                     yield finding
         except (HousekeepingError, PeeweeException, redis.RedisError, OSError) as error:
+            if isinstance(error, PeeweeException) and not is_unavailable(error):
+                yield Finding("error", area, "check", f"{stages.UNEXAMINED}{error_line(error)}")
+                continue
             unreachable.add(area)
             yield Finding("error", area, "connection", error_line(error), "the checks that need it were skipped")
 
@@ -96,11 +101,29 @@ def _of_database(name: str, area: str, check: Check, settings: Settings, sweeps:
         yield replace(finding, area=area) if finding.area == "postgres" else finding
 
 
+def _each_family(check: Check, settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield the findings of a check for each family by itself, so that a family that cannot be examined hides none."""
+    for family in families(settings):
+        workers = {each.name: each for each in family.sweeps if each.name in sweeps}
+        if not workers:
+            continue
+        try:
+            yield from check(settings, workers)
+        except Exception as error:
+            if is_unavailable(error):
+                raise
+            yield Finding("warning", next(iter(workers)), "tables", f"{stages.UNEXAMINED}{error_line(error)}")
+
+
 def _problems(sweeps: list[Sweep]) -> dict[str, SetupProblem]:
-    try:
-        return problems_of(sweeps)
-    except (HousekeepingError, PeeweeException):  # the PostgreSQL check reports it
-        return {}
+    found: dict[str, SetupProblem] = {}
+    for sweep in sweeps:
+        try:
+            found |= problems_of([sweep])
+        except (HousekeepingError, PeeweeException) as error:  # other checks report it
+            if is_unavailable(error):
+                break
+    return found
 
 
 def _external(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

@@ -44,7 +44,8 @@ def _defaults(settings: Settings) -> Finding:
         text = f"RabbitMQ: confirmed sends to {settings.rabbitmq_queue_type} queues, one prefetched message per thread"
         return Finding("fine", "broker", "defaults", text)
     requeue_s, kept_days = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
-    text = f"a killed worker's messages are requeued after {requeue_s} s, dead letters are kept for {kept_days} days"
+    kept = counted(kept_days, "day")
+    text = f"a killed worker's messages are requeued after {requeue_s} s, dead letters are kept for {kept}"
     return Finding("fine", "broker", "defaults", text)
 
 

@@ -12,6 +12,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
+from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.partitions.hint import hint_of
@@ -34,7 +35,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     now = database_now()
     for sweep in sweeps.values():
         try:
-            with database.atomic():
+            with time_limit(STATEMENT_TIME, LOCK_TIME):
                 found = [each for stage in sweep.stages_for_run() for each in _findings(sweep, stage, now, sweeps)]
         except Exception as error:
             if is_unavailable(error):

@@ -119,7 +119,8 @@ def _other_users(client: redis.Redis, namespace: str) -> Iterator[Finding]:
             if seen >= _EXAMINED:
                 break
     if others:
-        text = f"{others} of the first {seen} keys belong to other applications: their FLUSHDB would delete all"
+        belong = "belongs" if others == 1 else "belong"
+        text = f"{others} of {counted(seen, 'key')} {belong} to other applications: their FLUSHDB would delete all"
         yield Finding("warning", "redis", "company", text, "use a separate database or server")
 
 

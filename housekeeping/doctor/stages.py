@@ -16,6 +16,7 @@ from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
+from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.sweeps.checks.references import sampled_references
 from housekeeping.sweeps.checks.statements import Recorder
 from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
@@ -44,7 +45,8 @@ def _checked(
     sweep: Sweep, subject: str, check: Callable[[Sweep, datetime], Iterable[Finding]], now: datetime
 ) -> list[Finding]:
     try:
-        return list(check(sweep, now))
+        with time_limit(STATEMENT_TIME, LOCK_TIME):
+            return list(check(sweep, now))
     except Exception as error:
         if is_unavailable(error):
             raise

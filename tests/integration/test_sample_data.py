@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from housekeeping.cli.commands.init import add_sample_rows
+from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
@@ -30,10 +30,10 @@ def trial(settings: Settings, postgres: Database, redis_client: redis.Redis, tmp
 
 
 def test_every_empty_table_gets_a_few_hundred_rows(trial: Settings) -> None:
-    lines = add_sample_rows(trial)
+    rows = add_sample_rows(trial)
 
     assert [model.select().count() for model in MODELS] == [300, 100, 300, 300, 300, 300]
-    assert lines[0] == "table user_statuses: 300 sample rows"
+    assert rows["user_statuses"] == 300
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_a_table_with_rows_is_refused_and_nothing_is_changed(trial: Settings) ->
 
 
 def test_refs_are_left_out_without_repositories(trial: Settings) -> None:
-    lines = add_sample_rows(trial.model_copy(update={"repositories_root": None}))
+    rows = add_sample_rows(trial.model_copy(update={"repositories_root": None}))
 
-    assert [line for line in lines if "batched_git" in line] == []
+    assert [table for table in rows if "batched_git" in table] == []

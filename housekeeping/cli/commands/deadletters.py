@@ -11,7 +11,8 @@ import click
 from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found, requeue
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
 from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, print_table, progress, table
+from housekeeping.cli.formatting import out, progress
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.core.wording import format_duration
 from housekeeping.installation import broker_without_database

@@ -9,7 +9,8 @@ import click
 import redis
 
 from housekeeping.cli.context import load_settings, use_action_log
-from housekeeping.cli.formatting import out, print_table, table
+from housekeeping.cli.formatting import out, say
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis.client import redis_client
 from housekeeping.core.sanitize import in_one_line
@@ -72,12 +73,13 @@ def list_keys(as_json: bool, limit: int) -> None:
         )
     print_table(rows)
     if more:
-        out.print(f"there are more than these {limit:,}; --limit shows more", soft_wrap=True)
+        say(f"there are more than these {limit:,}; --limit shows more")
 
 
 @dedup.command("release", short_help="Release keys, so that their work can be sent again.")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-def release(keys: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the keys as JSON.")
+def release(keys: tuple[str, ...], as_json: bool) -> None:
     """Release each KEY, as `housekeeping dedup list` shows it, so that its work can be sent again.
 
     Use this for a key whose message is gone; without it, the key expires after its ttl. No message is removed. A live
@@ -88,17 +90,26 @@ def release(keys: tuple[str, ...]) -> None:
     """
     client, namespace = _redis()
     names = [key.removeprefix(key_prefix(namespace)) for key in dict.fromkeys(keys)]
+    results = []
     for held in [_held(client, namespace, name) for name in names]:
-        consequence = _CONSEQUENCES.get(held.state, _CONSEQUENCES["waiting"])
-        out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: {_message(held)}; {consequence}", soft_wrap=True)
         with record_action("release_key", held.key, command_line_user()) as outcome:
             released = release_key(client, namespace, held.key)
             outcome.result = "already released by its message" if released is None else f"held by {_message(released)}"
-        if released is None:
-            out.print(f"{in_one_line(held.key, _KEY_WIDTH)}: already released by its message", soft_wrap=True)
-            continue
-        again = "; the requested further run follows when its message ends" if released.again else ""
-        out.print(f"released: {in_one_line(held.key, _KEY_WIDTH)}, held by {_message(released)}{again}", soft_wrap=True)
+        results.append({**(released or held).as_json(), "released": released is not None})
+        if not as_json:
+            _print_release(held, released)
+    if as_json:
+        click.echo(json.dumps({"keys": results}))
+
+
+def _print_release(held: HeldKey, released: HeldKey | None) -> None:
+    key, consequence = in_one_line(held.key, _KEY_WIDTH), _CONSEQUENCES.get(held.state, _CONSEQUENCES["waiting"])
+    say(f"{key}: {_message(held)}; {consequence}")
+    if released is None:
+        say(f"{key}: already released by its message")
+        return
+    again = "; the requested further run follows when its message ends" if released.again else ""
+    say(f"released: {key}, held by {_message(released)}{again}")
 
 
 def _held(client: redis.Redis, namespace: str, key: str) -> HeldKey:

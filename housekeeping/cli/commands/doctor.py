@@ -11,7 +11,7 @@ from peewee import PeeweeException
 from rich.text import Text
 
 from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, progress
+from housekeeping.cli.formatting import out, progress, say
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.settings import Settings
@@ -108,8 +108,8 @@ def _print(findings: list[Finding]) -> None:
             area = each.area
             out.print(area, style="bold")
         label, style = _LABEL[each.level]
-        out.print(Text.assemble("  ", (label, style), printable(f"{each.subject}: {each.text}")), soft_wrap=True)
+        say(Text.assemble("  ", (label, style), printable(f"{each.subject}: {each.text}")))
         if each.way_out and each.level != "fine":
-            out.print(f"          do: {each.way_out}", soft_wrap=True)
+            say(f"          do: {each.way_out}")
     errors, warnings, fine = (sum(each.level == level for each in findings) for level in ("error", "warning", "fine"))
     out.print(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}, {fine} fine")

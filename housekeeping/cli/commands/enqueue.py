@@ -9,6 +9,7 @@ import click
 from dramatiq import Message
 from dramatiq.errors import BrokerConnectionError
 
+from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
@@ -24,7 +25,7 @@ from housekeeping.sweeps.ledger.overrides import override_of
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_worker)
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def enqueue(name: str, argument: str | None, as_json: bool) -> None:

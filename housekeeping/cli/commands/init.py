@@ -1,30 +1,28 @@
-"""``housekeeping init``: create or upgrade the library's own tables, and sample rows for a trial."""
+"""``housekeeping init``: create or upgrade the library's own tables, and those of a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
-from typing import Any, Final
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import click
-from peewee import Model
 
 from housekeeping.cli.context import load_settings
+from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.settings import Settings
-from housekeeping.database.clock_skew import database_now
+from housekeeping.core.wording import counted
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import postgres, tables
 from housekeeping.sweeps.checks.archives import problems_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.history import name_database
 from housekeeping.sweeps.registry import Family, by_database
 from housekeeping.workers import configured_sweeps, families
-from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
-from housekeeping.workers.bulk_imports.states import ImportStatus, SourceType, TrackerStatus
-from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 
 @click.command()
@@ -33,7 +31,8 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 )
 @click.option("--with-sample-data", is_flag=True, help="Also add sample rows to these tables, for a trial.")
 @click.option("--with-archives", is_flag=True, help="Also create the archives of sweeps that move rows to one.")
-def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: what was made, and the statements left to you.")
+def init(with_tables: bool, with_sample_data: bool, with_archives: bool, as_json: bool) -> None:
     """Create or upgrade the library's own tables. Can be repeated safely.
 
     The tables are in the schema "housekeeping", or the one that HOUSEKEEPING_SCHEMA names. The application's tables are
@@ -51,15 +50,54 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     schema.use_database(settings)
+    results: list[dict[str, Any]] = []
     for name, workers in by_database(sweeps.values()).items():
         with database.using(name), translate_postgres_errors():
             by_worker = {each.name: each for each in workers}
-            _init_database(settings, by_worker, with_tables, with_sample_data)
-            _init_archives(by_worker, with_archives)
+            for made in chain(
+                _init_database(settings, by_worker, with_tables, with_sample_data),
+                _init_archives(by_worker, with_archives),
+            ):
+                results.append(name_database(made.as_json(), name))
+                if not as_json:
+                    made.print()
+    if as_json:
+        click.echo(json.dumps(results))
 
 
-def _init_archives(workers: dict[str, Sweep], with_archives: bool) -> None:
-    """Print or execute the statements that create the archives or add missing columns."""
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Result of one part of the command.
+
+    Attributes:
+      kind: ``schema``, ``table``, ``sample rows`` or ``archive``.
+      name: Its name in the database.
+      statements: Statements that are left to the operator.
+      place: Beginning of its line.
+    """
+
+    kind: str
+    name: str
+    result: str
+    statements: Sequence[str] = ()
+    place: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        values = {"kind": self.kind, "name": self.name, "result": self.result}
+        return {**values, "statements": list(self.statements)} if self.statements else values
+
+    def print(self) -> None:
+        if self.statements:
+            click.echo(self.result)
+            for statement in self.statements:
+                click.echo(f"{statement};")
+            return
+        kind = "table" if self.kind == "sample rows" else self.kind
+        click.echo(f"{self.place}{kind} {self.name}: {self.result}")
+
+
+def _init_archives(workers: dict[str, Sweep], with_archives: bool) -> Iterator[_Made]:
+    """Yield the statements that create the archives or add missing columns, or execute them."""
     stages = [stage for each in workers.values() if each.enabled for stage in each.declared_stages()]
     for problem in problems_of(stages):
         if not problem.statements:
@@ -67,17 +105,18 @@ def _init_archives(workers: dict[str, Sweep], with_archives: bool) -> None:
             continue
         if problem.rewrites or not with_archives:
             option = "" if problem.rewrites else "add --with-archives or "
-            click.echo(f"{problem.text}; to correct that, {option}execute:")
-            for statement in problem.statements:
-                click.echo(f"{statement};")
+            text = f"{problem.text}; to correct that, {option}execute:"
+            yield _Made("archive", problem.archive, text, problem.statements)
             continue
         with database.atomic():
             for statement in problem.statements:
                 database.execute_sql(statement.replace("%", "%%"))
-        click.echo(f"archive {problem.archive}: {'created' if problem.is_missing else 'missing columns added'}")
+        yield _Made("archive", problem.archive, "created" if problem.is_missing else "missing columns added")
 
 
-def _init_database(settings: Settings, workers: dict[str, Sweep], with_tables: bool, with_sample_data: bool) -> None:
+def _init_database(
+    settings: Settings, workers: dict[str, Sweep], with_tables: bool, with_sample_data: bool
+) -> Iterator[_Made]:
     """Create the tables in the current database, for its workers."""
     other = postgres.other_server()
     if other is not None:
@@ -85,171 +124,22 @@ def _init_database(settings: Settings, workers: dict[str, Sweep], with_tables: b
     migrations = schema.init()
     result = "up to date" if not migrations else "created" if migrations == len(schema.MIGRATIONS) else "upgraded"
     place = f"database {database.selected}, " if settings.databases else ""
-    click.echo(f"{place}schema {settings.schema_name}: {result}")
+    yield _Made("schema", settings.schema_name, result, place=place)
     found = [family for family in families(settings) if any(sweep.name in workers for sweep in family.sweeps)]
     if with_tables:
         for family in found:
-            _create_tables(family)
+            yield from _create_tables(family)
     if with_sample_data:
-        for line in add_sample_rows(settings, found):
-            click.echo(line)
+        for table, rows in add_sample_rows(settings, found).items():
+            yield _Made("sample rows", table, f"{counted(rows, 'sample row')}")
     for warning in tables.partitions(settings, {name: each for name, each in workers.items() if each.enabled}):
         click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
 
 
-def _create_tables(family: Family) -> None:
+def _create_tables(family: Family) -> Iterator[_Made]:
     for model in family.models.values():
         meta: Any = model._meta
         exists = model.table_exists()
         if not exists:
             database.create_tables([model])
-        click.echo(f"table {meta.table_name}: {'already exists' if exists else 'created'}")
-
-
-ROWS: Final = 300  # in each of the larger tables
-_IMPORTS: Final = ROWS // 3  # each with three entities, and each of these with a tracker
-_MESSAGES: Final = ("On holiday", "In a meeting", "Back soon", "Working from home", "Off sick")
-_JOBS: Final = (("rspec unit", "test"), ("eslint", "lint"), ("compile assets", "build"), ("deploy", "deploy"))
-_STUCK: Final = ("canceling", "running", "scheduled", "pending")
-_ENDED: Final = ("success", "success", "failed", "canceled", "skipped")
-
-Rows = list[dict[str, Any]]
-
-
-def add_sample_rows(settings: Settings, found: Iterable[Family] | None = None) -> list[str]:
-    """Add rows to the empty tables of the built-in families in one transaction, and return a line per table.
-
-    Parameters:
-      found: Families whose tables are in the current database; by default all.
-
-    Git refs are left out if the settings have no folder with repositories.
-
-    Raises:
-      WrongArgument: One of the tables has rows; nothing is changed.
-    """
-    active = {family.name: family for family in (families(settings) if found is None else found)}
-    makers = {name: make for name, make in _MAKERS.items() if name in active}
-    if settings.repositories_root is None:
-        makers.pop("batched_git_ref_updates", None)
-    models = [model for name, family in active.items() if name in makers for model in family.models.values()]
-    with database.atomic():
-        for model in models:
-            if model.select().limit(1).exists():
-                raise WrongArgument(
-                    f"table {_name(model)} already has rows; sample data is only for empty tables, and none was added"
-                )
-        now = database_now()
-        for make in makers.values():
-            make(now)
-    return [f"table {_name(model)}: {model.select().count():,} sample rows" for model in models]
-
-
-def _user_statuses(now: datetime) -> None:
-    due, later = ROWS * 2 // 3, ROWS // 4
-    times = [
-        *(now - timedelta(days=2) * (number / due) for number in range(1, due + 1)),
-        *(now + timedelta(minutes=number) for number in range(1, later + 1)),
-        *([None] * (ROWS - due - later)),
-    ]
-    rows: Rows = [
-        {"user_id": number, "emoji": "calendar", "message": _of(_MESSAGES, number), "clear_status_at": at}
-        for number, at in enumerate(times, 1)
-    ]
-    UserStatus.insert_many(rows).execute()
-
-
-def _bulk_imports(now: datetime) -> None:
-    """Add imports with entities and trackers; every fifth has been stuck for over a day."""
-    imports: Rows = []
-    for number in range(_IMPORTS):
-        at = now - (timedelta(hours=25 + number) if number % 5 == 0 else timedelta(minutes=5 * number))
-        status = "STARTED" if number % 5 == 0 else _of(("STARTED", "FINISHED", "FINISHED", "FAILED"), number)
-        imports.append({"user_id": 1 + number % 40, "source_type": 0, "status": ImportStatus[status], **_times(at)})
-    entities: Rows = []
-    for import_id, row in zip(_insert(BulkImport, imports), imports, strict=True):
-        for number in range(3):
-            entities.append(
-                {
-                    "bulk_import": import_id,
-                    "namespace_id": None if number else import_id,
-                    "project_id": 3 * import_id + number if number else None,
-                    "source_type": SourceType.PROJECT_ENTITY if number else SourceType.GROUP_ENTITY,
-                    "source_full_path": f"acme/team-{import_id}" + (f"/project-{number}" if number else ""),
-                    "destination_name": f"team-{import_id}",
-                    "destination_namespace": "moved",
-                    "status": row["status"],
-                    **_times(row["updated_at"]),
-                }
-            )
-    trackers: Rows = [
-        {
-            "bulk_import_entity": entity_id,
-            "relation": "members",
-            "status": TrackerStatus[row["status"].name],
-            **_times(row["updated_at"]),
-        }
-        for entity_id, row in zip(_insert(BulkImportEntity, entities), entities, strict=True)
-    ]
-    _insert(BulkImportTracker, trackers)
-
-
-def _deletions(now: datetime) -> None:
-    rows: Rows = [
-        {"project_id": 1 + number % 10, "ref": f"refs/heads/fix-{number:03}", **_times(now)} for number in range(ROWS)
-    ]
-    _insert(Deletion, rows)
-
-
-def _ci_builds(now: datetime) -> None:
-    """Add builds; a third is stuck, a sixth is running, the rest has ended."""
-    rows: Rows = []
-    for number in range(ROWS):
-        ended, stuck = number % 2 == 0, number % 6 in (1, 3)
-        began = now - (timedelta(hours=26, seconds=10 * number) if stuck or ended else timedelta(seconds=number))
-        name, stage = _of(_JOBS, number)
-        status = _of(_ENDED, number // 2) if ended else _of(_STUCK, number // 6)
-        rows.append(
-            {
-                "type": "Ci::Build",
-                "status": status,
-                **_times(began),
-                "finished_at": began + timedelta(minutes=9) if ended else None,
-                "scheduled_at": began + timedelta(minutes=10) if status == "scheduled" else None,
-                "project_id": 1 + number % 40,
-                "runner_id": 1 + number % 12,
-                "name": name,
-                "stage": stage,
-                "commit_id": 1 + number // 5,
-                "failure_reason": 1 if status == "failed" else None,
-                "lock_version": number % 6,
-            }
-        )
-    _insert(Build, rows)
-
-
-#: Family -> function that fills its tables.
-_MAKERS: Final[dict[str, Callable[[datetime], None]]] = {
-    "user_status_cleanup": _user_statuses,
-    "bulk_imports": _bulk_imports,
-    "batched_git_ref_updates": _deletions,
-    "ci_stuck_builds": _ci_builds,
-}
-
-
-def _insert(model: type[Model], rows: Rows) -> list[int]:
-    """Insert the rows and return their ids in the same order."""
-    inserted: Any = model.insert_many(rows).returning(model._meta.primary_key).tuples().execute()
-    return sorted(number for (number,) in inserted)
-
-
-def _times(at: datetime) -> dict[str, datetime]:
-    return {"created_at": at, "updated_at": at}
-
-
-def _of(choices: Sequence[Any], number: int) -> Any:
-    return choices[number % len(choices)]
-
-
-def _name(model: type[Model]) -> str:
-    meta: Any = model._meta
-    return str(meta.table_name)
+        yield _Made("table", meta.table_name, "already exists" if exists else "created")

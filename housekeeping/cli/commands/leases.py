@@ -9,7 +9,8 @@ import click
 import redis
 
 from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, print_table, table
+from housekeeping.cli.formatting import out, say
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.redis.client import redis_client
 from housekeeping.core.sanitize import in_one_line
@@ -50,7 +51,7 @@ def list_leases(as_json: bool) -> None:
         click.echo(json.dumps({"leases": [each.as_json() for each in held], "redis": unreachable or "ok"}))
         return
     if unreachable:
-        out.print(f"{unreachable}; showing the leases that the database knows", style="yellow", soft_wrap=True)
+        say(f"{unreachable}; showing the leases that the database knows", style="yellow")
     if not held:
         out.print("no open run holds a lease" if unreachable else "no leases are held")
         return
@@ -69,7 +70,8 @@ def list_leases(as_json: bool) -> None:
 
 @leases.command("release", short_help="Release a lease that a hanging process holds.")
 @click.argument("key")
-def release(key: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the released lease as JSON.")
+def release(key: str, as_json: bool) -> None:
     """Release the lease KEY, so that the next run can start.
 
     The holder is fenced off first: if it is still alive, it cannot commit to the database any more. Its run ends as
@@ -80,7 +82,10 @@ def release(key: str) -> None:
     with record_action("release_lease", key, command_line_user()) as outcome:
         released = release_lease(client, namespace, key)
         outcome.result = f"released, held by {_holder(released)}"
-    out.print(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(released)}", soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps(released.as_json()))
+    else:
+        say(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(released)}")
     if released.epoch is None:
         click.echo(
             "housekeeping: its holder has no epoch and cannot be fenced off: it may write until it notices the loss",

@@ -12,11 +12,14 @@ import click
 from peewee import PeeweeException
 
 from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, print_table, progress, table
+from housekeeping.cli.formatting import progress, say
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.wording import format_duration
 from housekeeping.database.connection import database
+from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.presentation.formatting import format_time
-from housekeeping.sweeps.declaration import SetupProblem
+from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.family_setup import by_problem, problems_of
 from housekeeping.sweeps.insight.state import next_tick, state_of
 from housekeeping.sweeps.ledger.history import name_database
@@ -43,9 +46,10 @@ def list_workers(as_json: bool) -> None:
         use_database(settings)
         for database_name, workers in by_database(sweeps.values()).items():
             with progress("reading overrides"), suppress(PeeweeException), database.using(database_name):
-                problems |= problems_of(workers)
-                current_overrides |= overrides()
-                known.add(database_name)
+                examined = _add_problems(workers, problems)
+                with time_limit(STATEMENT_TIME, LOCK_TIME):
+                    current_overrides |= overrides()
+                known |= examined
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
@@ -60,7 +64,7 @@ def list_workers(as_json: bool) -> None:
                     "next_tick": None if problem else next_tick(sweep, now, settings.timezone, override),
                     "batch_size": sweep.batch_size,
                     "max_runtime_s": sweep.max_runtime.total_seconds(),
-                    "state": "unknown" if sweep.database not in known and state == "on" else state,
+                    "state": "unknown" if name not in known and state == "on" else state,
                     "not_set_up": problem.text if problem else None,
                 },
                 sweep.database,
@@ -87,7 +91,25 @@ def list_workers(as_json: bool) -> None:
     print_not_set_up(problems)
 
 
+def _add_problems(workers: list[Sweep], problems: dict[str, SetupProblem]) -> set[str]:
+    """Add why workers are not set up. Return the names of those that could be examined; one that fails hides no other.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    examined = set()
+    for sweep in workers:
+        try:
+            with time_limit(STATEMENT_TIME, LOCK_TIME):
+                problems |= problems_of([sweep])
+            examined.add(sweep.name)
+        except PeeweeException as error:
+            if is_unavailable(error):
+                raise
+    return examined
+
+
 def print_not_set_up(problems: Mapping[str, SetupProblem]) -> None:
     """Print a line for each family that is not set up, with its workers and the reason."""
     for problem, workers in by_problem(problems).items():
-        out.print(f"not set up: {problem.family} ({', '.join(workers)}): {problem.text}", soft_wrap=True, style="dim")
+        say(f"not set up: {problem.family} ({', '.join(workers)}): {problem.text}", style="dim")

@@ -9,9 +9,10 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
-from housekeeping.cli.commands.status import clock_line
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.formatting import out, print_table, progress, table
+from housekeeping.cli.formatting import progress, say
+from housekeeping.cli.status_output import clock_line
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_age
@@ -45,9 +46,9 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
         return
     print_plan(planned)
     if planned.clock_skew is not None and planned.clock_skew.exceeded:
-        out.print(clock_line(planned.clock_skew), soft_wrap=True)
+        say(clock_line(planned.clock_skew))
     if planned.unconfirmed is not None:
-        out.print(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"), soft_wrap=True)
+        say(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"))
 
 
 def print_plan(planned: Plan) -> None:
@@ -64,7 +65,7 @@ def print_plan(planned: Plan) -> None:
         if each.samples:
             of = "" if each.name in ("rows", "partitions") else f" of {each.name}"
             # As a title of the table it would be wrapped to the table's width.
-            out.print(Text.assemble("\n", (f"{each.title}{of}", "bold")), soft_wrap=True)
+            say(Text.assemble("\n", (f"{each.title}{of}", "bold")))
             samples = table(*each.samples[0])
             for row in each.samples:
                 samples.add_row(
@@ -72,11 +73,11 @@ def print_plan(planned: Plan) -> None:
                 )
             print_table(samples)
     for warning in planned.warnings:
-        out.print(printable(f"\nwarning: {warning}"), soft_wrap=True, markup=False)
+        say(printable(f"\nwarning: {warning}"))
     for reference in planned.references:
-        out.print(printable(f"\n{reference.level}: {reference.text}"), soft_wrap=True, markup=False)
+        say(printable(f"\n{reference.level}: {reference.text}"))
         if reference.way_out is not None:
-            out.print(printable(f"do: {reference.way_out}"), soft_wrap=True, markup=False)
+            say(printable(f"do: {reference.way_out}"))
 
 
 def _duration(planned: Plan, stale: Backlog) -> str:

@@ -15,7 +15,7 @@ from housekeeping.cli.commands.run import exit_with_error, print_result, report_
 from housekeeping.cli.commands.runs import using_database_of
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.foreground import end_process
-from housekeeping.cli.formatting import out, progress
+from housekeeping.cli.formatting import out, progress, say
 from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.sanitize import printable
 from housekeeping.core.settings import MAIN
@@ -160,9 +160,9 @@ def _print(planned: PurgePlan) -> None:
     print_plan(planned.plan)
     out.print()
     for label, text in (("index", planned.index_in_words), ("statement", planned.statement)):
-        out.print(Text.assemble((f"{label}: ", "bold"), printable(text)), soft_wrap=True)
+        say(Text.assemble((f"{label}: ", "bold"), printable(text)))
     if planned.request.max_rows is not None:
-        out.print(f"at most {planned.request.max_rows:,} of these rows are deleted", soft_wrap=True)
+        say(f"at most {planned.request.max_rows:,} of these rows are deleted")
 
 
 def _confirm(planned: PurgePlan) -> None:

@@ -14,7 +14,8 @@ from dramatiq.middleware import Shutdown
 
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import Abandoned, Foreground, close_run, end_process
-from housekeeping.cli.formatting import print_table, progress, table
+from housekeeping.cli.formatting import progress
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.telemetry import error_reporting

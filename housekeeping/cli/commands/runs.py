@@ -11,8 +11,10 @@ from typing import Any, Final, get_args
 import click
 from rich.table import Table
 
+from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.formatting import fit_name, out, print_table, progress, table
+from housekeeping.cli.formatting import fit_name, out, progress, say
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
@@ -34,7 +36,7 @@ _REASON_WIDTH: Final = 60  # characters in the list; the details and --json have
 
 
 @click.command()
-@click.argument("which", metavar="[NAME|ID]", required=False)
+@click.argument("which", metavar="[NAME|ID]", required=False, shell_complete=complete_worker)
 @click.option("--since", help="Only runs that started since: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
 @click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs with this outcome.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Maximum number of runs.")
@@ -79,11 +81,11 @@ def runs(
     if as_json:
         click.echo(json.dumps({"runs": [each.as_json() for each in found], "more": more}))
     elif not found:
-        out.print("no runs match" if since or outcome or before else "no runs yet", soft_wrap=True)
+        say("no runs match" if since or outcome or before else "no runs yet")
     else:
         _print_list(found, sweeps, now)
         if more:
-            out.print(f"\nolder runs: add --before {found[-1].label}; one run: housekeeping runs ID", soft_wrap=True)
+            say(f"\nolder runs: add --before {found[-1].label}; one run: housekeeping runs ID")
 
 
 def _recent(names: list[str], since: str | None, *, limit: int, **conditions: Any) -> tuple[datetime, list[RunRecord]]:
@@ -175,7 +177,7 @@ def _print_run(
         attempts = [each.run_id for each in answer.attempts]
         click.echo(json.dumps({**record.as_json(), **explained, "attempts": attempts}))
         return
-    out.print(f"run {record.label} of {record.worker}: {outcome_of(record)}", soft_wrap=True, style="bold")
+    say(f"run {record.label} of {record.worker}: {outcome_of(record)}", style="bold")
     print_explanation(answer)
     out.print()
     print_table(_details(record, sweep, now))
@@ -188,7 +190,7 @@ def print_explanation(answer: Explanation) -> None:
     """Print what started a run, how it ended and what follows."""
     for label, text in (("started", answer.origin), ("result", answer.meaning), ("next", answer.next_step)):
         if text:
-            out.print(f"{label}: {text}", soft_wrap=True)
+            say(f"{label}: {text}")
 
 
 def _details(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:

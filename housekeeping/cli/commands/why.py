@@ -11,8 +11,10 @@ import click
 
 from housekeeping.brokers.queues import queue_lengths
 from housekeeping.cli.commands.runs import attempts_table, print_explanation, run_with, using_database_of
+from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.formatting import out, print_table, progress
+from housekeeping.cli.formatting import out, progress, say
+from housekeeping.cli.tables import print_table
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable, WrongArgument
 from housekeeping.core.redis.client import redis_client, translate_redis_errors
 from housekeeping.core.settings import MAIN, Settings
@@ -35,7 +37,7 @@ _REMEMBERED: Final = timedelta(hours=24)
 
 
 @click.command()
-@click.argument("name", metavar="NAME|RUN_ID")
+@click.argument("name", metavar="NAME|RUN_ID", shell_complete=complete_worker)
 @click.argument("tick", metavar="[TICK|RUN_ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def why(name: str, tick: str | None, as_json: bool) -> None:
@@ -124,15 +126,15 @@ def _messages(settings: Settings, queue: str) -> int:
 def _print(answer: Explanation, sweep: Sweep | None, now: datetime) -> None:
     subject = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
     subject = subject if answer.run_id is None else f", run {run_label(answer.run_id, answer.database)}"
-    out.print(f"{answer.worker}{subject}: {answer.outcome}", soft_wrap=True, style="bold")
+    say(f"{answer.worker}{subject}: {answer.outcome}", style="bold")
     if answer.run_id is None:
-        out.print(answer.meaning, soft_wrap=True)
+        say(answer.meaning)
     else:
         print_explanation(answer)
     if answer.newer_run is not None:
-        out.print(_describe_newer_run(answer.worker, answer.newer_run, now), soft_wrap=True)
+        say(_describe_newer_run(answer.worker, answer.newer_run, now))
     if answer.queued is not None:
-        out.print(answer.queued, soft_wrap=True)
+        say(answer.queued)
     if answer.attempts:
         out.print()
         print_table(attempts_table(answer, sweep))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
 from peewee import fn
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
-from housekeeping.database.time_limit import time_limit
+from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
@@ -37,11 +37,6 @@ from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import STOPPED
 from housekeeping.sweeps.stages.stage import Backlog, as_cursor
-
-#: A page and a command show many workers, and one of them must not delay the others. A bounded count by an index takes
-#: milliseconds; a table that is locked for longer is locked by a person or a migration.
-_COUNT_TIME: Final = timedelta(seconds=2)
-_LOCK_TIME: Final = timedelta(seconds=0.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +140,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True)
         if not count:
             raise TimeoutError("the other workers' tables took too long")
         limit = sweep.alerts.backlog or DEFAULT_COUNT_LIMIT
-        with time_limit(_COUNT_TIME, _LOCK_TIME):
+        with time_limit(STATEMENT_TIME, LOCK_TIME):
             waiting = backlog(sweep, now, limit)
             first = oldest(sweep, now)
             on_hold = held(sweep, now, limit)

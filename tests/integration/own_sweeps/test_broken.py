@@ -13,7 +13,7 @@ import redis
 from peewee import BigAutoField, DateTimeField, fn
 from rich.console import Console
 
-from housekeeping.cli.commands.status import workers_table
+from housekeeping.cli.status_output import workers_table
 from housekeeping.core.errors import DeclarationError, SchemaMissing
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database

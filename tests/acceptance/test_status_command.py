@@ -1,0 +1,133 @@
+"""The command ``status`` for one worker, for scripts and in a loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.conftest import Command
+
+#: Starts many processes.
+pytestmark = pytest.mark.slow
+
+WORKER = "user_status_cleanup.batch"
+OTHER = "ci.stuck_jobs"
+
+
+def test_status_of_one_worker_leaves_the_others_out(command: Command, add: Callable[[int], None]) -> None:
+    add(3)
+
+    shown, found = command("status", WORKER), json.loads(command("status", WORKER, "--json").stdout)
+
+    assert [each["worker"] for each in found["workers"]] == [WORKER]
+    assert list(found["queues"]) == ["cronjob"]
+    assert (WORKER in shown.stdout, OTHER in shown.stdout) == (True, False)
+
+
+def test_status_of_an_unknown_worker_is_an_error(command: Command, made: None) -> None:
+    finished = command("status", "user_status_cleanup.bach")
+
+    assert (finished.returncode, f"did you mean {WORKER}?" in finished.stderr) == (2, True)
+
+
+def test_alert_fails_the_command_only_when_asked(command: Command, made: None) -> None:
+    asked, plain = command("status", WORKER, "--fail-on-alert"), command("status", WORKER)
+
+    assert (asked.returncode, plain.returncode, asked.stderr) == (1, 0, "")
+    assert "no worker has sent a heartbeat yet" in asked.stdout and "no worker has sent a heartbeat yet" in plain.stdout
+
+
+def test_watch_prints_an_object_per_line(
+    environment: dict[str, str], add: Callable[[int], None], tmp_path: Path
+) -> None:
+    words = ["status", WORKER, "--watch", "--interval", "0.1", "--json"]
+    with _started(words, environment, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as watching:
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        add(3)
+        backlogs = (json.loads(line)["workers"][0]["backlog"] for line in watching.stdout)
+        seen = next(backlog for backlog in backlogs if backlog)
+        watching.send_signal(signal.SIGINT)
+
+    assert (first["workers"][0]["backlog"], seen) == (0, 3)
+    assert watching.wait(60) == 130
+
+
+def test_watch_ends_at_the_first_alert_when_asked(command: Command, made: None) -> None:
+    finished = command("status", "--watch", "--interval", "0.1", "--fail-on-alert")
+
+    assert (finished.returncode, finished.stdout.count("Ctrl-C ends")) == (1, 1)
+
+
+def test_watch_redraws_the_terminal_until_ctrl_c(environment: dict[str, str], made: None, tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    words = ["status", WORKER, "--watch", "--interval", "0.1"]
+    with _started(words, environment | {"TERM": "xterm"}, tmp_path, stdout=terminal, stderr=terminal) as watching:
+        os.close(terminal)
+        shown = b""
+        while shown.count(b"Ctrl-C ends") < 2:
+            shown += os.read(controller, 4096)
+        watching.send_signal(signal.SIGINT)
+        watching.wait(60)
+
+    assert watching.returncode == 130
+    assert b"\x1b[2J" in shown and b"Traceback" not in shown
+
+
+def test_watch_without_a_database_at_its_start_fails(environment: dict[str, str], made: None, tmp_path: Path) -> None:
+    away = environment | {"HOUSEKEEPING_DATABASE_URL": "postgresql://localhost:1/db"}
+    words = ["status", "--watch", "--interval", "0.1", "--fail-on-alert", "--json"]
+
+    finished = subprocess.run(
+        [sys.executable, "-m", "housekeeping", *words],
+        env=away,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert finished.returncode == 1
+    assert "PostgreSQL did not answer" in finished.stdout + finished.stderr
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colors_need_a_terminal_and_no_no_color(
+    environment: dict[str, str], command: Command, add: Callable[[int], None], tmp_path: Path, no_color: bool
+) -> None:
+    add(10_001)
+    controller, terminal = pty.openpty()
+    given = environment | {"TERM": "xterm-256color"} | ({"NO_COLOR": "1"} if no_color else {})
+    with _started(["status"], given, tmp_path, stdout=terminal) as showing:
+        os.close(terminal)
+        shown = b""
+        while piece := _read(controller):
+            shown += piece
+        showing.wait(60)
+    piped = command("status").stdout
+
+    red = b"\x1b[1;31m"
+    assert (red in shown) == (not no_color)
+    assert "ALERT" in piped and "\x1b" not in piped
+
+
+def _started(words: list[str], environment: dict[str, str], folder: Path, **streams: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "housekeeping", *words], env=environment, cwd=folder, text=True, **streams
+    )
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux reports a closed terminal in this way
+        return b""

@@ -1,0 +1,53 @@
+"""Help texts of all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from housekeeping.cli.main import LazyCommand, main
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command and group."""
+    yield path
+    for name in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), name)
+        command = found.load() if isinstance(found, LazyCommand) else found
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+#: Commands that change the application, the library's tables or the servers.
+CHANGING = [
+    ("init",),
+    ("run",),
+    ("purge",),
+    ("enqueue",),
+    ("pause",),
+    ("narrow",),
+    ("resume",),
+    ("restore",),
+    ("leases", "release"),
+    ("dedup", "release"),
+]
+
+
+@pytest.mark.parametrize("words", list(commands(main)), ids=" ".join)
+def test_help_fits_80_columns(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output
+
+    assert shown.startswith("Usage: ")
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("words", CHANGING, ids=" ".join)
+def test_command_that_changes_something_prints_json(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output
+
+    assert "  --json " in shown
