@@ -1,41 +1,22 @@
-"""Lines and progress on the terminal. `tables` has the tables."""
+"""Lines and progress on the terminal. `tables` has the tables, `console` the console of both."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
+from housekeeping.cli.console import NO_LIMIT
+from housekeeping.cli.console import out as out
+from housekeeping.cli.tables import print_table as print_table
+from housekeeping.cli.tables import table as table
 from housekeeping.core.sanitize import printable
 
-#: Width without a terminal: output to a file or a program is not wrapped.
-_NO_LIMIT: Final = 1000
 _INDENT: Final = "  "  # of a line's continuation
-
-
-class _SafeConsole(Console):
-    """Console that prints control characters from databases and messages as visible escapes."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(printable(text), **options)
-
-
-def _console(width: int | None) -> Console:
-    # Values from databases and error texts contain brackets, which are not markup.
-    return _SafeConsole(width=width, highlight=False, markup=False, emoji=False)
-
-
-#: Output for people. Logs and progress go to stderr. `sys.stdout` is `None` if the process started with it closed.
-#: Colors need a terminal, and no environment variable NO_COLOR.
-out: Final = _console(
-    None if (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ else _NO_LIMIT
-)
 
 #: A command to type, or a word.
 _UNIT: Final = re.compile(r"housekeeping(?: [\w./:=*@<>-]+)+\S*|\S+")
@@ -47,7 +28,7 @@ def say(line: str | Text, style: str = "") -> None:
     Text that is copied from the terminal must not contain the first half of a command followed by a line break.
     """
     text = line if isinstance(line, Text) else Text(printable(line), style)
-    if out.width >= _NO_LIMIT:
+    if out.width >= NO_LIMIT:
         out.print(text, soft_wrap=True)
         return
     for paragraph in text.split("\n"):

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from housekeeping.cli.formatting import out
+from housekeeping.cli.console import out
 
 _GAP: Final = 2  # spaces between columns
 _INDENT: Final = 2  # spaces before the values below a row's name

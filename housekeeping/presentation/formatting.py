@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.wording import counted, format_duration
+from housekeeping.sweeps.ledger.overrides import describe_override as describe_override
 from housekeeping.sweeps.ledger.runs import PURGE
+from housekeeping.sweeps.stages.stage import Backlog
 
 if TYPE_CHECKING:
     from housekeeping.brokers.dead_letters import Requeued
     from housekeeping.sweeps.insight.run_progress import Progress
     from housekeeping.sweeps.insight.status import WorkerStatus
-    from housekeeping.sweeps.ledger.overrides import Override
 
 
 _DETAIL_WIDTH: Final = 200  # characters
@@ -61,23 +62,12 @@ def _done_of_total(progress: Progress) -> str:
     # More rows may become stale during the run.
     total = replace(progress.total, rows=max(progress.total.rows, progress.done))
     share = "" if progress.share is None else f" ({int(100 * progress.share)} %)"
-    return f"{progress.done:,} of {total} rows{share}"
+    return f"{progress.done:,} of {total} {'row' if total == Backlog(1) else 'rows'}{share}"
 
 
 def format_time(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """Return a time in UTC, to the second by default, or ``-`` for `None`."""
     return "-" if value is None else value.strftime(form)
-
-
-def describe_override(override: Override) -> str:
-    """Return which override is in force, until when and why."""
-    limits = [
-        *([f"{counted(override.batch_size, 'record')} a batch"] if override.batch_size else []),
-        *([f"{format_duration(override.max_runtime.total_seconds())} a run"] if override.max_runtime else []),
-    ]
-    state = f"narrowed to {' and '.join(limits)}" if limits else override.state
-    ends = f"until {format_time(override.until)} UTC" if override.until else "until it is resumed"
-    return f"{override.worker} is {state} {ends}" + (f": {override.reason}" if override.reason else "")
 
 
 def describe_requeue(result: Requeued) -> str:

@@ -96,7 +96,7 @@ def plan_purge(request: PurgeRequest, sweep: Sweep, *, force: bool = False) -> P
         _refuse_large_table(request, sweep, stage)
     indexes = dict.fromkeys(node["Index Name"] for node in nodes if "Index Name" in node)
     try:
-        planned = plan_of_sweep(sweep)
+        planned = plan_of_sweep(sweep, force=force, confirmed=True)
     except (PeeweeException, HousekeepingError) as error:
         if sqlstate(error.__cause__ or error) != _TIMED_OUT:
             raise

@@ -8,6 +8,7 @@ from typing import Final
 
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.settings import MAIN
+from housekeeping.core.wording import counted
 from housekeeping.sweeps.ledger import history, run_queries, run_start
 from housekeeping.sweeps.ledger.history import RunRecord
 from housekeeping.sweeps.ledger.runs import PURGE, SILENCE, Counts
@@ -76,7 +77,7 @@ def request_of(run_id: int) -> PurgeRequest:
         return replace(request, resumes=run_id)
     left = request.max_rows - int(record.counts.get("deleted_rows") or 0)
     if left <= 0:
-        raise WrongArgument(f"run {record.label} has deleted the {request.max_rows:,} rows of its --max-rows")
+        raise WrongArgument(f"run {record.label} has deleted {counted(request.max_rows, 'row')}, all of its --max-rows")
     return replace(request, resumes=run_id, max_rows=left)
 
 

@@ -158,7 +158,9 @@ class _Trials:
         (name, number), *_ = self.counts.items()
         changed = self.tables.changed_rows("at_first", self.sweep.model, self.ignoring)
         if number != changed:
-            raise AssertionError(f"{self.sweep.name}: {name} is {number} in the ledger, but {changed} rows changed")
+            raise AssertionError(
+                f"{self.sweep.name}: {name} is {number} in the ledger, but {counted(changed, 'row')} changed"
+            )
 
     def _run_killed_at(self, point: int | None) -> Ended:
         """Kill a run at this point, or never, and let its message be delivered again until nothing is left to do."""

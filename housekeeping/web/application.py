@@ -139,7 +139,7 @@ def _add_plans(app: Flask, snapshots: SnapshotCache) -> None:
             abort(503, "another plan is being computed; reload this page in a moment")
         try:
             with translate_table_errors(sweep):
-                planned = make_plan(sweep, argument, limit=_COUNTED)
+                planned = make_plan(sweep, argument, limit=_COUNTED, zone=snapshots.settings.timezone)
         finally:
             counting.release()
         return render_template("plan.html", sweep=sweep, plan=planned, argument=argument)

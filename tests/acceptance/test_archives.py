@@ -123,9 +123,9 @@ def test_plan_warns_of_a_missing_archive(housekeeping: Housekeeping) -> None:
     planned = json.loads(housekeeping("plan", SWEEP, "--json").stdout)
 
     assert planned["stale_rows"] == 8
-    assert planned["warnings"] == [
-        'a run fails: archive "old_sessions" is missing; create it: housekeeping init --with-archives'
-    ]
+    text = 'archive "old_sessions" is missing; create it: housekeeping init --with-archives'
+    assert (planned["outcome"], planned["reason"]) == ("failed", "archive")
+    assert {"check": "archive", "effect": "fails", "text": text} in planned["checks"]
 
 
 def test_companion_is_listed_and_runs(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:

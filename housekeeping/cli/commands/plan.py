@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import click
 from rich.text import Text
 
+from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.formatting import progress, say
-from housekeeping.cli.status_output import clock_line
+from housekeeping.cli.formatting import out, progress, say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_age
 from housekeeping.presentation.workers import find_worker, parse_argument, translate_table_errors
+from housekeeping.sweeps.insight.forecast import Check
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.stages.stage import Backlog
 
 _SAMPLE_WIDTH: Final = 100  # characters of a value; --json has all of it
+_STYLES: Final = {"fails": "bold red", "none": "dim"} | dict.fromkeys(
+    ("alerts", "slows", "ends_early", "skips", "unknown"), "yellow"
+)
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_worker)
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(name: str, argument: str | None, as_json: bool) -> None:
@@ -33,22 +38,26 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
 
     The counts come from the run's own query, in one read-only snapshot. DURATION is an estimate from the worker's last
     runs, summed over all runs that the work needs; it is unknown without a history. HELD is the number of stale rows
-    that stay because the worker's hold applies to them; only workers with a hold have the column. Works before
-    "housekeeping init", too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
+    that stay because the worker's hold applies to them; only workers with a hold have the column.
+
+    Below, the plan shows what the checks before the first batch would do to the run: a pause or lower limits (switch),
+    a lease that another run holds, the clocks, a first run without a confirmation, the breaker, the throttle, and when
+    the schedule starts the next run.
+
+    Works before "housekeeping init", too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
     """
-    _, sweeps = load_workers(with_schema=False)
+    settings, sweeps = load_workers(with_schema=False)
     sweep = find_worker(sweeps, name)
     run_argument = parse_argument(sweep, argument)
     with translate_table_errors(sweep), progress(f"{name}: counting"):
-        planned = make_plan(sweep, run_argument)
+        planned = make_plan(sweep, run_argument, zone=settings.timezone)
     if as_json:
         click.echo(json.dumps(planned.as_json()))
         return
     print_plan(planned)
-    if planned.clock_skew is not None and planned.clock_skew.exceeded:
-        say(clock_line(planned.clock_skew))
-    if planned.unconfirmed is not None:
-        say(Text.assemble("\n", ("SKIPPED UNTIL CONFIRMED", "yellow"), f" {planned.unconfirmed}"))
+    out.print()
+    out.print(planned.forecast.in_words, style="bold")
+    print_checks(planned.forecast.checks)
 
 
 def print_plan(planned: Plan) -> None:
@@ -78,6 +87,15 @@ def print_plan(planned: Plan) -> None:
         say(printable(f"\n{reference.level}: {reference.text}"))
         if reference.way_out is not None:
             say(printable(f"do: {reference.way_out}"))
+
+
+def print_checks(checks: Sequence[Check]) -> None:
+    """Print what each check would do to the run."""
+    rows = table("CHECK", "EFFECT", "FOUND")
+    for each in checks:
+        style = _STYLES.get(each.effect, "")
+        rows.add_row(each.name, Text(each.effect.replace("_", " "), style), printable(each.text))
+    print_table(rows)
 
 
 def _duration(planned: Plan, stale: Backlog) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
-from housekeeping.cli.commands.plan import print_plan
+from housekeeping.cli.commands.plan import print_checks, print_plan
 from housekeeping.cli.commands.run import exit_with_error, print_result, report_interruption, run_in_foreground
 from housekeeping.cli.commands.runs import using_database_of
 from housekeeping.cli.context import load_settings
@@ -20,6 +20,7 @@ from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.sanitize import printable
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import error_reporting
+from housekeeping.core.wording import counted
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.purge.plan import PurgePlan, plan_purge
 from housekeeping.purge.request import BATCH_SIZE, PurgeRequest, request_of
@@ -144,8 +145,8 @@ def _show(planned: PurgePlan, as_json: bool) -> None:
         return
     result = {
         "worker": planned.request.worker,
-        "outcome": "done",
-        "reason": None if planned.plan.stale.exact else "counted_up_to_limit",
+        "outcome": planned.plan.forecast.outcome,
+        "reason": planned.plan.forecast.reason or (None if planned.plan.stale.exact else "counted_up_to_limit"),
         "run_id": None,
         "started_at": planned.plan.now.isoformat(),
         "duration_s": 0.0,
@@ -159,6 +160,9 @@ def _show(planned: PurgePlan, as_json: bool) -> None:
 def _print(planned: PurgePlan) -> None:
     print_plan(planned.plan)
     out.print()
+    if planned.plan.forecast.notable:
+        print_checks(planned.plan.forecast.notable)
+        out.print()
     for label, text in (("index", planned.index_in_words), ("statement", planned.statement)):
         say(Text.assemble((f"{label}: ", "bold"), printable(text)))
     if planned.request.max_rows is not None:
@@ -167,9 +171,9 @@ def _print(planned: PurgePlan) -> None:
 
 def _confirm(planned: PurgePlan) -> None:
     exact = planned.plan.stale.exact or planned.request.max_rows is not None
-    rows = f"{planned.rows:,}" if exact else str(planned.plan.stale)
+    rows = counted(planned.rows, "row") if exact else f"{planned.plan.stale} rows"
     try:
-        confirmed = click.confirm(f"Delete {rows} rows of {planned.request.table}?", err=True)
+        confirmed = click.confirm(f"Delete {rows} of {planned.request.table}?", err=True)
     except click.Abort:
         click.echo(err=True)
         if sys.stdin is None or not sys.stdin.isatty():

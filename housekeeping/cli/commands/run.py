@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import click
 from dramatiq.middleware import Shutdown
 
+from housekeeping.cli.commands.plan import print_checks
+from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import Abandoned, Foreground, close_run, end_process
 from housekeeping.cli.formatting import progress
@@ -26,6 +28,7 @@ from housekeeping.presentation.workers import find_worker, missing_table_error, 
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.insight.plan import DryRun
 from housekeeping.sweeps.insight.plan import dry_run as make_dry_run
 from housekeeping.sweeps.insight.run_progress import count_left, progress_of
 from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
@@ -36,7 +39,7 @@ from housekeeping.sweeps.stages.stage import Backlog
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_worker)
 @click.argument("argument", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result object, and nothing else, on stdout.")
 @click.option("--dry-run", is_flag=True, help="Count what would be done, and change nothing.")
@@ -58,6 +61,9 @@ def run(
 
     On a terminal, a line shows the processed rows and their total, the rows per second and the time left.
 
+    With --dry-run, outcome and reason are those that the run would have, as far as its checks decide them. The counts
+    are those of a run that nothing stops or limits. "checks" in --json are those of "housekeeping plan".
+
     The run has the limits of a scheduled run and is recorded in the ledger. Logs go to stderr. "housekeeping list"
     shows the names.
 
@@ -74,8 +80,8 @@ def run(
     A run does not start if this machine's clock is over a minute from the database's. --force overrides that, too: the
     database's clock decides which rows are stale.
 
-    Exit status: 0 if the outcome is done, partial or skipped, also after Ctrl-C; 1 if it failed; 130 after a second
-    Ctrl-C (143 after a second SIGTERM), or if the run's end could not be recorded.
+    Exit status: 0 if the outcome is done, partial or skipped, also after Ctrl-C; 1 if it failed, or would fail; 130
+    after a second Ctrl-C (143 after a second SIGTERM), or if the run's end could not be recorded.
     """
     settings, sweeps = load_workers(with_schema=False)
     sweep = find_worker(sweeps, name)
@@ -83,13 +89,17 @@ def run(
         error_reporting.report_to_sentry(settings.sentry_dsn)
     run_argument = parse_argument(sweep, argument)
     result, ended = (
-        (_dry_run(sweep, run_argument), True) if dry_run else _run(sweep, run_argument, force=force, confirmed=confirm)
+        (_dry_run(sweep, run_argument, zone=settings.timezone, force=force, confirmed=confirm), True)
+        if dry_run
+        else _run(sweep, run_argument, force=force, confirmed=confirm)
     )
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
         print_result(result)
-    if result.reason == UNCONFIRMED:
+        if isinstance(result, DryRun) and result.forecast.notable:
+            print_checks(result.forecast.notable)
+    if result.reason == UNCONFIRMED and not result.dry_run:
         click.echo(f"housekeeping: {printable(in_words(result.counts[UNCONFIRMED]))}", err=True)
     if result.reason == "shutdown":
         report_interruption(result, "the next run resumes")
@@ -177,10 +187,10 @@ class _Meter:
         return ", ".join([format_progress(now), *([format_counts(failed)] if failed else [])])
 
 
-def _dry_run(sweep: Sweep, argument: Any) -> RunResult:
+def _dry_run(sweep: Sweep, argument: Any, **options: Any) -> DryRun:
     try:
         with progress(f"{sweep.name}: counting"):
-            return Foreground(lambda stopping: run_interruptibly(make_dry_run, sweep, argument)).result()
+            return Foreground(lambda stopping: run_interruptibly(make_dry_run, sweep, argument, **options)).result()
     except (Abandoned, Shutdown):
         end_process(130, "interrupted")
 

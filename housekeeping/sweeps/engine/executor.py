@@ -46,12 +46,11 @@ from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.run_start import Attempt
 from housekeeping.sweeps.ledger.runs import Counts, Cursor
 from housekeeping.sweeps.limits.breaker import RowLimit
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.limits.pace import Pace
 from housekeeping.sweeps.limits.throttle import Throttle
-from housekeeping.sweeps.partitions.stage import PartitionStage
+from housekeeping.sweeps.limits.throttled_tables import throttled_tables
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
-from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Explainable, Stage
+from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 logger = named_logger(__name__)
@@ -102,14 +101,8 @@ class Executor:
         target = request.sweep.target_batch
         self.sizer = BatchSizer(stages, target, budget, progress.clock, ignores_pause=request.force)
         self.sizer.apply(override)
-        queries = [query for each in stages if isinstance(each, Explainable) for query in each.explain_queries(now)]
-        models = {query.model for query in queries} | {
-            each.model for each in stages if isinstance(each, PartitionStage)
-        }
-        tables = sorted({table_name(model) for model in models})
-        limits = request.sweep.throttle
-        self._throttle = Throttle(limits, tables, budget, request.stopping.wait, request.health)
-        sweep = request.sweep
+        sweep, tables = request.sweep, throttled_tables(stages, now)
+        self._throttle = Throttle(sweep.throttle, tables, budget, request.stopping.wait, request.health)
         self._pace = Pace(sweep.max_rows_per_s, sweep.rest, progress.clock, sweep.progress_counts, sweep.shards)
         self.streak = FailureStreak()
         #: State in which the run first left a stage because the same error repeated, and the error that ends the run.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, tzinfo
 from typing import Any, Final
 
 from peewee import PeeweeException, ProgrammingError
@@ -15,15 +15,15 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.sweeps.checks.archives import problems_of as archive_problems
 from housekeeping.sweeps.checks.references import Reference, sampled_references
 from housekeeping.sweeps.checks.unique_keys import stages_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import initial_counts
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.insight.backlog import first_of, last_ended, pace, total_held
+from housekeeping.sweeps.insight.forecast import Forecast, forecast
 from housekeeping.sweeps.insight.plan_warnings import warnings_of
-from housekeeping.sweeps.limits.first_run import Unconfirmed, check_first_run
+from housekeeping.sweeps.limits.first_run import Unconfirmed
 from housekeeping.sweeps.partitions.hint import hint_of
 from housekeeping.sweeps.stages.stage import Backlog, StagePlan, as_cursor
 
@@ -40,7 +40,7 @@ class Plan:
       warnings: What is unusual about the stale rows.
       references: Foreign keys that reference the rows it would delete.
       clock_skew: The difference between this machine's clock and the database's; None: not measured.
-      unconfirmed: Why a run needs a confirmation; None: it needs none.
+      forecast: What the checks before the first batch would do to the run.
       pace: Rows per second in the worker's last runs; None without such runs.
       max_rows_per_s: The worker's limit; None: no limit.
     """
@@ -52,8 +52,13 @@ class Plan:
     clock_skew: ClockSkew | None = None
     references: Sequence[Reference] = ()
     warnings: Sequence[str] = ()
-    unconfirmed: Unconfirmed | None = None
+    forecast: Forecast = Forecast()
     max_rows_per_s: float | None = None
+
+    @property
+    def unconfirmed(self) -> Unconfirmed | None:
+        """Why a run needs a confirmation; None: it needs none."""
+        return self.forecast.unconfirmed
 
     @property
     def stale(self) -> Backlog:
@@ -120,26 +125,55 @@ class Plan:
                 }
                 for each, batches in self.stages
             ],
+            "outcome": self.forecast.outcome,
+            "reason": self.forecast.reason,
+            "checks": [each.as_json() for each in self.forecast.checks],
+            "next_tick": None if self.forecast.next_tick is None else self.forecast.next_tick.isoformat(),
             "warnings": list(self.warnings),
             "references": [each.as_json() for each in self.references],
         }
 
 
-def plan(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None, limit: int = COUNT_LIMIT) -> Plan:
+def plan(
+    sweep: Sweep,
+    argument: Any = None,
+    *,
+    clock: Clock | None = None,
+    limit: int = COUNT_LIMIT,
+    zone: tzinfo | None = None,
+    force: bool = False,
+    confirmed: bool = False,
+) -> Plan:
     """Return what a run would do, in one read-only transaction without a lease or a row in the ledger.
 
     Parameters:
       clock: Time by which rows are stale, for tests; default: the database's clock.
+      zone: Time zone of the schedule; None: the plan does not name the next tick.
+      force, confirmed: As for `run_sweep`.
 
     Raises:
       DatabaseUnavailable: PostgreSQL does not answer.
       DeclarationError: A stage identifies its rows by columns that are not unique.
     """
     with database.using(sweep.database):
-        return _plan(sweep, argument, clock, limit)
+        planned = _counted(sweep, argument, clock, limit)
+        skew = None if clock else planned.clock_skew
+        # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
+        with translate_postgres_errors():
+            found = forecast(
+                sweep,
+                stages_of(sweep),
+                planned.now,
+                argument,
+                skew=skew,
+                zone=zone,
+                force=force,
+                confirmed=confirmed,
+            )
+        return replace(planned, forecast=found)
 
 
-def _plan(sweep: Sweep, argument: Any, clock: Clock | None, limit: int) -> Plan:
+def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int) -> Plan:
     with translate_postgres_errors(), _snapshot():
         skew = read_database_clock()
         now = clock.now() if clock else skew.server_at
@@ -149,36 +183,67 @@ def _plan(sweep: Sweep, argument: Any, clock: Clock | None, limit: int) -> Plan:
         warnings = [
             line for each, (made, _) in zip(stages, found, strict=True) for line in warnings_of(each, made, now)
         ]
-        warnings += [f"a run fails: {problem}" for problem in archive_problems(stages)]
         warnings += [hint for each in stages if (hint := hint_of(each, now)) is not None]
     passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
     if sweep.before_lease is not None:
         passes.insert(0, (sweep.before_lease.plan(), 0))
-    rows_per_s, unconfirmed = None, None
-    # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
-    with suppress(ProgrammingError), translate_postgres_errors():
+    rows_per_s = None
+    with suppress(ProgrammingError), translate_postgres_errors():  # before `housekeeping init`
         rows_per_s = pace(last_ended(sweep))
-        unconfirmed = check_first_run(sweep, stages, now, argument).unconfirmed
-    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, warnings, unconfirmed, sweep.max_rows_per_s)
+    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, warnings, max_rows_per_s=sweep.max_rows_per_s)
 
 
-def dry_run(sweep: Sweep, argument: Any = None, *, clock: Clock | None = None) -> RunResult:
-    """Return the plan as a run's result, with the counts if time were no limit; never raises."""
+@dataclass(frozen=True, slots=True)
+class DryRun(RunResult):
+    """Result that a run would have, as far as it is known beforehand.
+
+    The counts are those of a run that nothing stops or limits, time included.
+
+    Attributes:
+      forecast: What the checks before the first batch would do to the run.
+    """
+
+    forecast: Forecast = field(default=Forecast(), compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of ``housekeeping run --dry-run --json``."""
+        return {**RunResult.as_json(self), "checks": [each.as_json() for each in self.forecast.checks]}
+
+
+def dry_run(
+    sweep: Sweep,
+    argument: Any = None,
+    *,
+    clock: Clock | None = None,
+    zone: tzinfo | None = None,
+    force: bool = False,
+    confirmed: bool = False,
+) -> DryRun:
+    """Return the plan as a run's result; never raises. For the parameters see `plan`."""
     run_clock = clock or SYSTEM_CLOCK
     started, now, counts = run_clock.monotonic(), run_clock.now(), initial_counts(sweep)
     try:
-        planned = plan(sweep, argument, clock=clock)
+        planned = plan(sweep, argument, clock=clock, zone=zone, force=force, confirmed=confirmed)
     except (HousekeepingError, PeeweeException) as error:
         spent = run_clock.monotonic() - started
-        return RunResult(sweep.name, "failed", error_line(error), None, now, spent, counts, dry_run=True, error=error)
+        return DryRun(sweep.name, "failed", error_line(error), None, now, spent, counts, dry_run=True, error=error)
     for each, batches in planned.stages:
         for name, number in each.counts.items():
             counts[name] = counts.get(name, 0) + number
         if "batches" in counts:
             counts["batches"] += batches
-    reason = None if planned.stale.exact else "counted_up_to_limit"
-    return RunResult(
-        sweep.name, "done", reason, None, planned.now, run_clock.monotonic() - started, counts, dry_run=True
+    expected, deciding = planned.forecast, planned.forecast.deciding
+    return DryRun(
+        sweep.name,
+        expected.outcome,
+        expected.reason or (None if planned.stale.exact else "counted_up_to_limit"),
+        None,
+        planned.now,
+        run_clock.monotonic() - started,
+        counts,
+        dry_run=True,
+        error=HousekeepingError(deciding.text) if deciding is not None and expected.outcome == "failed" else None,
+        forecast=expected,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from peewee import EXCLUDED, fn
 
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.connection import database
 from housekeeping.sweeps.ledger.models import NOW, Run, Switch, SwitchChange
 
@@ -52,6 +53,17 @@ class Override:
             "batch_size": self.batch_size,
             "max_runtime_s": self.max_runtime.total_seconds() if self.max_runtime else None,
         }
+
+
+def describe_override(override: Override) -> str:
+    """Return which override is in force, until when and why."""
+    limits = [
+        *([f"{counted(override.batch_size, 'record')} a batch"] if override.batch_size else []),
+        *([f"{format_duration(override.max_runtime.total_seconds())} a run"] if override.max_runtime else []),
+    ]
+    state = f"narrowed to {' and '.join(limits)}" if limits else override.state
+    ends = f"until {override.until:%Y-%m-%d %H:%M:%S} UTC" if override.until else "until it is resumed"
+    return f"{override.worker} is {state} {ends}" + (f": {override.reason}" if override.reason else "")
 
 
 def override_from(worker: str, values: Sequence[Any] | None) -> Override | None:

@@ -114,8 +114,12 @@ def begin(
             counts=counts or {},
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
-        history = [PastRun(outcome, counts) for outcome, *_, counts in last]
-        return Attempt(run_id, started_at, cursor, fence, history, skew, rejected, heartbeat_at)
+        return Attempt(run_id, started_at, cursor, fence, _history(last), skew, rejected, heartbeat_at)
+
+
+def past_runs(worker: str) -> list[PastRun]:
+    """Return the worker's last runs, newest first, without those that were stopped before their first change."""
+    return _history(_last_runs(worker, "")[0])
 
 
 def close_dead_runs(worker: str, message_id: str | None = None) -> None:
@@ -149,6 +153,10 @@ def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | Non
     )
     found = list(rows)
     return [row[:-1] for row in found], bool(found and found[0][-1])
+
+
+def _history(last: Sequence[tuple[Outcome, str | None, Cursor | None, Counts]]) -> list[PastRun]:
+    return [PastRun(outcome, counts) for outcome, *_, counts in last]
 
 
 def _stopped_at(last: tuple[Outcome, str | None, Cursor | None, Counts], resume: Resume) -> Cursor | None:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.wording import counted
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.ledger.run_start import PastRun
 from housekeeping.sweeps.ledger.runs import Counts, Outcome
@@ -186,9 +187,10 @@ def in_numbers(count: Mapping[str, Any]) -> str:
     if stale is None:
         found = "the stale rows could not be counted"
     else:
-        found = f"{stale:,} rows are stale" if count["exact"] else f"more than {stale:,} rows are stale"
+        found = f"{'' if count['exact'] else 'more than '}{counted(stale, 'row is', 'rows are')} stale"
     runs = count["runs"]
-    usual = f"the last {runs} runs processed {count['usual']:,} at most" if runs else "no run before it has ended"
+    last = "run" if runs == 1 else f"{runs} runs"
+    usual = f"the last {last} processed {count['usual']:,} at most" if runs else "no run before it has ended"
     return f"{found}; {usual}, the breaker allows {allowed}"
 
 

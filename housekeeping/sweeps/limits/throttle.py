@@ -128,6 +128,14 @@ class Throttle:
         """Record the duration of a batch."""
         self._batches.append(seconds)
 
+    def look(self) -> tuple[list[ExceededLimit], list[str]]:
+        """Return all checks over their limits now, and the names of those that are unavailable.
+
+        WAL written per second and the batches' duration are known only during a run.
+        """
+        self._budget.spent()
+        return list(self._found()), sorted(self._unknown)
+
     def hold(self, give_up: Callable[[], bool]) -> ExceededLimit | None:
         """Wait before the next batch if the run is throttled. Return the check that ends the run; None to continue.
 
