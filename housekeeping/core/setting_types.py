@@ -6,6 +6,7 @@ unescaped ``@`` in a password is not.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Callable
@@ -138,6 +139,13 @@ def _modules(value: Any) -> Any:
     return names
 
 
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError:
+        raise ValueError("addresses or networks separated by commas, such as 10.0.0.5,192.168.7.0/24") from None
+
+
 def _families(value: Any) -> Any:
     """Parse names of families; ``all`` becomes the tuple of that word, ``none`` the empty tuple."""
     if value is None or isinstance(value, bool):  # the setting used to be true or false
@@ -171,6 +179,9 @@ MODULES: Final = BeforeValidator(_modules)
 FAMILIES: Final = BeforeValidator(_families)
 NOT_NULL: Final = BeforeValidator(_not_null)
 ZONE: Final = BeforeValidator(_zone)
+HEADER: Final = _matching(r"[A-Za-z][A-Za-z0-9-]{0,63}", "the name of a header, such as X-Forwarded-User")
+NETWORK: Final = AfterValidator(_network)
+NETWORKS: Final = BeforeValidator(lambda value: _listed(value, "networks"))
 TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 random letters, digits and signs")
 POSTGRES: Final = _url(
     "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq

@@ -23,8 +23,11 @@ from housekeeping.core.setting_types import (
     DATABASE,
     FAMILIES,
     FUNCTION,
+    HEADER,
     KEY,
     MODULES,
+    NETWORK,
+    NETWORKS,
     NOT_NULL,
     POSTGRES,
     REDIS,
@@ -189,6 +192,12 @@ class Settings(BaseSettings):
     metrics_host: str = "127.0.0.1"
     #: Secret that logs in to the dashboard.
     web_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
+    #: Secret that logs in to the dashboard without the right to change anything.
+    web_read_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
+    #: Header in which a trusted proxy names the user, for the log of actions.
+    web_user_header: Annotated[str, HEADER] | None = None
+    #: Addresses or networks of the proxies whose header is read.
+    web_trusted_proxies: Annotated[tuple[Annotated[str, NETWORK], ...], NoDecode, NETWORKS] = ("127.0.0.0/8", "::1")
     object_stores: Annotated[
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
@@ -219,6 +228,10 @@ class Settings(BaseSettings):
         if settings.databases and settings.database_url is None:
             raise SettingsError(
                 f"{PREFIX}DATABASES is set without {PREFIX}DATABASE_URL; set this too: it is the database {MAIN}"
+            )
+        if settings.web_read_token is not None and settings.web_read_token == settings.web_token:
+            raise SettingsError(
+                f"{PREFIX}WEB_READ_TOKEN is {PREFIX}WEB_TOKEN; it should be another one, because it only allows reading"
             )
         for name in settings.replicas:
             if name not in settings.database_names:

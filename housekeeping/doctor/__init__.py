@@ -138,7 +138,8 @@ def _external(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]
 
 
 def web_token(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Yield a warning if the dashboard's token is short."""
-    if settings.web_token is not None and len(settings.web_token) < _SAFE_LENGTH:
-        text = f"HOUSEKEEPING_WEB_TOKEN has fewer than {_SAFE_LENGTH} characters, and attempts are not limited"
-        yield Finding("warning", "dashboard", "token", text, "set it to the output of: openssl rand -hex 32")
+    """Yield a warning for each short token of the dashboard."""
+    for name, token in (("WEB_TOKEN", settings.web_token), ("WEB_READ_TOKEN", settings.web_read_token)):
+        if token is not None and len(token) < _SAFE_LENGTH:
+            text = f"HOUSEKEEPING_{name} has fewer than {_SAFE_LENGTH} characters, and attempts are not limited"
+            yield Finding("warning", "dashboard", "token", text, "set it to the output of: openssl rand -hex 32")

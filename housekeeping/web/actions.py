@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -23,6 +25,7 @@ from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
+from housekeeping.web.worker_page import SentForm, worker_page
 
 _LONGEST_REASON: Final = 200  # characters
 _LARGEST_BATCH: Final = 10_000  # as on the command line
@@ -61,7 +64,9 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         flash(message)
         return redirect(url_for("worker", name=name), 303)
 
-    def set_override(override: Override) -> Response:
+    def set_override(form: SentForm, override: Override) -> Response | tuple[str, int]:
+        if form.errors:
+            return worker_page(snapshots, override.worker, form), 400
         action: ActionName = "pause" if override.state == "paused" else "narrow"
         with record_action(action, override.worker, current_user()) as outcome:
             with database.using(snapshots.sweep(override.worker).database), translate_postgres_errors():
@@ -70,28 +75,22 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         return done(override.worker, f"{outcome.result}.")
 
     @app.post("/workers/<name>/pause")
-    def pause(name: str) -> Response:
-        sweep = snapshots.sweep(name)
-        return set_override(Override(name, "paused", _reason(), _until(sweep), said_by=current_user()))
+    def pause(name: str) -> Response | tuple[str, int]:
+        form = SentForm("pause")
+        until = form.read("until", _time_at(snapshots.sweep(name)))
+        return set_override(form, Override(name, "paused", _reason(form), until, said_by=current_user()))
 
     @app.post("/workers/<name>/narrow")
-    def narrow(name: str) -> Response:
-        sweep = snapshots.sweep(name)
-        batch_size, max_runtime_s = _number("batch_size", _LARGEST_BATCH), _number("max_runtime_s", 86_400)
-        if batch_size is None and max_runtime_s is None:
-            raise WrongArgument("nothing to narrow; give records per batch, seconds per run, or both")
+    def narrow(name: str) -> Response | tuple[str, int]:
+        form = SentForm("narrow")
+        until = form.read("until", _time_at(snapshots.sweep(name)))
+        batch_size = form.read("batch_size", _number_to(_LARGEST_BATCH))
+        max_runtime_s = form.read("max_runtime_s", _number_to(86_400))
+        if not (form.text("batch_size") or form.text("max_runtime_s")):
+            form.errors["batch_size"] = "nothing to narrow; give records per batch, seconds per run, or both"
         max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
-        return set_override(
-            Override(
-                name,
-                "narrow",
-                _reason(),
-                _until(sweep),
-                said_by=current_user(),
-                batch_size=batch_size,
-                max_runtime=max_runtime,
-            )
-        )
+        override = Override(name, "narrow", _reason(form), until, batch_size=batch_size, max_runtime=max_runtime)
+        return set_override(form, replace(override, said_by=current_user()))
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:
@@ -103,26 +102,28 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         return done(name, f"{outcome.result}.")
 
 
-def _reason() -> str | None:
+def _reason(form: SentForm) -> str | None:
     # PostgreSQL text cannot contain NUL characters.
-    return in_one_line(request.form.get("reason", "").strip(), _LONGEST_REASON) or None
+    return in_one_line(form.text("reason"), _LONGEST_REASON) or None
 
 
-def _until(sweep: Sweep) -> datetime | None:
-    until = request.form.get("until", "").strip()
-    if not until:
-        return None
-    with database.using(sweep.database), translate_postgres_errors():
-        return parse_future_time(until, database_now())
+def _time_at(sweep: Sweep) -> Callable[[str], datetime]:
+    """Return the parser of a future time, by the clock of the worker's database."""
+
+    def parse(text: str) -> datetime:
+        with database.using(sweep.database), translate_postgres_errors():
+            return parse_future_time(text, database_now())
+
+    return parse
 
 
-def _number(name: str, maximum: int) -> int | None:
-    given = request.form.get(name, "").strip()
-    if not given:
-        return None
-    if not (given.isascii() and given.isdecimal() and len(given) < 10 and 1 <= int(given) <= maximum):
-        raise WrongArgument(f"{name} is {given[:20]!r}; it should be a number from 1 to {maximum:,}")
-    return int(given)
+def _number_to(maximum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= maximum):
+            raise WrongArgument(f"{in_one_line(text, 20)!r} is not a number from 1 to {maximum:,}")
+        return int(text)
+
+    return parse
 
 
 def _held_lease(snapshots: SnapshotCache, key: str) -> HeldLease:

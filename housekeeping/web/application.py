@@ -21,21 +21,21 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.attempts import REASONS
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.ledger import history
-from housekeeping.sweeps.ledger.models import SwitchChange
 from housekeeping.web.action_log import add_action_log
 from housekeeping.web.actions import add_actions
 from housekeeping.web.alert_groups import add_acknowledging
 from housekeeping.web.alert_help import ALERTS
 from housekeeping.web.dead_letters import add_dead_letters
+from housekeeping.web.login_pages import add_login_pages, ask_to_log_in
+from housekeeping.web.logins import Logins
 from housekeeping.web.rendering import configure_templates
 from housekeeping.web.responses import shrink_responses
-from housekeeping.web.security import protect
+from housekeeping.web.security import Access, protect
 from housekeeping.web.snapshot import SnapshotCache
+from housekeeping.web.worker_page import worker_page
 
-_RUNS: Final = 50  # per worker, in lists
 #: Maximum number of records counted per stage of a plan, so that its page loads quickly.
 _COUNTED: Final = 100_000
-_CHANGES: Final = 10  # override changes on a worker's page
 #: A request waits for a server for seconds at most. The others must not wait for it.
 _THREADS: Final = 8
 #: Limits for unauthenticated requests. The longest form has a few hundred bytes. Lease keys and dead letter ids are in
@@ -53,11 +53,13 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     """Return the application. The database must be configured; nothing is connected yet.
 
     Parameters:
-      token: Allows changes, and reading unless `open_to_read`.
+      token: Allows changes, and reading unless `open_to_read`. ``web_read_token`` of the settings allows only reading.
       open_to_read: Whether pages can be read without the token.
     """
     app = Flask("housekeeping.web")
-    protect(app, token, open_to_read=open_to_read)
+    access, logins = Access(token, settings.web_read_token), Logins()
+    protect(app, settings, access, logins, open_to_read=open_to_read, ask=ask_to_log_in)
+    add_login_pages(app, access, logins)
     shrink_responses(app)
     configure_templates(app)
     snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)
@@ -78,21 +80,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
 
     @app.get("/workers/<name>")
     def worker(name: str) -> str:
-        sweep = snapshots.sweep(name)
-        current = snapshots.current()
-        with snapshots.reading(sweep.database):
-            rows = history.recent(worker=name, limit=_RUNS)
-            changes: Any = SwitchChange.select().where(SwitchChange.worker == name)
-            changes = list(changes.order_by(SwitchChange.id.desc()).limit(_CHANGES))
-        return render_template(
-            "worker.html",
-            sweep=sweep,
-            snapshot=current,
-            worker_status=current.statuses.get(name),
-            rows=rows,
-            changes=changes,
-            live=True,
-        )
+        return worker_page(snapshots, name)
 
     @app.get("/runs/<label>")
     def run(label: str) -> str:

@@ -1,14 +1,19 @@
-"""Access control: one token, a session, and forms that only the dashboard's own pages can send."""
+"""Access control: tokens, logins, the user's name, and forms that only the dashboard's own pages can send."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 import secrets
+from collections.abc import Callable
 from typing import Final
 
-from flask import Flask, Response, abort, redirect, render_template, request, session, url_for
+from flask import Flask, Response, abort, g, get_flashed_messages, request, session
 from werkzeug.wrappers import Response as AnyResponse
+
+from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.settings import Settings
+from housekeeping.web.logins import Login, Logins, Role
 
 #: Pages show content of databases and messages. They may load, send and be framed by nothing from elsewhere.
 _HEADERS: Final = {
@@ -20,6 +25,9 @@ _HEADERS: Final = {
     "Referrer-Policy": "same-origin",
 }
 _OPEN_ENDPOINTS: Final = ("log_in", "log_in_with", "static", "favicon")
+#: Forms that change only the login itself.
+_OF_THE_LOGIN: Final = ("log_out", "dismiss", "discard_unfinished")
+_MAX_USER: Final = 100  # characters
 
 
 def is_loopback(host: str) -> bool:
@@ -30,18 +38,45 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def protect(app: Flask, token: str, *, open_to_read: bool) -> None:
-    """Require the token for changes, and unless `open_to_read` for every page.
+class Access:
+    """The tokens, and what they allow.
 
     Wrong tokens are not counted: a random token of 32 characters cannot be guessed. `housekeeping doctor` warns about
     a shorter one.
 
     Parameters:
       token: Allows everything; compared in constant time.
+      read_token: Allows reading; None: there is none.
+    """
+
+    def __init__(self, token: str, read_token: str | None) -> None:
+        self._token = token
+        self._read_token = read_token
+
+    def role(self, given: str) -> Role | None:
+        """Return what a token allows; None: it is wrong."""
+        if _equal(given, self._token):
+            return "change"
+        return "read" if self._read_token is not None and _equal(given, self._read_token) else None
+
+
+def protect(
+    app: Flask,
+    settings: Settings,
+    access: Access,
+    logins: Logins,
+    *,
+    open_to_read: bool,
+    ask: Callable[[], AnyResponse],
+) -> None:
+    """Require a token for changes, and unless `open_to_read` for every page.
+
+    Parameters:
       open_to_read: Whether everyone who reaches the dashboard may read it; for loopback addresses only.
+      ask: Returns the response to a request that needs a login.
     """
     app.config.update(
-        SECRET_KEY=secrets.token_bytes(32),  # sessions end with the process
+        SECRET_KEY=secrets.token_bytes(32),  # cookies of another process are not valid in this one
         SESSION_COOKIE_NAME="housekeeping",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
@@ -52,50 +87,47 @@ def protect(app: Flask, token: str, *, open_to_read: bool) -> None:
         # DNS rebinding: a foreign page could otherwise reach this address under its own host name.
         if open_to_read and not is_loopback(_host()):
             abort(403, "this dashboard only serves this machine: open it as localhost or 127.0.0.1")
-        if request.endpoint in _OPEN_ENDPOINTS or _logged_in():
-            if request.method == "POST":
+        g.user = _user(settings)
+        g.login = login = logins.find(session.get("login"))
+        changes = request.method not in ("GET", "HEAD", "OPTIONS")
+        if request.endpoint in _OPEN_ENDPOINTS or login is not None:
+            if changes:
                 _reject_foreign_form()
+                _reject_reader(login)
             return None
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         if scheme == "Bearer":
-            if _equal(bearer, token):
-                return None
-            abort(401, "the token is wrong")
-        if request.method in ("GET", "HEAD") and open_to_read:
+            role = access.role(bearer)
+            if role is None:
+                abort(401, "the token is wrong")
+            if role == "read" and changes:
+                abort(403, "this token may only read; nothing was changed")
+            g.is_program = True
             return None
-        return redirect(url_for("log_in", next=request.full_path if request.method == "GET" else "/"))
+        return None if open_to_read and not changes else ask()
 
     @app.after_request
     def add_headers(response: Response) -> Response:
         response.headers.update(_HEADERS)
+        if g.get("is_program"):
+            session.clear()  # a program reads no confirmations, which would pile up in its cookie
         return response
-
-    @app.get("/login")
-    def log_in() -> str:
-        return render_template("login.html", wrong=False)
-
-    @app.post("/login")
-    def log_in_with() -> AnyResponse | tuple[str, int]:
-        if not _equal(request.form.get("token", ""), token):
-            return render_template("login.html", wrong=True), 401
-        target = request.args.get("next", "/")
-        session.clear()
-        session["logged_in"] = True
-        return redirect(target if _is_own_path(target) else "/")
-
-    @app.post("/logout")
-    def log_out() -> AnyResponse:
-        session.clear()
-        return redirect("/")
 
     @app.context_processor
     def template_variables() -> dict[str, object]:
-        return {"form_token": form_token, "logged_in": _logged_in(), "may_change": _logged_in()}
+        login: Login | None = g.get("login")
+        return {
+            "form_token": form_token,
+            "logged_in": login is not None,
+            "may_change": login is not None and login.role == "change",
+            "messages": lambda: _messages(logins, login),
+        }
 
 
 def current_user() -> str:
     """Return who sends this request, for the log of actions."""
-    return "dashboard"
+    user: str | None = g.get("user")
+    return user or "dashboard"
 
 
 def form_token() -> str:
@@ -105,24 +137,56 @@ def form_token() -> str:
     return str(session["form"])
 
 
+def is_foreign_form() -> bool:
+    """Return whether another site has sent this form."""
+    origin = request.headers.get("Origin")
+    # Compare without the scheme, which a proxy with TLS changes.
+    return origin is not None and origin.partition("://")[2] != request.host
+
+
+def _messages(logins: Logins, login: Login | None) -> list[tuple[int, str]]:
+    """Return the confirmations to show: of a login those that were not dismissed, by number."""
+    said = get_flashed_messages()
+    if login is None:
+        return [(0, str(text)) for text in said]
+    for text in said:
+        logins.say(login, str(text))
+    return list(login.messages.items())
+
+
 def _reject_foreign_form() -> None:
     # Not Flask-WTF: it needs WTForms, and over plain HTTP it does not check which page sent a form.
     sent, expected = request.form.get("form_token", ""), session.get("form", "")
-    origin = request.headers.get("Origin")
     if not expected or not _equal(sent, expected):
-        abort(403, "this form has expired or is not from this dashboard: go back and reload the page")
-    # Compare without the scheme, which a proxy with TLS changes.
-    if origin is not None and origin.partition("://")[2] != request.host:
+        abort(
+            403,
+            "this form has expired or is not from this dashboard, and nothing was changed: go back and reload the page",
+        )
+    if is_foreign_form():
         abort(403, "this form was sent from another site")
 
 
-def _logged_in() -> bool:
-    return bool(session.get("logged_in"))
+def _reject_reader(login: Login | None) -> None:
+    if login is not None and login.role == "read" and request.endpoint not in _OF_THE_LOGIN + _OPEN_ENDPOINTS:
+        abort(403, "this login may only read; nothing was changed: log out, and log in with the other token")
 
 
-def _is_own_path(target: str) -> bool:
-    # Browsers drop tabs and line ends and read a backslash as a slash, which can turn a path into a foreign address.
-    return target.isprintable() and target.startswith("/") and not target.startswith(("//", "/\\"))
+def _user(settings: Settings) -> str | None:
+    """Return the user that a trusted proxy names; None: there is none."""
+    if settings.web_user_header is None or not _is_trusted(settings, request.remote_addr or ""):
+        return None
+    # WSGI decodes headers as Latin-1, whatever their encoding.
+    value = request.headers.get(settings.web_user_header, "").encode("latin-1", "replace").decode(errors="replace")
+    return in_one_line(value.strip(), _MAX_USER) or None
+
+
+def _is_trusted(settings: Settings, address: str) -> bool:
+    try:
+        peer = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    peer = getattr(peer, "ipv4_mapped", None) or peer
+    return any(peer in ipaddress.ip_network(each) for each in settings.web_trusted_proxies)
 
 
 def _equal(given: str, expected: str) -> bool:

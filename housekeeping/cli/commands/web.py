@@ -29,6 +29,8 @@ def web(host: str, port: int) -> None:
 
     On a loopback address, every user of this machine can read the pages. Changes need a token, and at any other address
     reading needs it, too. The token is HOUSEKEEPING_WEB_TOKEN, or one that this command generates and prints.
+    HOUSEKEEPING_WEB_READ_TOKEN allows only reading. Behind a proxy that knows its users, HOUSEKEEPING_WEB_USER_HEADER
+    names the header with the user, for the log of actions.
 
     Requires the extra "web".
     """

@@ -92,6 +92,7 @@ def _besides() -> dict[str, str]:
     return {
         "HOUSEKEEPING_OBJECT_STORES": json.dumps({"artifacts": {"url": "s3://bucket", "options": options}}),
         "HOUSEKEEPING_WEB_TOKEN": f"token-of-the-{WORD}",
+        "HOUSEKEEPING_WEB_READ_TOKEN": f"read-token-of-the-{WORD}",
         "HOUSEKEEPING_LOG_LEVEL": "DEBUG",
     }
 

@@ -56,7 +56,7 @@ def test_number_out_of_range_is_rejected(client: FlaskClient, word: str, number:
     refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": number})
 
     assert refused.status_code == 400 and override_of(WORKER) is None
-    assert "it should be a number from 1 to 10,000" in refused.get_data(as_text=True)
+    assert "is not a number from 1 to 10,000" in refused.get_data(as_text=True)
 
 
 def test_narrow_without_a_number_is_rejected(client: FlaskClient, word: str) -> None:

@@ -1,0 +1,234 @@
+"""Logins, the right to read only, the user's name, and forms that were sent after a logout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.settings import Settings
+from housekeeping.sweeps.ledger.action_log import logged_actions
+from housekeeping.sweeps.ledger.overrides import override_of, overrides
+from housekeeping.web.application import create_app
+from housekeeping.web.logins import Logins
+from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
+
+READ_TOKEN = "a-token-to-read-only"
+PATH = f"/workers/{WORKER}"
+COOKIE = "housekeeping"
+
+
+@pytest.fixture
+def with_settings(settings: Settings, make_app: Callable[[bool], Flask]) -> Callable[..., FlaskClient]:
+    """Return a browser of a dashboard with these settings, at an address that other machines reach."""
+
+    def make(**changes: object) -> FlaskClient:
+        changed = settings.model_copy(update=changes)
+        return create_app(changed, {WORKER: sweep}, TOKEN, open_to_read=False).test_client()
+
+    return make
+
+
+def enter(client: FlaskClient, token: str) -> TestResponse:
+    return client.post("/login", data={"token": token, "form_token": form_token(client.get("/login"))})
+
+
+def cookie_of(client: FlaskClient) -> str:
+    found = client.get_cookie(COOKIE)
+    assert found is not None
+    return found.value
+
+
+def test_cookie_is_worthless_after_the_logout(make_app: Callable[[bool], Flask], log_in: LogIn) -> None:
+    client = make_app(False).test_client()
+    log_in(client)
+    word, cookie = form_token(client.get("/")), cookie_of(client)
+
+    client.post("/logout", data={"form_token": word})
+    client.set_cookie(COOKIE, cookie)
+
+    assert client.get("/").status_code == 302
+    assert client.post(f"{PATH}/pause", data={"form_token": word}).status_code == 302 and WORKER not in overrides()
+
+
+def test_cookie_is_worthless_in_another_process(make_app: Callable[[bool], Flask], log_in: LogIn) -> None:
+    first, second = make_app(False).test_client(), make_app(False).test_client()
+    log_in(first)
+
+    second.set_cookie(COOKIE, cookie_of(first))
+
+    assert (first.get("/").status_code, second.get("/").status_code) == (200, 302)
+
+
+def test_unused_and_surplus_logins_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    logins = Logins()
+    first, second = logins.begin("change"), logins.begin("read")
+    found = logins.find(first)
+    assert found is not None and found.role == "change"
+
+    for _ in range(999):
+        logins.begin("read")
+
+    assert logins.find(first) is not None and logins.find(second) is None
+    found.used_at -= 13 * 3600
+    assert logins.find(first) is None
+
+
+def test_form_sent_after_the_logout_is_carried_out_after_the_login(client: FlaskClient, log_in: LogIn) -> None:
+    data = {"form_token": form_token(client.get("/login")), "reason": "<b>peak", "until": "2h"}
+    asked = client.post(f"{PATH}/pause", data=data)
+    login_page = client.get(asked.location).get_data(as_text=True)
+    entered = log_in(client)
+    page = client.get(entered.location)
+    text = page.get_data(as_text=True)
+
+    assert f"this was not carried out: <strong>Pause {WORKER}</strong>" in login_page
+    assert entered.location == "/unfinished" and "&lt;b&gt;peak" in text and WORKER not in overrides()
+    fields = dict(re.findall(r'<input type="hidden" name="(reason|until)" value="([^"]*)"', text))
+    assert fields == {"reason": "&lt;b&gt;peak", "until": "2h"}
+    assert f'<form method="post" action="{PATH}/pause"' in text
+
+    done = client.post(f"{PATH}/pause", data={**data, "form_token": form_token(page)})
+
+    said = override_of(WORKER)
+    assert done.status_code == 303 and said is not None and said.reason == "<b>peak"
+    assert client.get("/unfinished").location == "/"
+
+
+def test_discarded_form_is_not_carried_out(client: FlaskClient, log_in: LogIn) -> None:
+    client.post(f"{PATH}/pause", data={"reason": "peak"})
+    log_in(client)
+
+    client.post("/unfinished/discard", data={"form_token": form_token(client.get("/unfinished"))})
+
+    assert client.get("/unfinished").location == "/" and WORKER not in overrides()
+
+
+def test_large_form_sent_after_the_logout_is_said_not_done(client: FlaskClient, log_in: LogIn) -> None:
+    client.post(f"{PATH}/pause", data={"reason": "x" * 3000})
+    login_page = client.get("/login").get_data(as_text=True)
+    log_in(client)
+
+    assert "your last form was not carried out" in login_page
+    assert "It was not carried out" in client.get("/").get_data(as_text=True)
+
+
+def test_form_of_another_site_is_not_kept_for_after_the_login(client: FlaskClient, log_in: LogIn) -> None:
+    refused = client.post(f"{PATH}/pause", headers={"Origin": "https://evil.example"})
+    log_in(client)
+
+    assert refused.status_code == 403 and client.get("/unfinished").location == "/"
+
+
+def test_confirmation_stays_until_it_is_dismissed(client: FlaskClient, log_in: LogIn) -> None:
+    log_in(client)
+    word = form_token(client.get(PATH))
+    client.post(f"{PATH}/pause", data={"form_token": word})
+
+    pages = [client.get(path).get_data(as_text=True) for path in (PATH, "/", PATH)]
+    number = re.findall(r'name="number" value="(\d+)"', pages[-1])
+    gone = client.post("/messages/dismiss", data={"form_token": word, "number": number[0], "from": "/alerts"})
+
+    assert all(f"<p>{WORKER} is paused until it is resumed.</p>" in page for page in pages)
+    assert gone.location == "/alerts" and "is paused until" not in client.get("/").get_data(as_text=True)
+
+
+def test_wrong_input_is_shown_beside_its_field_with_the_typed_text(client: FlaskClient, log_in: LogIn) -> None:
+    log_in(client)
+    data = {"form_token": form_token(client.get(PATH)), "batch_size": "many", "reason": '"peak"', "until": "soon"}
+
+    refused = client.post(f"{PATH}/narrow", data=data)
+    page = refused.get_data(as_text=True)
+    form = page.split('id="narrow"')[1]
+
+    assert refused.status_code == 400 and override_of(WORKER) is None and "Nothing was changed: 2 fields" in page
+    assert 'value="many" aria-invalid="true" aria-describedby="error-batch_size"' in form
+    assert 'value="&#34;peak&#34;"' in form and 'id="error-until">&#39;soon&#39; is not a time' in form
+    assert 'value="&#34;peak&#34;"' not in page.split('id="pause"')[1].split("</form>")[0]
+
+
+def test_read_token_shows_pages_and_changes_nothing(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings(web_read_token=READ_TOKEN)
+    enter(client, READ_TOKEN)
+    page = client.get(PATH)
+
+    refused = client.post(f"{PATH}/pause", data={"form_token": form_token(page)})
+    by_header = [
+        client.application.test_client().open(path, method=method, headers={"Authorization": f"Bearer {READ_TOKEN}"})
+        for method, path in (("GET", PATH), ("POST", f"{PATH}/pause"))
+    ]
+
+    assert page.status_code == 200 and ">Pause</button>" not in page.get_data(as_text=True)
+    assert refused.status_code == 403 and "may only read" in refused.get_data(as_text=True)
+    assert [answer.status_code for answer in by_header] == [200, 403] and WORKER not in overrides()
+    assert client.post("/logout", data={"form_token": form_token(page)}).status_code == 302
+
+
+def test_read_token_must_differ_from_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_WEB_TOKEN", TOKEN)
+    monkeypatch.setenv("HOUSEKEEPING_WEB_READ_TOKEN", TOKEN)
+
+    with pytest.raises(SettingsError, match="HOUSEKEEPING_WEB_READ_TOKEN is HOUSEKEEPING_WEB_TOKEN"):
+        Settings.load()
+
+
+@pytest.mark.parametrize(
+    ("proxy", "peer", "user"),
+    [
+        ("127.0.0.0/8", "127.0.0.1", "kim"),
+        ("127.0.0.0/8", "::ffff:127.0.0.1", "kim"),
+        ("10.0.0.5/32", "10.0.0.5", "kim"),
+        ("10.0.0.5/32", "127.0.0.1", "dashboard"),
+        ("127.0.0.0/8", "10.0.0.5", "dashboard"),
+        ("127.0.0.0/8", "", "dashboard"),
+    ],
+)
+def test_user_is_named_by_a_trusted_proxy_only(
+    with_settings: Callable[..., FlaskClient], proxy: str, peer: str, user: str
+) -> None:
+    client = with_settings(web_user_header="X-Forwarded-User", web_trusted_proxies=(proxy,))
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Forwarded-User": "kim"}
+
+    client.post(f"{PATH}/pause", headers=headers, environ_overrides={"REMOTE_ADDR": peer})
+
+    said = override_of(WORKER)
+    assert said is not None and said.said_by == user
+    assert [(each.user, each.action, each.target) for each in logged_actions(9)] == [(user, "pause", WORKER)]
+
+
+def test_user_header_is_ignored_unless_it_is_set(with_settings: Callable[..., FlaskClient]) -> None:
+    with_settings().post(f"{PATH}/pause", headers={"Authorization": f"Bearer {TOKEN}", "X-Forwarded-User": "kim"})
+
+    assert logged_actions(1)[0].user == "dashboard"
+
+
+def test_hostile_user_name_is_escaped_and_bounded(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings(web_user_header="X-Forwarded-User")
+    name = "<b>\x1b" + "ä".encode().decode("latin-1") + "x" * 300
+
+    client.post(f"{PATH}/pause", headers={"Authorization": f"Bearer {TOKEN}", "X-Forwarded-User": name})
+    enter(client, TOKEN)
+    page = client.get("/actions").get_data(as_text=True)
+
+    assert logged_actions(1)[0].user.startswith("<b>\\x1bäx") and len(logged_actions(1)[0].user) == 100
+    assert "<b>" not in page and "&lt;b&gt;" in page
+
+
+def test_actions_page_filters_and_pages(client: FlaskClient) -> None:
+    for number in range(52):
+        client.post(
+            f"{PATH}/pause", data={"reason": f"number {number:02}"}, headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+
+    newest = client.get("/actions", query_string={"target": WORKER}).get_data(as_text=True)
+    older = client.get(re.findall(r'href="(/actions\?[^"]+)"', newest)[0].replace("&amp;", "&")).get_data(as_text=True)
+
+    assert "number 51" in newest and "number 02" in newest and "number 01" not in newest
+    assert re.findall(r"number (\d\d)", older) == ["01", "00"]
+    assert "no actions" in client.get("/actions?user=nobody").get_data(as_text=True)
