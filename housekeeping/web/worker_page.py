@@ -62,7 +62,7 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
             changes = SwitchChange.select().where(SwitchChange.worker == name)
             changes = list(changes.order_by(SwitchChange.id.desc()).limit(_CHANGES))
     except DatabaseUnavailable:
-        if not current.read_at:  # there is nothing else to show
+        if name not in current.statuses:  # there is nothing else to show
             raise
     typed: Mapping[str, str] = {} if sent is None else request.form
     return render_template(
