@@ -38,7 +38,7 @@ _COMMANDS: Final = {
     "dedup": ("housekeeping.cli.commands.dedup:dedup", "List and release deduplication keys."),
     "deadletters": (
         "housekeeping.cli.commands.deadletters:dead_letters",
-        "List, show and requeue messages that failed for good.",
+        "List, show, requeue and delete messages that failed for good.",
     ),
     "actions": ("housekeeping.cli.commands.actions:actions", "List what operators have changed, and when."),
     "doctor": ("housekeeping.cli.commands.doctor:doctor", "Check the installation and suggest repairs."),

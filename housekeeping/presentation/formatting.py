@@ -13,7 +13,7 @@ from housekeeping.sweeps.ledger.runs import PURGE
 from housekeeping.sweeps.stages.stage import Backlog
 
 if TYPE_CHECKING:
-    from housekeeping.brokers.dead_letters import Requeued
+    from housekeeping.brokers.dead_letters import LetterResult
     from housekeeping.sweeps.insight.run_progress import Progress
     from housekeeping.sweeps.insight.status import WorkerStatus
 
@@ -70,17 +70,17 @@ def format_time(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     return "-" if value is None else value.strftime(form)
 
 
-def describe_requeue(result: Requeued) -> str:
-    """Return what happened to a dead letter that was requeued."""
+def describe_requeue(result: LetterResult) -> str:
+    """Return what happened to a dead letter that was to be requeued or deleted."""
     match result.outcome:
-        case "requeued":
-            return "requeued"
+        case "requeued" | "deleted":
+            return result.outcome
         case "duplicate":
             return f"kept: duplicate of {in_one_line(result.detail or 'a live message', _DETAIL_WIDTH)}"
         case "refused":
             return f"kept: it cannot be sent: {in_one_line(result.detail or '', _DETAIL_WIDTH)}"
         case _:
-            return "already requeued"
+            return "already requeued or deleted"
 
 
 def format_backlog(status: WorkerStatus, now: datetime) -> str:

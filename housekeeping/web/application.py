@@ -25,6 +25,8 @@ from housekeeping.web.action_log import add_action_log
 from housekeeping.web.actions import add_actions
 from housekeeping.web.alert_groups import add_acknowledging
 from housekeeping.web.alert_help import ALERTS
+from housekeeping.web.broker import LazyBroker
+from housekeeping.web.dead_letter_changes import add_dead_letter_changes
 from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.login_pages import add_login_pages, ask_to_log_in
 from housekeeping.web.logins import Logins
@@ -65,7 +67,9 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)
     _add_pages(app, snapshots)
     _add_plans(app, snapshots)
-    add_dead_letters(app, snapshots)
+    broker = LazyBroker(settings, sweeps)
+    add_dead_letters(app, snapshots, broker)
+    add_dead_letter_changes(app, snapshots, broker)
     add_actions(app, snapshots)
     add_action_log(app)
     add_acknowledging(app, snapshots)

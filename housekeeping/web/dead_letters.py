@@ -1,53 +1,56 @@
-"""Pages of the dead letters: the list, the details, and the form that requeues one."""
+"""Pages of the dead letters: the list with its filter, the details, and the form that requeues one."""
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from flask import Flask, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found, requeue
+from housekeeping.brokers.dead_letters import DeadLetter, found, requeue
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
+from housekeeping.brokers.dead_letters.search import Position, search
 from housekeeping.core.sanitize import in_one_line
-from housekeeping.installation import broker_without_database
 from housekeeping.presentation.formatting import describe_requeue
+from housekeeping.web.broker import LazyBroker
+from housekeeping.web.dead_letter_filter import FilterForm
 from housekeeping.web.snapshot import SnapshotCache
 
 _SHOWN: Final = 50  # letters
+#: Letters read for one page, which takes about two seconds. A page that ends there links to the rest.
+_SEARCHED: Final = 20_000
 _ARGUMENTS_WIDTH: Final = 100  # characters
 _ERROR_WIDTH: Final = 200
 _ID_WIDTH: Final = 60
 
 
-def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
+def add_dead_letters(app: Flask, snapshots: SnapshotCache, broker: LazyBroker) -> None:
     """Register the pages."""
-    lock, made = threading.Lock(), list[DeadLetterStore]()
-
-    def letters_of_broker() -> DeadLetterStore:
-        # The ready-made application's broker knows the actor options that requeueing applies. It is made on first use.
-        with lock:
-            if not made:
-                made.append(dead_letters_of(broker_without_database(snapshots.settings, snapshots.sweeps)))
-            return made[0]
 
     @app.get("/dead-letters")
     def dead_letters() -> str:
-        store = letters_of_broker()
-        newest, total = store.newest(_SHOWN), sum(store.counts().values())
-        letters = [(letter, _row(letter)) for letter in newest]
-        return render_template("dead_letters.html", letters=letters, total=total, now=datetime.now(UTC))
+        store, form = broker.dead_letters(), FilterForm.of(request.args)
+        counts, after = store.counts(), request.args.get("after")
+        page = search(store, form.filter, _SHOWN, None if after is None else Position.parse(after), _SEARCHED)
+        return render_template(
+            "dead_letters.html",
+            page=page,
+            letters=[(letter, _row(letter)) for letter in page.letters],
+            form=form,
+            counts=counts,
+            searched=_SEARCHED,
+            now=datetime.now(UTC),
+        )
 
     @app.get("/dead-letters/one")
     def dead_letter() -> str:
-        [letter] = found(letters_of_broker(), [request.args.get("id", "")])
+        [letter] = found(broker.dead_letters(), [request.args.get("id", "")])
         return render_template("dead_letter.html", letter=letter, details=_details(letter), error=bounded(letter.error))
 
     @app.post("/dead-letters/requeue")
     def requeue_letter() -> Response:
-        [result] = requeue(letters_of_broker(), [request.args.get("id", "")])
+        [result] = requeue(broker.dead_letters(), [request.args.get("id", "")])
         snapshots.invalidate()
         flash(f"{in_one_line(result.id, _ID_WIDTH)}: {describe_requeue(result)}")
         return redirect(url_for("dead_letters"), 303)

@@ -69,7 +69,7 @@ def test_dead_letter_json_has_the_newest_and_the_total(command: Command, dead: M
     listed = json.loads(command("deadletters", "list", "--json", "--limit", "1").stdout)
 
     [letter] = listed.pop("dead_letters")
-    assert listed == {"total": 1}
+    assert listed == {"total": 1, "older": None}
     assert {name: letter[name] for name in ("message_id", "actor", "queue", "retries", "unreadable")} == {
         "message_id": dead.message_id,
         "actor": "charge",
@@ -124,3 +124,67 @@ def test_unreadable_message_is_listed_and_not_requeued(command: Command, broker:
     assert "body: \\xff{half a message \\x1b[2J password=***" in shown.stdout
     assert requeued.returncode == 2
     assert "'5-5' cannot be sent again, because it cannot be read: " in requeued.stderr
+
+
+@pytest.fixture
+def many(broker: RedisBroker) -> RedisBroker:
+    """Bury three letters of one actor and two of another."""
+    at = current_millis() - 3_600_000
+    for number in range(5):
+        actor = ("charge", "mail")[number % 2]
+        body = Message("default", actor, (number,), {}, {"traceback": f"ValueError: {actor} failed"}).encode()
+        broker.client.zadd(f"{broker.namespace}:default.XQ", {f"letter-{number}": at + number})
+        broker.client.hset(f"{broker.namespace}:default.XQ.msgs", f"letter-{number}", body)
+    return broker
+
+
+def test_list_filters_and_continues_where_the_page_before_ended(command: Command, many: RedisBroker) -> None:
+    sought = ["--actor", "charge", "--error", "FAILED", "--since", "2h", "--json"]
+    first = json.loads(command("deadletters", "list", "--limit", "2", *sought).stdout)
+    second = json.loads(command("deadletters", "list", "--after", first["older"], *sought).stdout)
+    in_words = command("deadletters", "list", "--limit", "1")
+
+    listed = [letter["broker_id"] for page in (first, second) for letter in page["dead_letters"]]
+    assert listed == ["letter-4", "letter-2", "letter-0"] and second["older"] is None
+    assert "1 shown, 5 dead letters in total\nolder ones: --after " in in_words.stdout
+
+
+def test_filtered_letters_are_requeued_and_all_others_deleted(command: Command, many: RedisBroker) -> None:
+    requeued = command("deadletters", "requeue", "--actor", "charge", "--yes")
+    deleted = json.loads(command("deadletters", "delete", "--all", "--yes", "--json").stdout)
+
+    assert (requeued.returncode, requeued.stdout) == (0, "3 requeued\n"), requeued.stderr
+    assert deleted["counts"] == {"deleted": 2} and deleted["not_tried"] == 0
+    assert sorted(message.args[0] for message in queued(many)) == [0, 2, 4]
+    assert queued(many, "default.XQ") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["delete", "--all"], "there is no terminal to confirm it on; nothing was deleted; add --yes"),
+        (["requeue", "--all", "--json"], "--json does not ask for a confirmation; add --yes"),
+        (["delete"], "choose dead letters by their IDs, by filters such as --actor, or take --all of them"),
+        (["delete", "--all", "--actor", "charge"], "choose dead letters by their IDs"),
+        (["requeue", "--since", "soon"], "'soon' is not a time"),
+        (["list", "--after", "here"], "'here' is not a place in the dead letters"),
+    ],
+)
+def test_unclear_or_unconfirmed_change_changes_nothing(
+    command: Command, many: RedisBroker, words: list[str], said: str
+) -> None:
+    finished = command("deadletters", *words)
+
+    assert finished.returncode == 2 and said in finished.stderr
+    assert many.client.zcard(f"{many.namespace}:default.XQ") == 5
+
+
+def test_broken_letter_in_a_bulk_requeue_is_named_and_the_others_are_sent(command: Command, many: RedisBroker) -> None:
+    many.client.zadd(f"{many.namespace}:default.XQ", {"broken": 1})
+    many.client.hset(f"{many.namespace}:default.XQ.msgs", "broken", b"\xff")
+
+    finished = command("deadletters", "requeue", "--all", "--yes")
+
+    named, summary = finished.stdout.splitlines()
+    assert finished.returncode == 1 and named.startswith("broken: kept: it cannot be sent: ")
+    assert summary == "5 requeued; 1 kept because it cannot be sent"

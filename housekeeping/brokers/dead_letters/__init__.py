@@ -1,4 +1,4 @@
-"""Dead letters: messages that the broker has given up, to be listed and requeued.
+"""Dead letters: messages that the broker has given up, to be listed, requeued and deleted.
 
 ::
 
@@ -7,8 +7,8 @@
         print(letter.id, letter.actor_name, letter.error)
     requeue(store, ["5f0c2a9e-..."])
 
-`models` defines a dead letter and how it is requeued. `on_redis` and `on_rabbitmq` read and move them. `formatting`
-masks secrets.
+`models` defines a dead letter and how it is requeued. `on_redis` and `on_rabbitmq` read and move them. `search` filters
+them, and `bulk` requeues or deletes many. `formatting` masks secrets.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from __future__ import annotations
 from dramatiq import Broker
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers.dead_letters.models import DeadLetter, DeadLetterStore, Requeued, found, requeue
+from housekeeping.brokers.dead_letters.models import DeadLetter, DeadLetterStore, LetterResult, found, requeue
 from housekeeping.brokers.dead_letters.on_redis import RedisDeadLetters
 from housekeeping.core.errors import Refused
 
-__all__ = ["DeadLetter", "DeadLetterStore", "RedisDeadLetters", "Requeued", "dead_letters_of", "found", "requeue"]
+__all__ = ["DeadLetter", "DeadLetterStore", "RedisDeadLetters", "LetterResult", "dead_letters_of", "found", "requeue"]
 
 
 def dead_letters_of(broker: Broker) -> DeadLetterStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol
@@ -24,8 +24,8 @@ from housekeeping.middleware.deduplication.options import as_new
 _PAST_ATTEMPTS: Final = frozenset(
     {"retries", "traceback", "requeue_timestamp", "redis_message_id", "eta", "claim", "scheduled_at", "duplicate_of"}
 )
-
-
+#: Errors of one message, and not of a server. Its sender, or an older release, chose what it contains.
+_BROKEN: Final = (DeadLetterRefused, ValueError, TypeError, KeyError, AttributeError)
 #: Sort key of a dead letter without a known time of death.
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -111,17 +111,17 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Requeued:
-    """Result of requeueing a dead letter.
+class LetterResult:
+    """Result of requeueing or deleting a dead letter.
 
     Attributes:
-      outcome: ``requeued``: it is in its queue. ``duplicate`` or ``refused``: it stays a dead letter. ``gone``: it was
-        already requeued or deleted.
+      outcome: ``requeued``: it is in its queue. ``deleted``: it is gone for good. ``duplicate`` or ``refused``: it
+        stays a dead letter. ``gone``: it was already requeued or deleted.
       detail: For a duplicate, the id of the message that holds its key, if known. If refused, the reason.
     """
 
     id: str
-    outcome: Literal["requeued", "duplicate", "refused", "gone"]
+    outcome: Literal["requeued", "deleted", "duplicate", "refused", "gone"]
     detail: str | None = None
 
 
@@ -134,18 +134,43 @@ class DeadLetterStore(Protocol):
     def newest(self, limit: int) -> list[DeadLetter]:
         """Return the newest dead letters of all queues."""
 
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        """Yield the dead letters of one queue or of all, newest first; with a time, only those that died by then."""
+
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
         """Return dead letters by message id or broker id; of several with the same id, the newest."""
 
-    def requeue(self, letter: DeadLetter) -> Requeued:
+    def requeue(self, letter: DeadLetter) -> LetterResult:
         """Move a dead letter back to its queue, through the middleware's hooks; atomic, also if the process dies.
 
         Raises:
           DeadLetterRefused: When the message cannot be read.
         """
 
+    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        """Requeue dead letters, each by itself; one that cannot be sent is refused, and the others are requeued."""
 
-def run_hooks_before(broker: Broker, letter: DeadLetter, message: Message[Any]) -> Requeued | None:
+    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        """Delete dead letters for good, each by itself."""
+
+
+def refuse_broken(letter: DeadLetter, requeue_letter: Callable[[], LetterResult]) -> LetterResult:
+    """Requeue a letter; refuse one whose message is broken, so that it stops no other."""
+    try:
+        return requeue_letter()
+    except _BROKEN as error:
+        return LetterResult(letter.id, "refused", error_line(error))
+
+
+def by_queue(letters: Iterable[DeadLetter]) -> dict[str, dict[str, DeadLetter]]:
+    """Return the letters of each queue by their broker ids."""
+    found: dict[str, dict[str, DeadLetter]] = {}
+    for letter in letters:
+        found.setdefault(letter.queue, {})[letter.broker_id] = letter
+    return found
+
+
+def run_hooks_before(broker: Broker, letter: DeadLetter, message: Message[Any]) -> LetterResult | None:
     """Run the hooks before enqueueing; returns the result if they reject the message, else None.
 
     Raises:
@@ -154,37 +179,45 @@ def run_hooks_before(broker: Broker, letter: DeadLetter, message: Message[Any]) 
     try:
         broker.emit_before("enqueue", message, None)
     except SkipEnqueue as skip:
-        return Requeued(letter.id, "duplicate", skip.duplicate_of)
+        return LetterResult(letter.id, "duplicate", skip.duplicate_of)
     except StoreUnavailable as error:
         raise RedisUnavailable(str(error)) from error
     except MiddlewareError as error:
-        return Requeued(letter.id, "refused", error_line(error))
+        return LetterResult(letter.id, "refused", error_line(error))
     return None
 
 
 def found(store: DeadLetterStore, ids: Sequence[str]) -> list[DeadLetter]:
-    """Return the dead letters with these ids, in this order.
+    """Return the dead letters with these ids, in this order, each once.
 
     Raises:
       DeadLetterRefused: When one of the ids has no dead letter.
     """
-    letters = store.find(set(ids))
-    for each in ids:
+    letters, given = store.find(set(ids)), list(dict.fromkeys(ids))
+    for each in given:
         if each not in letters:
             raise DeadLetterRefused(f"there is no dead letter {each!r}; see: housekeeping deadletters list")
-    return [letters[each] for each in ids]
+    return [letters[each] for each in given]
 
 
-def requeue(store: DeadLetterStore, ids: Sequence[str]) -> list[Requeued]:
+def requeue(store: DeadLetterStore, ids: Sequence[str]) -> list[LetterResult]:
     """Requeue dead letters; returns the result for each.
 
     Raises:
       DeadLetterRefused: When one does not exist or cannot be read; then none is requeued.
     """
-    letters = found(store, list(dict.fromkeys(ids)))
+    return [store.requeue(letter) for letter in readable(found(store, ids))]
+
+
+def readable(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    """Return the letters if all of them can be read.
+
+    Raises:
+      DeadLetterRefused: When one cannot be read.
+    """
     for letter in letters:
         if letter.message is None:
             raise DeadLetterRefused(
                 f"{letter.broker_id!r} cannot be sent again, because it cannot be read: {letter.unreadable}"
             )
-    return [store.requeue(letter) for letter in letters]
+    return letters

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from dramatiq.common import xq_name
 from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPError
 
-from housekeeping.brokers.dead_letters.models import NEVER, DeadLetter, Requeued, run_hooks_before
+from housekeeping.brokers.dead_letters.models import (
+    NEVER,
+    DeadLetter,
+    LetterResult,
+    by_queue,
+    refuse_broken,
+    run_hooks_before,
+)
 from housekeeping.core.errors import BrokerUnavailable
 from housekeeping.core.sanitize import error_line
+
+#: Moves a letter, given the channel with a transaction and the tag of its delivery.
+_Move = Callable[[Any, int, DeadLetter], LetterResult]
 
 
 class RabbitmqDeadLetters:
@@ -35,10 +47,16 @@ class RabbitmqDeadLetters:
         return {queue: number for queue, number in numbers.items() if number}
 
     def newest(self, limit: int) -> list[DeadLetter]:
+        return list(islice(self.newest_first(), limit))
+
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
         with self._channel() as channel:
-            letters = [letter for queue in self._queues() for _, letter in self._fetched(channel, queue)]
+            queues = [each for each in self._queues() if queue in (None, each)]
+            letters = [letter for each in queues for _, letter in self._fetched(channel, each)]
+        if died_until is not None:
+            letters = [letter for letter in letters if (letter.died_at or NEVER) <= died_until]
         # Times have seconds only, so of equal ones the last in its queue is the newest.
-        return sorted(reversed(letters), key=lambda letter: letter.died_at or NEVER, reverse=True)[:limit]
+        yield from sorted(reversed(letters), key=lambda letter: letter.died_at or NEVER, reverse=True)
 
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
         found: dict[str, DeadLetter] = {}
@@ -51,27 +69,49 @@ class RabbitmqDeadLetters:
                             found[name] = letter
         return found
 
-    def requeue(self, letter: DeadLetter) -> Requeued:
-        message = letter.revived(self._broker)
-        with self._channel() as channel:
-            # Declare the queue again: RabbitMQ silently drops messages to a deleted queue.
-            self._broker.queues_pending.add(message.queue_name)
-            self._broker.declare_queue(message.queue_name, ensure=True)
-            # One transaction removes it from the dead letters and publishes it to the queue.
-            channel.tx_select()
-            tag = next(
-                (tag for tag, each in self._fetched(channel, letter.queue) if each.broker_id == letter.broker_id), None
+    def requeue(self, letter: DeadLetter) -> LetterResult:
+        if letter.message is None:
+            letter.revived(self._broker)
+        [result] = self.requeue_each([letter])
+        return result
+
+    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        for queue, wanted in by_queue(letters).items():
+            yield from self._move_each(
+                queue,
+                wanted,
+                lambda channel, tag, letter: refuse_broken(letter, partial(self._move, channel, tag, letter)),
             )
-            if tag is None:
-                return Requeued(letter.id, "gone")
-            if outcome := run_hooks_before(self._broker, letter, message):
-                return outcome
-            properties = self._broker.properties(priority=message.options.get("broker_priority"))
-            channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
-            channel.basic_ack(tag)
-            channel.tx_commit()
-            self._broker.emit_after("enqueue", message, None)
-        return Requeued(letter.id, "requeued")
+
+    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        for queue, wanted in by_queue(letters).items():
+            yield from self._move_each(queue, wanted, _delete)
+
+    def _move_each(self, queue: str, wanted: dict[str, DeadLetter], move: _Move) -> Iterator[LetterResult]:
+        """Apply the function to these letters of a queue, which is read once, each in a transaction of its own."""
+        with self._channel() as channel:
+            channel.tx_select()
+            for tag, found in self._fetched(channel, queue):
+                if letter := wanted.pop(found.broker_id, None):
+                    yield move(channel, tag, letter)
+                if not wanted:
+                    break
+        yield from (LetterResult(letter.id, "gone") for letter in wanted.values())
+
+    def _move(self, channel: Any, tag: int, letter: DeadLetter) -> LetterResult:
+        message = letter.revived(self._broker)
+        # Declare the queue again: RabbitMQ silently drops messages to a deleted queue.
+        self._broker.queues_pending.add(message.queue_name)
+        self._broker.declare_queue(message.queue_name, ensure=True)
+        if outcome := run_hooks_before(self._broker, letter, message):
+            return outcome
+        properties = self._broker.properties(priority=message.options.get("broker_priority"))
+        # One transaction publishes it to the queue and removes it from the dead letters.
+        channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
+        channel.basic_ack(tag)
+        channel.tx_commit()
+        self._broker.emit_after("enqueue", message, None)
+        return LetterResult(letter.id, "requeued")
 
     def _queues(self) -> list[str]:
         return sorted(self._broker.get_declared_queues())
@@ -110,3 +150,9 @@ class RabbitmqDeadLetters:
             del self._broker.connection
             text = error_line(error).removeprefix("RabbitMQ: ")
             raise BrokerUnavailable(f"RabbitMQ did not answer: {text}") from error
+
+
+def _delete(channel: Any, tag: int, letter: DeadLetter) -> LetterResult:
+    channel.basic_ack(tag)
+    channel.tx_commit()
+    return LetterResult(letter.id, "deleted")

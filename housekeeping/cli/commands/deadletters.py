@@ -1,55 +1,108 @@
-"""``housekeeping deadletters``: list, show and requeue messages that failed for good."""
+"""``housekeeping deadletters``: list, show, requeue and delete messages that failed for good."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
-from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found, requeue
+from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found
+from housekeeping.brokers.dead_letters.bulk import Action, apply
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
+from housekeeping.brokers.dead_letters.models import readable
+from housekeeping.brokers.dead_letters.search import LetterFilter, Position, matching, search
+from housekeeping.cli.confirmation import confirm
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.formatting import out, progress
 from housekeeping.cli.tables import print_table, table
+from housekeeping.core.errors import HousekeepingError, WrongArgument
 from housekeeping.core.sanitize import in_one_line, printable
-from housekeeping.core.wording import format_duration
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.formatting import describe_requeue
+from housekeeping.presentation.time_parsing import parse_since
 from housekeeping.workers import configured_sweeps
 
 _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list
 _ERROR_WIDTH: Final = 200
+_KEPT: Final = 20  # dead letters that stay, named one by one
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _filters(command: Command) -> Command:
+    """Add the options that choose dead letters."""
+    time = "2h, 3d, 03:00 or 2026-11-20T03:00 (UTC)"
+    for option in (
+        click.option("--until", help=f"Only those that died until then: {time}."),
+        click.option("--since", help=f"Only those that died since then: {time}."),
+        click.option("--error", metavar="TEXT", help="Only those whose error contains this text."),
+        click.option("--actor", help="Only those of this actor."),
+        click.option("--queue", help="Only those of this queue."),
+    ):
+        command = option(command)
+    return command
+
+
+def _choice(command: Command) -> Command:
+    """Add the arguments and options of a change: IDs, filters, or all."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--all", "everything", is_flag=True, help="All dead letters of all queues."),
+        _filters,
+        click.argument("message_ids", metavar="[ID...]", nargs=-1),
+    ):
+        command = option(command)
+    return command
+
+
+def _filter(given: dict[str, str | None]) -> LetterFilter:
+    now = datetime.now(UTC)
+    since, until = (None if (text := given[name]) is None else parse_since(text, now) for name in ("since", "until"))
+    return LetterFilter(given["queue"], given["actor"], given["error"], since, until)
 
 
 @click.group("deadletters")
 def dead_letters() -> None:
-    """List, show and requeue dead letters: messages that failed their last retry or could not be read.
+    """List, show, requeue and delete dead letters: messages that failed their last retry or could not be read.
 
     The broker keeps them for a week. For an actor with a schedule it keeps the last ten.
     """
 
 
 @dead_letters.command("list", short_help="List dead letters, newest first.")
+@_filters
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of dead letters."
 )
+@click.option("--after", metavar="PLACE", help="Continue after this place, which the page before has printed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_letters(limit: int, as_json: bool) -> None:
-    """List the dead letters of all queues, newest first.
+def list_letters(limit: int, after: str | None, as_json: bool, **conditions: str | None) -> None:
+    """List dead letters of all queues, newest first.
 
     An unreadable message is listed by its broker id, with the reason instead of the error.
+
+    \b
+    housekeeping deadletters list --actor charge --error "timed out"
+    housekeeping deadletters list --since 3h --until 1h
     """
+    sought, place = _filter(conditions), None if after is None else Position.parse(after)
     store = _store()
     with progress("reading dead letters"):
-        total, letters = sum(store.counts().values()), store.newest(limit)
+        total, page = sum(store.counts().values()), search(store, sought, limit, place)
+    older = None if page.older is None else str(page.older)
     if as_json:
-        click.echo(json.dumps({"total": total, "dead_letters": [_as_json(letter) for letter in letters]}))
+        letters = [_as_json(letter) for letter in page.letters]
+        click.echo(json.dumps({"total": total, "older": older, "dead_letters": letters}))
         return
     now = datetime.now(UTC)
     rows = table("ID", "ACTOR", "QUEUE", ">DIED", ">RETRIES", "ARGUMENTS", "ERROR")
-    for letter in letters:
+    for letter in page.letters:
         rows.add_row(
             in_one_line(letter.id, _ARGUMENTS_WIDTH),
             in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
@@ -60,8 +113,10 @@ def list_letters(limit: int, as_json: bool) -> None:
             in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
         )
     print_table(rows)
-    if total > len(letters):
-        out.print(f"the newest {len(letters):,} of {total:,}; --limit shows more")
+    if len(page.letters) < total:
+        out.print(f"{len(page.letters):,} shown, {counted(total, 'dead letter')} in total", soft_wrap=True)
+    if older is not None:
+        out.print(f"older ones: --after {shlex.quote(older)}", soft_wrap=True)
 
 
 @dead_letters.command("show", short_help="Show one dead letter in full.")
@@ -89,18 +144,88 @@ def show_letter(message_id: str, as_json: bool) -> None:
 
 
 @dead_letters.command("requeue", short_help="Send dead letters again.")
-@click.argument("message_ids", metavar="ID...", nargs=-1, required=True)
-def requeue_letters(message_ids: tuple[str, ...]) -> None:
-    """Send dead letters again, with all their retries.
+@_choice
+def requeue_letters(message_ids: tuple[str, ...], everything: bool, yes: bool, as_json: bool, **given: Any) -> None:
+    """Send dead letters again, with all their retries: those with these IDs, those of a filter, or all.
 
-    A message keeps its id and its idempotency key. A duplicate of a live message stays a dead letter. If one of the
-    ids is unknown, nothing is sent.
+    A message keeps its id and its idempotency key. A duplicate of a live message stays a dead letter. If one of the IDs
+    is unknown, nothing is sent. With a filter or --all, a message that cannot be sent stays, and the others are sent;
+    the command says how many it found, and asks.
+
+    \b
+    housekeeping deadletters requeue 5f0c2a9e-1f0a-4a43-a7d9-0d7c1f0c2a9e
+    housekeeping deadletters requeue --actor charge --error "timed out"
+
+    Exit status: 0; 1 if a message could not be sent, or it was not confirmed; 2 if nothing was tried.
     """
-    with progress("requeueing"):
-        results = requeue(_store(), message_ids)
-    for result in results:
-        click.echo(f"{in_one_line(result.id, _ARGUMENTS_WIDTH)}: {describe_requeue(result)}")
-    if any(result.outcome == "refused" for result in results):
+    store, sought = _store(), _filter(given)
+    _require_choice(message_ids, sought, everything)
+    if message_ids:
+        with progress("reading dead letters"):
+            letters: Sequence[DeadLetter] = readable(found(store, message_ids))
+    else:
+        letters = _matching(store, sought, as_json, yes)
+        if letters and not yes:
+            confirm(f"Requeue {counted(len(letters), 'dead letter')}?", "nothing was requeued")
+    _apply(store, "requeue", letters, as_json, each=bool(message_ids))
+
+
+@dead_letters.command("delete", short_help="Delete dead letters for good.")
+@_choice
+def delete_letters(message_ids: tuple[str, ...], everything: bool, yes: bool, as_json: bool, **given: Any) -> None:
+    """Delete dead letters for good: those with these IDs, those of a filter, or all.
+
+    The command says how many it found, and asks. If one of the IDs is unknown, nothing is deleted.
+
+    \b
+    housekeeping deadletters delete --actor charge --until 3d
+
+    Exit status: 0; 1 if the broker stopped answering, or it was not confirmed; 2 if nothing was tried.
+    """
+    store, sought = _store(), _filter(given)
+    _require_choice(message_ids, sought, everything)
+    if message_ids:
+        with progress("reading dead letters"):
+            letters = found(store, message_ids)
+        _require_yes(as_json, yes)
+    else:
+        letters = _matching(store, sought, as_json, yes)
+    if letters and not yes:
+        confirm(f"Delete {counted(len(letters), 'dead letter')}?", "nothing was deleted")
+    _apply(store, "delete", letters, as_json, each=bool(message_ids))
+
+
+def _require_choice(message_ids: tuple[str, ...], sought: LetterFilter, everything: bool) -> None:
+    given = [bool(message_ids), bool(sought), everything]
+    if sum(given) != 1:
+        raise WrongArgument("choose dead letters by their IDs, by filters such as --actor, or take --all of them")
+
+
+def _require_yes(as_json: bool, yes: bool) -> None:
+    if as_json and not yes:
+        raise WrongArgument("--json does not ask for a confirmation; add --yes")
+
+
+def _matching(store: DeadLetterStore, sought: LetterFilter, as_json: bool, yes: bool) -> list[DeadLetter]:
+    _require_yes(as_json, yes)
+    with progress("reading dead letters"):
+        return matching(store, sought)
+
+
+def _apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter], as_json: bool, *, each: bool) -> None:
+    """Requeue or delete them, and print what became of them: of each, or of those that stay and how many were moved."""
+    with progress(f"{action.removesuffix('e')}ing {counted(len(letters), 'dead letter')}"):
+        result = apply(store, action, letters)
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+    else:
+        for one in result.results if each else result.kept[:_KEPT]:
+            click.echo(f"{in_one_line(one.id, _ARGUMENTS_WIDTH)}: {describe_requeue(one)}")
+        if not each:
+            click.echo(str(result))
+    if result.stopped is not None:
+        raise HousekeepingError(f"{result.stopped}; {counted(result.left, 'dead letter')} not tried")
+    if any(one.outcome == "refused" for one in result.results):
         raise SystemExit(1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,10 +12,11 @@ from rich.text import Text
 from housekeeping.cli.commands.plan import print_checks, print_plan
 from housekeeping.cli.commands.run import exit_with_error, print_result, report_interruption, run_in_foreground
 from housekeeping.cli.commands.runs import using_database_of
+from housekeeping.cli.confirmation import confirm
 from housekeeping.cli.context import load_settings
 from housekeeping.cli.foreground import end_process
 from housekeeping.cli.formatting import out, progress, say
-from housekeeping.core.errors import Refused, WrongArgument
+from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import printable
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import error_reporting
@@ -172,21 +172,7 @@ def _print(planned: PurgePlan) -> None:
 def _confirm(planned: PurgePlan) -> None:
     exact = planned.plan.stale.exact or planned.request.max_rows is not None
     rows = counted(planned.rows, "row") if exact else f"{planned.plan.stale} rows"
-    try:
-        confirmed = click.confirm(f"Delete {rows} of {planned.request.table}?", err=True)
-    except click.Abort:
-        click.echo(err=True)
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise WrongArgument("there is no terminal to confirm it on; nothing was deleted; add --yes") from None
-        confirmed = False
-    if not confirmed:
-        raise _NotConfirmed("not confirmed; nothing was deleted")
-
-
-class _NotConfirmed(Refused):
-    """The operator has declined; nothing was changed."""
-
-    exit_code = 1
+    confirm(f"Delete {rows} of {planned.request.table}?", "nothing was deleted")
 
 
 def _run(request: PurgeRequest, sweep: Sweep, *, force: bool, as_json: bool) -> None:

@@ -41,12 +41,13 @@ def addresses_that_change() -> list[str]:
     nowhere = Settings.load(database_url="postgresql:///nowhere", redis_url="redis://nowhere")
     rules = create_app(nowhere, {}, TOKEN, open_to_read=True).url_map.iter_rules()
     changing = [rule for rule in rules if not {"GET", "HEAD", "OPTIONS"} >= (rule.methods or set())]
-    return sorted(rule.rule.replace("<name>", WORKER) for rule in changing)
+    return sorted(rule.rule.replace("<name>", WORKER).replace("<action>", "delete") for rule in changing)
 
 
 def test_routes_that_change_something_are_known() -> None:
     assert addresses_that_change() == [
         "/alerts/acknowledge",
+        "/dead-letters/all/delete",
         "/dead-letters/requeue",
         "/leases/release",
         "/login",
@@ -56,6 +57,7 @@ def test_routes_that_change_something_are_known() -> None:
         f"/workers/{WORKER}/narrow",
         f"/workers/{WORKER}/pause",
         f"/workers/{WORKER}/resume",
+        f"/workers/{WORKER}/run",
     ]
 
 

@@ -11,7 +11,7 @@ import dramatiq
 import pytest
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers.dead_letters import RedisDeadLetters, Requeued, requeue
+from housekeeping.brokers.dead_letters import LetterResult, RedisDeadLetters, requeue
 from housekeeping.core.errors import DeadLetterRefused, RedisUnavailable
 from housekeeping.core.settings import Settings
 from tests.faults import Where, exchanges, instead_of_pauses, lose_connection, once
@@ -97,7 +97,7 @@ def test_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
 
     results = requeue(store, [dead.message_id])
 
-    assert results == [Requeued(dead.message_id, "duplicate", live.message_id)]
+    assert results == [LetterResult(dead.message_id, "duplicate", live.message_id)]
     assert [letter.id for letter in store.newest(10)] == [dead.message_id]
     assert [message.message_id for message in queued(broker)] == [live.message_id]
 
@@ -175,7 +175,7 @@ def test_lost_answer_duplicates_no_message(  # R6
 
     with exchanges() as made:
         made.whenever(_MOVE, "after", once(lose_connection))
-        assert requeue(store, [sent.message_id]) == [Requeued(sent.message_id, "requeued")]
+        assert requeue(store, [sent.message_id]) == [LetterResult(sent.message_id, "requeued")]
 
     assert broker.client.llen(f"{broker.namespace}:default") == 1
 

@@ -11,7 +11,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from housekeeping.brokers import message_broker
 from housekeeping.brokers.dead_letters import dead_letters_of, requeue
+from housekeeping.brokers.dead_letters.bulk import apply
 from housekeeping.brokers.dead_letters.models import DeadLetterStore
+from housekeeping.brokers.dead_letters.search import LetterFilter, matching, search
 from housekeeping.core.errors import BrokerUnavailable, DeadLetterRefused
 from housekeeping.core.settings import Settings
 from tests.faults import Crash, at_step, crash
@@ -129,3 +131,32 @@ def test_unreadable_letter_has_its_broker_id(broker: Any, store: DeadLetterStore
     assert list(store.find({unreadable.broker_id})) == [unreadable.broker_id]
     with pytest.raises(DeadLetterRefused, match="cannot be read"):
         requeue(store, [unreadable.broker_id])
+
+
+def test_pages_of_letters_show_each_once(store: DeadLetterStore) -> None:  # R6
+    seen: list[str] = []
+    page = search(store, LetterFilter(), 1)
+    while page.older is not None:
+        seen += [each.id for each in page.letters]
+        page = search(store, LetterFilter(), 1, page.older)
+
+    assert [*seen, *(each.id for each in page.letters)] == [each.id for each in store.newest(3)]
+
+
+def test_bulk_requeue_moves_all_but_the_broken_letter(broker: Any, store: DeadLetterStore) -> None:  # R6
+    broker.bury("default", b"\x80")
+
+    result = apply(store, "requeue", matching(store, LetterFilter()))
+
+    assert str(result) == "3 requeued; 1 kept because it cannot be sent"
+    assert sorted(message.args[0] for message in queued(broker)) == [0, 1, 2]
+    assert [each.message for each in store.newest(10)] == [None]
+
+
+def test_bulk_delete_keeps_the_letters_that_were_not_chosen(store: DeadLetterStore) -> None:  # R6
+    chosen = matching(store, LetterFilter(error="no 1"))
+
+    first, again = (apply(store, "delete", chosen) for _ in range(2))
+
+    assert (str(first), str(again)) == ("1 deleted", "1 already requeued or deleted")
+    assert sorted(each.message.args[0] for each in store.newest(10) if each.message) == [0, 2]

@@ -1,0 +1,117 @@
+"""Pages that requeue or delete many dead letters, after a confirmation that says how many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import unquote
+
+from flask import Flask, abort, flash, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore
+from housekeeping.brokers.dead_letters.bulk import Action, apply
+from housekeeping.brokers.dead_letters.search import matching
+from housekeeping.core.errors import WrongArgument
+from housekeeping.core.sanitize import in_one_line
+from housekeeping.presentation.formatting import describe_requeue
+from housekeeping.web.broker import LazyBroker
+from housekeeping.web.dead_letter_filter import FilterForm
+from housekeeping.web.snapshot import SnapshotCache
+
+#: Letters of one confirmation, which take about a second. The command line has no such limit.
+_MOST: Final = 1000
+_KEPT: Final = 5  # letters that stay, named one by one
+_WIDTH: Final = 60  # characters of an id or a name
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Dead letters that the operator has chosen.
+
+    Attributes:
+      ids: The broker ids of the selected ones; empty: all that meet the filter.
+      until: When the confirmation was shown; of a filter's letters, those that died later are left alone.
+      limit: The number that the confirmation showed.
+    """
+
+    action: Action
+    ids: Sequence[str]
+    form: FilterForm
+    until: datetime
+    limit: int
+
+    @classmethod
+    def of_request(cls, action: Action) -> _Choice:
+        values = request.form if request.method == "POST" else request.args
+        form, ids = FilterForm.of(values), [*dict.fromkeys(map(unquote, values.getlist("id")))][:_MOST]
+        for text in form.errors.values():
+            raise WrongArgument(text)
+        if not ids and "all" not in values:
+            raise WrongArgument("no dead letter is selected; select some, or choose all that match")
+        until, limit = datetime.now(UTC), _MOST
+        if request.method == "POST" and not ids:
+            until, limit = _shown_at(values.get("shown_at", "")), _number(values.get("shown", ""))
+        return cls(action, ids, form, until, limit)
+
+    def letters(self, store: DeadLetterStore) -> list[DeadLetter]:
+        """Return the chosen letters that are still there, the oldest first."""
+        if self.ids:
+            found = store.find(self.ids)
+            return [found[each] for each in reversed(self.ids) if each in found]
+        until = min(self.until, self.form.filter.until or self.until)
+        return matching(store, replace(self.form.filter, until=until), self.limit)
+
+
+def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache, broker: LazyBroker) -> None:
+    """Register the pages."""
+
+    def chosen(action: str) -> _Choice:
+        if action not in ("requeue", "delete"):
+            abort(404)
+        return _Choice.of_request("requeue" if action == "requeue" else "delete")
+
+    @app.get("/dead-letters/all/<action>")
+    def letters_to_change(action: str) -> str:
+        choice = chosen(action)
+        letters = choice.letters(broker.dead_letters())
+        return render_template(
+            "dead_letter_changes.html",
+            choice=choice,
+            letters=letters,
+            groups=Counter(_group(letter) for letter in letters).most_common(),
+            missing=len(choice.ids) - len(letters) if choice.ids else 0,
+            most=_MOST,
+        )
+
+    @app.post("/dead-letters/all/<action>")
+    def change_letters(action: str) -> Response:
+        choice, store = chosen(action), broker.dead_letters()
+        result = apply(store, choice.action, choice.letters(store))
+        snapshots.invalidate()
+        flash(f"Dead letters: {result}.")
+        for each in result.kept[:_KEPT]:
+            flash(f"{in_one_line(each.id, _WIDTH)}: {describe_requeue(each)}")
+        return redirect(url_for("dead_letters", **dict[str, Any](choice.form.typed)), 303)
+
+
+def _group(letter: DeadLetter) -> tuple[str, str]:
+    actor = letter.message.actor_name if letter.message else "(unreadable)"
+    return in_one_line(actor, _WIDTH), in_one_line(letter.queue, _WIDTH)
+
+
+def _shown_at(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+        return at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise WrongArgument("the form lacks the time of its page; open it again from the dead letters") from None
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise WrongArgument("the form lacks the number of dead letters; open it again from the dead letters")
+    return min(int(text), _MOST)

@@ -1,0 +1,131 @@
+"""Filters and pages of dead letters, without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from dramatiq import Message
+
+from housekeeping.brokers.dead_letters.bulk import apply
+from housekeeping.brokers.dead_letters.models import DeadLetter, LetterResult
+from housekeeping.brokers.dead_letters.search import LetterFilter, Position, matching, search
+from housekeeping.core.errors import RedisUnavailable, WrongArgument
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+def letter(broker_id: str, *, ago_s: float | None = 0, actor: str = "charge", error: str = "timed out") -> DeadLetter:
+    died_at = None if ago_s is None else NOW - timedelta(seconds=ago_s)
+    message: Message[Any] = Message("default", actor, (), {}, {"traceback": f"ValueError: {error}"})
+    return DeadLetter(broker_id, "default", died_at, b"", message)
+
+
+class Store:
+    """Store of these letters, newest first."""
+
+    def __init__(self, *letters: DeadLetter) -> None:
+        self.letters = list(letters)
+
+    def counts(self) -> dict[str, int]:
+        return {"default": len(self.letters)}
+
+    def newest(self, limit: int) -> list[DeadLetter]:
+        return self.letters[:limit]
+
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        for each in self.letters:
+            if died_until is None or each.died_at is None or each.died_at <= died_until:
+                yield each
+
+    def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
+        return {each.broker_id: each for each in self.letters if each.broker_id in ids}
+
+    def requeue(self, letter: DeadLetter) -> LetterResult:
+        return LetterResult(letter.broker_id, "requeued")
+
+    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        for each in letters:
+            if each.broker_id == "c":
+                raise RedisUnavailable("Redis did not answer")
+            yield self.requeue(each)
+
+    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        return (LetterResult(each.broker_id, "deleted") for each in letters)
+
+
+def ids(letters: Sequence[DeadLetter]) -> list[str]:
+    return [each.broker_id for each in letters]
+
+
+@pytest.mark.parametrize(
+    ("sought", "found"),
+    [
+        (LetterFilter(), ["c", "b", "a"]),
+        (LetterFilter(actor="charge"), ["c", "a"]),
+        (LetterFilter(error="TIMED"), ["b", "a"]),
+        (LetterFilter(since=NOW - timedelta(seconds=10)), ["b", "a"]),
+        (LetterFilter(until=NOW - timedelta(seconds=10)), ["c", "b"]),
+        (LetterFilter(queue="other"), []),
+        (LetterFilter(actor="charge", error="disk"), ["c"]),
+    ],
+)
+def test_filter_finds_the_letters_that_meet_all_conditions(sought: LetterFilter, found: list[str]) -> None:
+    store = Store(letter("a"), letter("b", ago_s=10, actor="mail"), letter("c", ago_s=20, error="disk full"))
+
+    assert ids(matching(store, sought)) == found
+
+
+def test_masked_secret_cannot_be_searched_for() -> None:
+    store = Store(letter("a", error="no answer from amqp://me:hunter2@host/"))
+
+    assert matching(store, LetterFilter(error="hunter2")) == []
+    assert ids(matching(store, LetterFilter(error="me:***@host"))) == ["a"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_pages_show_each_letter_once(size: int) -> None:
+    store = Store(*(letter(str(number), ago_s=number // 3) for number in range(9)), letter("last", ago_s=None))
+    seen: list[str] = []
+    page = search(store, LetterFilter(), size)
+    while page.older is not None:
+        seen += ids(page.letters)
+        page = search(store, LetterFilter(), size, Position.parse(str(page.older)))
+
+    assert [*seen, *ids(page.letters)] == [*(str(number) for number in range(9)), "last"]
+
+
+def test_page_continues_although_its_last_letter_was_requeued() -> None:
+    store = Store(*(letter(str(number), ago_s=number) for number in range(4)))
+    page = search(store, LetterFilter(), 2)
+    del store.letters[1]
+
+    assert ids(search(store, LetterFilter(), 2, page.older).letters) == ["2", "3"]
+
+
+def test_search_for_a_rare_error_ends_at_its_limit_and_continues() -> None:
+    store = Store(*(letter(str(number), ago_s=number) for number in range(5)), letter("x", ago_s=9, error="disk"))
+    sought = LetterFilter(error="disk")
+
+    first = search(store, sought, 10, searched=4)
+    second = search(store, sought, 10, first.older, searched=4)
+
+    assert (first.letters, first.complete) == ([], False)
+    assert (ids(second.letters), second.older, second.complete) == (["x"], None, True)
+
+
+@pytest.mark.parametrize("text", ["", "7", "x-7", "1-", "999999999999999-x"])
+def test_malformed_place_is_rejected(text: str) -> None:
+    with pytest.raises(WrongArgument, match="not a place"):
+        Position.parse(text)
+
+
+def test_unavailable_broker_ends_a_bulk_change_and_says_what_is_left() -> None:
+    store = Store(*(letter(name) for name in "abcde"))
+
+    result = apply(store, "requeue", store.letters)
+
+    assert [each.id for each in result.results] == ["a", "b"]
+    assert str(result) == "2 requeued; 3 dead letters not tried: Redis did not answer"
