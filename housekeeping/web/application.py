@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from typing import Any, Final
 
 from flask import Flask, abort, redirect, render_template, request, url_for
@@ -16,10 +15,8 @@ from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.presentation.workers import parse_argument, translate_table_errors
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.attempts import REASONS
-from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.ledger import history
 from housekeeping.web.action_log import add_action_log
 from housekeeping.web.actions import add_actions
@@ -30,14 +27,14 @@ from housekeeping.web.dead_letter_changes import add_dead_letter_changes
 from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.login_pages import add_login_pages, ask_to_log_in
 from housekeeping.web.logins import Logins
+from housekeeping.web.plans import add_plans
 from housekeeping.web.rendering import configure_templates
 from housekeeping.web.responses import shrink_responses
 from housekeeping.web.security import Access, protect
 from housekeeping.web.snapshot import SnapshotCache
 from housekeeping.web.worker_page import worker_page
+from housekeeping.web.worker_table import SORTS, Choices, WorkerTable
 
-#: Maximum number of records counted per stage of a plan, so that its page loads quickly.
-_COUNTED: Final = 100_000
 #: A request waits for a server for seconds at most. The others must not wait for it.
 _THREADS: Final = 8
 #: Limits for unauthenticated requests. The longest form has a few hundred bytes. Lease keys and dead letter ids are in
@@ -66,8 +63,8 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     configure_templates(app)
     snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)
     _add_pages(app, snapshots)
-    _add_plans(app, snapshots)
     broker = LazyBroker(settings, sweeps)
+    add_plans(app, snapshots, broker)
     add_dead_letters(app, snapshots, broker)
     add_dead_letter_changes(app, snapshots, broker)
     add_actions(app, snapshots)
@@ -80,7 +77,9 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
 def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/")
     def front() -> str:
-        return render_template("front.html", snapshot=snapshots.current(), live=True)
+        snapshot = snapshots.current()
+        table = WorkerTable.of(snapshot.statuses.values(), Choices.of(request.args))
+        return render_template("front.html", snapshot=snapshot, table=table, sorts=SORTS, live=True)
 
     @app.get("/workers/<name>")
     def worker(name: str) -> str:
@@ -114,27 +113,6 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/favicon.ico")
     def favicon() -> Response:
         return redirect(url_for("static", filename="icon.svg"), 301)
-
-
-def _add_plans(app: Flask, snapshots: SnapshotCache) -> None:
-    counting = threading.Lock()
-
-    @app.get("/workers/<name>/plan")
-    def plan(name: str) -> str:
-        sweep = snapshots.sweep(name)
-        # A plan loads the database, and a foreign page could make a browser request it.
-        if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-            abort(403, "another site requested this page: open it from the worker's page")
-        argument = parse_argument(sweep, request.args.get("argument", "").strip() or None)
-        # One plan at a time, so that repeated clicks do not occupy all threads and the database.
-        if not counting.acquire(blocking=False):
-            abort(503, "another plan is being computed; reload this page in a moment")
-        try:
-            with translate_table_errors(sweep):
-                planned = make_plan(sweep, argument, limit=_COUNTED, zone=snapshots.settings.timezone)
-        finally:
-            counting.release()
-        return render_template("plan.html", sweep=sweep, plan=planned, argument=argument)
 
 
 def _add_errors(app: Flask, snapshots: SnapshotCache) -> None:

@@ -17,9 +17,12 @@ from housekeeping.brokers.dead_letters.bulk import Action, apply
 from housekeeping.brokers.dead_letters.search import matching
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.wording import counted
 from housekeeping.presentation.formatting import describe_requeue
+from housekeeping.sweeps.ledger.action_log import record_action
 from housekeeping.web.broker import LazyBroker
 from housekeeping.web.dead_letter_filter import FilterForm
+from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
 
 #: Letters of one confirmation, which take about a second. The command line has no such limit.
@@ -90,7 +93,10 @@ def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache, broker: LazyBr
     @app.post("/dead-letters/all/<action>")
     def change_letters(action: str) -> Response:
         choice, store = chosen(action), broker.dead_letters()
-        result = apply(store, choice.action, choice.letters(store))
+        letters = choice.letters(store)
+        with record_action(choice.action, counted(len(letters), "dead letter"), current_user()) as outcome:
+            result = apply(store, choice.action, letters)
+            outcome.result = str(result)
         snapshots.invalidate()
         flash(f"Dead letters: {result}.")
         for each in result.kept[:_KEPT]:

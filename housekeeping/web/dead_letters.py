@@ -13,8 +13,10 @@ from housekeeping.brokers.dead_letters.formatting import arguments, body, bounde
 from housekeeping.brokers.dead_letters.search import Position, search
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.presentation.formatting import describe_requeue
+from housekeeping.sweeps.ledger.action_log import record_action
 from housekeeping.web.broker import LazyBroker
 from housekeeping.web.dead_letter_filter import FilterForm
+from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
 
 _SHOWN: Final = 50  # letters
@@ -50,7 +52,10 @@ def add_dead_letters(app: Flask, snapshots: SnapshotCache, broker: LazyBroker) -
 
     @app.post("/dead-letters/requeue")
     def requeue_letter() -> Response:
-        [result] = requeue(broker.dead_letters(), [request.args.get("id", "")])
+        message_id = request.args.get("id", "")
+        with record_action("requeue", message_id, current_user()) as outcome:
+            [result] = requeue(broker.dead_letters(), [message_id])
+            outcome.result = describe_requeue(result)
         snapshots.invalidate()
         flash(f"{in_one_line(result.id, _ID_WIDTH)}: {describe_requeue(result)}")
         return redirect(url_for("dead_letters"), 303)

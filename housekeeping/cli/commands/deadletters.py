@@ -16,8 +16,8 @@ from housekeeping.brokers.dead_letters.formatting import arguments, body, bounde
 from housekeeping.brokers.dead_letters.models import readable
 from housekeeping.brokers.dead_letters.search import LetterFilter, Position, matching, search
 from housekeeping.cli.confirmation import confirm
-from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, progress
+from housekeeping.cli.context import load_settings, use_action_log
+from housekeeping.cli.formatting import progress, say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import HousekeepingError, WrongArgument
 from housekeeping.core.sanitize import in_one_line, printable
@@ -25,6 +25,7 @@ from housekeeping.core.wording import counted, format_duration
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.formatting import describe_requeue
 from housekeeping.presentation.time_parsing import parse_since
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 from housekeeping.workers import configured_sweeps
 
 _ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list
@@ -114,9 +115,9 @@ def list_letters(limit: int, after: str | None, as_json: bool, **conditions: str
         )
     print_table(rows)
     if len(page.letters) < total:
-        out.print(f"{len(page.letters):,} shown, {counted(total, 'dead letter')} in total", soft_wrap=True)
+        say(f"{len(page.letters):,} shown, {counted(total, 'dead letter')} in total")
     if older is not None:
-        out.print(f"older ones: --after {shlex.quote(older)}", soft_wrap=True)
+        say(f"older ones: --after {shlex.quote(older)}")
 
 
 @dead_letters.command("show", short_help="Show one dead letter in full.")
@@ -215,7 +216,10 @@ def _matching(store: DeadLetterStore, sought: LetterFilter, as_json: bool, yes: 
 def _apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter], as_json: bool, *, each: bool) -> None:
     """Requeue or delete them, and print what became of them: of each, or of those that stay and how many were moved."""
     with progress(f"{action.removesuffix('e')}ing {counted(len(letters), 'dead letter')}"):
-        result = apply(store, action, letters)
+        target = ", ".join(letter.id for letter in letters) if each else counted(len(letters), "dead letter")
+        with record_action(action, target, command_line_user()) as outcome:
+            result = apply(store, action, letters)
+            outcome.result = str(result)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
@@ -232,6 +236,7 @@ def _apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter]
 def _store() -> DeadLetterStore:
     """Return the store of the ready-made application. Its broker knows the actor options that requeueing applies."""
     settings = load_settings()
+    use_action_log(settings)
     return dead_letters_of(broker_without_database(settings, configured_sweeps(settings)))
 
 

@@ -123,9 +123,12 @@ def find(run_id: int) -> RunRecord | None:
 
 def attempts_of(record: RunRecord) -> list[RunRecord]:
     """Return all attempts at the run's message, oldest first; without a message, only the run itself."""
-    if record.message_id is None:
-        return [record]
-    rows = _rows().where(Run.message_id == record.message_id).order_by(Run.id).limit(_ATTEMPTS)
+    return [record] if record.message_id is None else attempts_at(record.message_id)
+
+
+def attempts_at(message_id: str) -> list[RunRecord]:
+    """Return all attempts at a message, oldest first."""
+    rows = _rows().where(Run.message_id == message_id).order_by(Run.id).limit(_ATTEMPTS)
     return [_record(run) for run in rows]
 
 

@@ -12,7 +12,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.leases.lease_token import new_token
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.ledger.overrides import override_of
-from housekeeping.web import application
+from housekeeping.web import plans
 from housekeeping.web.application import create_app
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
@@ -98,7 +98,7 @@ def test_second_plan_at_the_same_time_is_rejected_at_once(client: FlaskClient) -
     def meanwhile() -> None:
         beside.append(client.application.test_client().get(f"{PATH}/plan"))
 
-    with at_step(application, "make_plan", "before", meanwhile):
+    with at_step(plans, "make_plan", "before", meanwhile):
         first = client.get(f"{PATH}/plan")
 
     assert (first.status_code, [answer.status_code for answer in beside]) == (200, [503])

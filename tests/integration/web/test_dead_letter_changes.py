@@ -14,6 +14,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from housekeeping.core.settings import Settings
+from housekeeping.sweeps.ledger.action_log import logged_actions
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import installed
@@ -96,6 +97,8 @@ def test_all_that_match_are_requeued_after_a_confirmation(
 
     asked, done = confirmed(client, "/dead-letters/all/requeue?all=1&actor=send_mail")
 
+    [action] = logged_actions(10)
+    assert (action.action, action.target, action.result) == ("requeue", "30 dead letters", "30 requeued")
     assert "Requeue 30 dead letters?" in asked
     assert "Dead letters: 30 requeued." in done and "no dead letter matches" in done
     assert (dead(letters, "mail"), dead(letters, "default"), len(queued(letters, "mail"))) == (0, 90, 30)
