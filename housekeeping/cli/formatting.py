@@ -16,26 +16,30 @@ from housekeeping.cli.tables import print_table as print_table
 from housekeeping.cli.tables import table as table
 from housekeeping.core.sanitize import printable
 
-_INDENT: Final = "  "  # of a line's continuation
+_INDENT: Final = 2  # spaces before a line's continuation
 
 #: A command to type, or a word.
-_UNIT: Final = re.compile(r"housekeeping(?: [\w./:=*@<>-]+)+\S*|\S+")
+_UNIT: Final = re.compile(r"[`'\"(]?housekeeping(?: [\w./:=*@<>-]+)+\S*|\S+")
 
 
-def say(line: str | Text, style: str = "") -> None:
+def say(line: str | Text, style: str = "", *, indent: int | None = None) -> None:
     """Print a line, wrapped between words to the terminal's width. A command to type stays on one line.
 
     Text that is copied from the terminal must not contain the first half of a command followed by a line break.
+
+    Parameters:
+      indent: Spaces before the lines after the first; None: two more than before the first.
     """
     text = line if isinstance(line, Text) else Text(printable(line), style)
     if out.width >= NO_LIMIT:
         out.print(text, soft_wrap=True)
         return
     for paragraph in text.split("\n"):
-        indent = " " * (len(paragraph.plain) - len(paragraph.plain.lstrip())) + _INDENT
-        for number, part in enumerate(paragraph.divide(_breaks(paragraph.plain, out.width, len(indent)))):
+        own = len(paragraph.plain) - len(paragraph.plain.lstrip()) + _INDENT
+        spaces = " " * (own if indent is None else indent)
+        for number, part in enumerate(paragraph.divide(_breaks(paragraph.plain, out.width, len(spaces)))):
             part.rstrip()
-            out.print(Text.assemble(indent if number else "", part), soft_wrap=True)
+            out.print(Text.assemble(spaces if number else "", part), soft_wrap=True)
 
 
 def _breaks(text: str, width: int, indent: int) -> list[int]:

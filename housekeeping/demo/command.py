@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 import click
@@ -30,14 +30,20 @@ def demo(once: bool) -> None:
     """Show the workers at work: real PostgreSQL and Redis servers, sample data, real worker and scheduler processes.
 
     Requires the extra "embedded". Existing data is not touched: the servers use a temporary folder and no port. With
-    the extra "web" it serves the dashboard on a free local port and prints its address. Ctrl-C ends the demo and
+    the extra "web" it serves the dashboard on a free local port and prints its address first. Ctrl-C ends the demo and
     removes everything.
     """
     if any(importlib.util.find_spec(name) is None for name in ("obstore", "psutil")):
         raise SettingsError(f"the demo needs an extra: {how_to_install('embedded')}")
     logs.configure("WARNING")
     started_at = time.monotonic()
-    with _ending_on_signals(130 if once else 0) as stop_requested, stage() as ready:
+    with (
+        _ending_on_signals(130 if once else 0) as stop_requested,
+        stage() as ready,
+        nullcontext() if once else dashboard(ready) as address,
+    ):
+        if address is not None:
+            print_progress(f"dashboard: {address}", started_at)
         versions = ready.servers.versions
         print_progress(
             f"PostgreSQL {versions['postgres']} and {versions['redis']} run in {ready.servers.folder}", started_at
@@ -45,19 +51,17 @@ def demo(once: bool) -> None:
         for scene in SCENES:
             print_progress(scene.seed(ready.servers.folder), started_at)
         with others_at_work(ready.servers.database_url):
-            _run(ready, once, started_at, stop_requested)
+            _run(ready, address, started_at, stop_requested)
     print_progress("servers stopped, everything removed", started_at)
 
 
-def _run(ready: Stage, once: bool, started_at: float, stop_requested: threading.Event) -> None:
+def _run(ready: Stage, address: str | None, started_at: float, stop_requested: threading.Event) -> None:
     with ready.processes() as processes:
         print_progress("housekeeping worker and housekeeping scheduler started", started_at)
-        if once:
+        if address is None:
             run_each_once(ready, processes)
         else:
-            with dashboard(ready) as address:
-                print_progress(f"dashboard: {address}", started_at)
-                watch(ready, processes, stop_requested, address)
+            watch(ready, processes, stop_requested, address)
         print_progress("stopping", started_at)
 
 

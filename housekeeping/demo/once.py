@@ -107,7 +107,8 @@ def sums_table(runs: Iterable[Run], sweeps: dict[str, Sweep], title: str) -> Tab
     for (worker, trigger, outcome, reason), same in alike.items():
         total: Counter[str] = Counter()
         for run in same:
-            total.update({name: value for name, value in run.counts.items() if not isinstance(value, str)})
+            # Flags such as out_of_time are no numbers, and details such as throttled have no sum.
+            total.update({name: value for name, value in run.counts.items() if type(value) is int})
         took = format_duration(sum(map(_seconds, same)))
         did = _did(dict(total), reason, sweeps[worker])
         shown.add_row(worker, _SENT_BY.get(trigger, trigger), str(len(same)), outcome, took, did)

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
@@ -106,6 +107,15 @@ def test_list_works_without_a_database(command: Command) -> None:
     assert shown.split()[-1] == "unknown"
 
 
+def test_list_is_complete_while_a_table_is_locked(command: Command, made: None, admin: Connection) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute("BEGIN; LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE")
+        rows = json.loads(command("list", "--json").stdout)
+        cursor.execute("ROLLBACK")
+
+    assert {each["worker"]: each["state"] for each in rows}[WORKER] == "on"
+
+
 def test_command_runs_with_closed_output(environment: dict[str, str], tmp_path: Path) -> None:
     command = ["sh", "-c", 'exec "$0" -m housekeeping list >&-', sys.executable]
 
@@ -180,6 +190,13 @@ def test_init_can_be_repeated(command: Command, settings: Settings) -> None:
     assert first[0] == f"schema {settings.schema_name}: created"
     assert second[0] == f"schema {settings.schema_name}: up to date"
     assert ("table user_statuses: created" in first, "table user_statuses: already exists" in second) == (True, True)
+
+
+def test_init_prints_what_it_made_as_json(command: Command, settings: Settings) -> None:
+    made = json.loads(command("init", "--with-tables", "--json").stdout)
+
+    assert made[0] == {"kind": "schema", "name": settings.schema_name, "result": "created"}
+    assert {"kind": "table", "name": "user_statuses", "result": "created"} in made
 
 
 def test_help_lists_each_command_in_one_line(command: Command) -> None:

@@ -153,6 +153,7 @@ def test_demo_on_a_terminal_shows_the_shrinking_backlog_until_interrupted(
     shown = b""
     while b"deleted_rows" not in shown:
         shown += os.read(controller, 4096)
+    assert b"dashboard: http://127.0.0.1:" in shown.splitlines()[0]
     running = _processes(demo)
 
     demo.send_signal(signal.SIGINT)

@@ -46,6 +46,13 @@ def test_leases_are_listed_and_released(command: Command, held: ExclusiveLease) 
     assert command("leases", "list").stdout == "no leases are held\n"
 
 
+def test_released_lease_is_printed_as_json(command: Command, held: ExclusiveLease) -> None:
+    released = json.loads(command("leases", "release", KEY, "--json").stdout)
+
+    assert (released["key"], released["worker"], released["epoch"]) == (KEY, "reports", 1)
+    assert not held.exists()
+
+
 def test_release_of_a_free_lease_is_an_error(command: Command, postgres: Database, redis_client: redis.Redis) -> None:
     finished = command("leases", "release", "\x1b[2J")
 

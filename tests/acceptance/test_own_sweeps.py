@@ -140,7 +140,7 @@ def test_first_run_of_a_new_sweep_waits_for_the_confirmation_of_its_plan(
     follows = json.loads(command("run", SWEEP, "--json").stdout)
 
     to_type = f"Look: housekeeping plan {SWEEP}; then: housekeeping run {SWEEP} --confirm"
-    assert f"first run  skips    {planned['unconfirmed']}" in shown
+    assert f"first run  skips  {planned['unconfirmed']}" in shown
     assert planned["unconfirmed"].endswith(to_type)
     assert (skipped.returncode, "skipped: unconfirmed" in skipped.stdout) == (0, True)
     assert f"housekeeping: {planned['unconfirmed']}" in skipped.stderr

@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import pytest
+from psycopg2.extensions import connection as Connection
 
+from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 
 #: Starts many processes.
@@ -83,21 +86,35 @@ def test_watch_redraws_the_terminal_until_ctrl_c(environment: dict[str, str], ma
     assert b"\x1b[2J" in shown and b"Traceback" not in shown
 
 
-def test_watch_without_a_database_at_its_start_fails(environment: dict[str, str], made: None, tmp_path: Path) -> None:
-    away = environment | {"HOUSEKEEPING_DATABASE_URL": "postgresql://localhost:1/db"}
-    words = ["status", "--watch", "--interval", "0.1", "--fail-on-alert", "--json"]
+def test_watch_goes_on_after_an_outage(
+    environment: dict[str, str], made: None, admin: Connection, settings: Settings, tmp_path: Path
+) -> None:
+    url = urlsplit(str(settings.database_url))
+    folder = dict(parse_qsl(url.query)).get("host", "")
+    if not folder.startswith("/"):
+        pytest.skip("the server is not reached through a socket's folder")
+    # A link to the folder of the socket, which an outage takes away.
+    link, name = tmp_path / "s", f"watch_{settings.namespace}"
+    link.symlink_to(folder)
+    query = urlencode({**dict(parse_qsl(url.query)), "host": str(link), "application_name": name}, quote_via=quote)
+    given = environment | {"HOUSEKEEPING_DATABASE_URL": urlunsplit(url._replace(query=query))}
+    words = ["status", WORKER, "--watch", "--interval", "0.1", "--json"]
+    with _started(words, given, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as watching:
+        assert watching.stdout is not None
+        found = (json.loads(line) for line in watching.stdout)
+        before = next(found)
+        link.unlink()
+        with admin.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", (name,)
+            )
+        away = next(each for each in found if "error" in each)
+        link.symlink_to(folder)
+        after = next(each for each in found if "error" not in each)
+        watching.send_signal(signal.SIGINT)
 
-    finished = subprocess.run(
-        [sys.executable, "-m", "housekeeping", *words],
-        env=away,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert finished.returncode == 1
-    assert "PostgreSQL did not answer" in finished.stdout + finished.stderr
+    assert "PostgreSQL did not answer" in away["error"]
+    assert [each["workers"][0]["worker"] for each in (before, after)] == [WORKER, WORKER]
 
 
 @pytest.mark.parametrize("no_color", [False, True])

@@ -38,6 +38,16 @@ def test_paused_worker_skips_runs_until_it_is_resumed(add: Callable[[int], None]
     assert (done["outcome"], done["counts"]["deleted_rows"]) == ("done", 3)
 
 
+def test_changes_of_overrides_are_printed_as_json(made: None, command: Command) -> None:
+    paused = json.loads(command("pause", WORKER, "--reason", "migration", "--json").stdout)
+    narrowed = json.loads(command("narrow", WORKER, "--batch-size", "10", "--json").stdout)
+    resumed, again = (json.loads(command("resume", WORKER, "--json").stdout) for _ in range(2))
+
+    assert [(each["worker"], each["state"], each["reason"]) for each in paused] == [(WORKER, "paused", "migration")]
+    assert [(each["state"], each["batch_size"]) for each in narrowed] == [("narrow", 10)]
+    assert [each[0]["changed"] for each in (resumed, again)] == [True, False]
+
+
 @pytest.mark.slow
 def test_all_workers_are_paused_and_resumed_together(made: None, command: Command) -> None:
     workers = json.loads(command("status", "--json").stdout)["workers"]

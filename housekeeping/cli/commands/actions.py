@@ -8,7 +8,8 @@ from typing import Final
 import click
 
 from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, print_table, table
+from housekeeping.cli.formatting import out, say
+from housekeeping.cli.tables import print_table, table
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.presentation.formatting import format_time
 from housekeeping.sweeps.ledger import schema
@@ -48,7 +49,7 @@ def actions(target: str | None, user: str | None, before: int | None, limit: int
         rows.add_row(*_cells(each))
     print_table(rows)
     if more:
-        out.print(f"older ones: --before {shown[-1].action_id}")
+        say(f"older ones: --before {shown[-1].action_id}")
 
 
 def _cells(action: LoggedAction) -> list[str]:

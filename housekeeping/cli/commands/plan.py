@@ -18,15 +18,21 @@ from housekeeping.core.sanitize import in_one_line, printable
 from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_age
 from housekeeping.presentation.workers import find_worker, parse_argument, translate_table_errors
-from housekeeping.sweeps.insight.forecast import Check
+from housekeeping.sweeps.insight.forecast import Check, Effect
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as make_plan
 from housekeeping.sweeps.stages.stage import Backlog
 
 _SAMPLE_WIDTH: Final = 100  # characters of a value; --json has all of it
-_STYLES: Final = {"fails": "bold red", "none": "dim"} | dict.fromkeys(
-    ("alerts", "slows", "ends_early", "skips", "unknown"), "yellow"
-)
+_STYLES: Final[dict[Effect, str]] = {
+    "none": "dim",
+    "alerts": "yellow",
+    "slows": "yellow",
+    "ends_early": "yellow",
+    "skips": "yellow",
+    "fails": "bold red",
+    "unknown": "yellow",
+}
 
 
 @click.command()
@@ -91,11 +97,12 @@ def print_plan(planned: Plan) -> None:
 
 def print_checks(checks: Sequence[Check]) -> None:
     """Print what each check would do to the run."""
-    rows = table("CHECK", "EFFECT", "FOUND")
+    # Lines instead of a table, because their texts contain commands to type.
+    names = max(len(each.name) for each in checks) + 2
+    effects = max(len(each.effect) for each in checks) + 2
     for each in checks:
-        style = _STYLES.get(each.effect, "")
-        rows.add_row(each.name, Text(each.effect.replace("_", " "), style), printable(each.text))
-    print_table(rows)
+        effect = f"{each.effect.replace('_', ' '):<{effects}}", _STYLES[each.effect]
+        say(Text.assemble(f"{each.name:<{names}}", effect, printable(each.text)), indent=names + effects)
 
 
 def _duration(planned: Plan, stale: Backlog) -> str:

@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime
 
 import click
+from peewee import PeeweeException
 
 from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
@@ -15,6 +16,7 @@ from housekeeping.cli.formatting import out, progress, say
 from housekeeping.cli.status_output import print_report
 from housekeeping.cli.status_report import StatusReport, read_status
 from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.presentation.formatting import format_time
 from housekeeping.presentation.workers import find_worker
@@ -97,16 +99,17 @@ def _watch(
         if isinstance(found, StatusReport):
             _show(found, as_json=as_json)
         elif as_json:
-            click.echo(json.dumps({"error": str(found)}))
+            click.echo(json.dumps({"error": found}))
         else:
-            say(str(found), style="bold red")
+            say(found, style="bold red")
         if fail_on_alert and (not isinstance(found, StatusReport) or found.has_alerts):
             sys.exit(1)
         time.sleep(interval_s)
 
 
-def _read(settings: Settings, sweeps: dict[str, Sweep], name: str | None) -> StatusReport | HousekeepingError:
+def _read(settings: Settings, sweeps: dict[str, Sweep], name: str | None) -> StatusReport | str:
+    """Return the status, or why it cannot be read now."""
     try:
         return read_status(settings, sweeps, name)
-    except HousekeepingError as error:
-        return error
+    except (HousekeepingError, PeeweeException) as error:
+        return error_line(error)

@@ -40,6 +40,14 @@ def test_line_is_wrapped_between_words_and_commands(terminal: Lines) -> None:
     assert " ".join(line.strip() for line in shown) == ALERT
 
 
+def test_quoted_command_stays_on_one_line(terminal: Lines) -> None:
+    shown = terminal(
+        lambda: say("ALERT no scheduler has sent a heartbeat yet, so start it now: `housekeeping scheduler`")
+    )
+
+    assert shown[1] == "  `housekeeping scheduler`"
+
+
 def test_styled_line_with_an_indent_keeps_it(terminal: Lines) -> None:
     shown = terminal(lambda: say(Text.assemble("  ", ("error   ", "red"), "word " * 30)))
 

@@ -1,0 +1,57 @@
+"""Doctor while one table is locked, as by a migration, or cannot be examined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from peewee import ProgrammingError
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.settings import Settings
+from housekeeping.doctor import examine
+from housekeeping.doctor import tables as tables_check
+from housekeeping.workers import configured_sweeps
+from tests.integration.doctor.conftest import Found
+
+LOCKED = "user_status_cleanup.batch"
+
+
+@contextmanager
+def locked(admin: Connection, table: str) -> Iterator[None]:
+    with admin.cursor() as cursor:
+        cursor.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        try:
+            yield
+        finally:
+            cursor.execute("ROLLBACK")
+
+
+def test_locked_table_is_a_warning_of_its_worker_alone(found: Found, admin: Connection) -> None:
+    with locked(admin, "user_statuses"):
+        findings = found("warning", "fine", "error")
+
+    unexamined = [each for each in findings if "could not be examined" in each.text]
+    assert {each.area for each in unexamined} == {LOCKED}
+    assert all("lock timeout" in each.text for each in unexamined)
+    fine = {(each.area, each.subject) for each in findings if each.level == "fine"}
+    assert {("ci.stuck_jobs", "indexes"), ("postgres", "outbox")} <= fine
+
+
+def test_table_that_fails_a_check_hides_no_other(
+    complete: Settings, tables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quoted_name = tables_check.quoted_name
+
+    def failing(model: Any) -> str:
+        if "user_statuses" in (name := quoted_name(model)):
+            raise ProgrammingError("permission denied")
+        return name
+
+    monkeypatch.setattr(tables_check, "quoted_name", failing)
+    findings = list(examine(complete, configured_sweeps(complete)))
+
+    assert ("could not be examined: permission denied", "warning") in {(each.text, each.level) for each in findings}
+    assert any(each.area.startswith("ci.") and each.subject == "table ci_builds" for each in findings)
