@@ -18,6 +18,7 @@ import click
 from dramatiq.middleware import Shutdown
 from peewee import PeeweeException
 
+from housekeeping.cli.formatting import ProgressLine, progress
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import printable
 from housekeeping.core.thread_interrupt import interrupt
@@ -148,7 +149,32 @@ class Foreground(Generic[T]):
                 signal.signal(number, handler)
 
 
-def close_run(sweep: Sweep, run_id: int | None, started_at: datetime) -> RunResult | None:
+#: Runs a sweep, given its progress line, an event that stops it after a batch, and a function that takes the run's id.
+Work = Callable[[ProgressLine, threading.Event, Callable[[int], None]], RunResult]
+
+
+def run_with_progress(sweep: Sweep, work: Work, *, continued_by: str) -> tuple[RunResult, bool]:
+    """Run a sweep with a progress line; return the result, and whether the run's thread has ended.
+
+    Parameters:
+      continued_by: What continues the run if its end cannot be recorded, such as ``a run after a minute``.
+    """
+    started_at = datetime.now(UTC)
+    run_ids: list[int] = []
+    try:
+        with progress(f"{sweep.name}: starting") as line:
+            return Foreground(lambda stopping: work(line, stopping, run_ids.append)).result(), True
+    except Abandoned as error:
+        if error.second_signal:
+            end_process(error.exit_code, f"ended at once; committed batches stay, and {continued_by} continues")
+        result = _close_run(sweep, run_ids[0] if run_ids else None, started_at)
+        if result is None:
+            line_of_end = f"interrupted; the run's end could not be recorded, but {continued_by} continues"
+            end_process(error.exit_code, line_of_end)
+        return result, False
+
+
+def _close_run(sweep: Sweep, run_id: int | None, started_at: datetime) -> RunResult | None:
     """Record the end of a run whose thread still hangs, and return its result; `None` if that takes too long.
 
     Afterward the run cannot commit any more. The next run takes over its lease.

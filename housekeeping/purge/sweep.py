@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from peewee import SQL, Model
+from peewee import Model
 
 from housekeeping.core.errors import DeclarationError, WrongArgument
 from housekeeping.database.primary_key import key_of
 from housekeeping.purge.request import PurgeRequest
 from housekeeping.purge.target import model_of_table
-from housekeeping.purge.where import as_sql, check_expression
+from housekeeping.sweeps.checks.conditions import as_condition, check_expression
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.stages.actions import Delete
@@ -35,7 +35,7 @@ def sweep_of(request: PurgeRequest) -> Sweep:
     """
     check_expression(request.where)
     model = model_of_table(request.table)
-    stale: Any = SQL(as_sql(request.where))
+    stale: Any = as_condition(request.where)
     return PurgeSweep(
         name=request.worker,
         stale=lambda now: stale,

@@ -183,6 +183,7 @@ def _run(request: PurgeRequest, sweep: Sweep, *, force: bool, as_json: bool) -> 
         max_rows=request.max_rows,
         resumes=request.resumes,
         noted=request.as_count(),
+        continued_by="purge --resume, after a minute,",
     )
     if as_json:
         click.echo(json.dumps(result.as_json()))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 
 import click
 from dramatiq.middleware import Shutdown
 
 from housekeeping.cli.commands.runs import run_with, using_database_of
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.foreground import Abandoned, Foreground, close_run, end_process
-from housekeeping.cli.formatting import progress
+from housekeeping.cli.foreground import Abandoned, Foreground, end_process, run_with_progress
+from housekeeping.cli.formatting import ProgressLine, progress
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import HousekeepingError, WrongArgument
 from housekeeping.core.sanitize import error_line, printable
@@ -106,27 +105,17 @@ def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
 
 def _restore(restoration: Restoration, *, pause: bool) -> tuple[RunResult, bool]:
     """Return the result, and whether the run's thread has ended."""
-    started_at, name = datetime.now(UTC), restoration.restoring.name
-    run_ids: list[int] = []
+    name = restoration.restoring.name
 
-    def show_progress(so_far: Counts) -> None:
-        update(f"{name}: {format_counts(so_far)}")
+    def work(line: ProgressLine, stopping: threading.Event, begun: Callable[[int], None]) -> RunResult:
+        def show_progress(so_far: Counts) -> None:
+            line(f"{name}: {format_counts(so_far)}")
 
-    def work(stopping: threading.Event) -> RunResult:
         return restoration.carry_out(
-            pause=pause, said_by=command_line_user(), on_batch=show_progress, stopping=stopping, on_begin=run_ids.append
+            pause=pause, said_by=command_line_user(), on_batch=show_progress, stopping=stopping, on_begin=begun
         )
 
-    try:
-        with progress(f"{name}: starting") as update:
-            return Foreground(work).result(), True
-    except Abandoned as error:
-        if error.second_signal:
-            end_process(error.exit_code, "ended at once; committed batches stay, and the same command continues")
-        result = close_run(restoration.restoring, run_ids[0] if run_ids else None, started_at)
-        if result is None:
-            end_process(error.exit_code, "interrupted; the run's end could not be recorded, the next restore does that")
-        return result, False
+    return run_with_progress(restoration.restoring, work, continued_by="the same command")
 
 
 def _dry_run(restoration: Restoration) -> RunResult:

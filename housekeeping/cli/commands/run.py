@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
@@ -15,8 +15,8 @@ from dramatiq.middleware import Shutdown
 from housekeeping.cli.commands.plan import print_checks
 from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.foreground import Abandoned, Foreground, close_run, end_process
-from housekeeping.cli.formatting import progress
+from housekeeping.cli.foreground import Abandoned, Foreground, end_process, run_with_progress
+from housekeeping.cli.formatting import ProgressLine, progress
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
@@ -122,46 +122,31 @@ def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[
     return result, ended
 
 
-def run_in_foreground(sweep: Sweep, argument: Any = None, **options: Any) -> tuple[RunResult, bool]:
+def run_in_foreground(
+    sweep: Sweep, argument: Any = None, *, continued_by: str = "a run after a minute", **options: Any
+) -> tuple[RunResult, bool]:
     """Run a sweep with progress; return the result, and whether the run's thread has ended.
 
     Parameters:
+      continued_by: What continues the run if its end cannot be recorded.
       options: Further options of `run_sweep`.
     """
-    started_at = datetime.now(UTC)
-    run_ids: list[int] = []
     meter = _Meter(sweep, argument)
 
-    def begin(run_id: int) -> None:
-        run_ids.append(run_id)
-        if update.is_shown:
-            update(f"{sweep.name}: counting")
-            meter.begin()
+    def work(line: ProgressLine, stopping: threading.Event, begun: Callable[[int], None]) -> RunResult:
+        def begin(run_id: int) -> None:
+            begun(run_id)
+            if line.is_shown:
+                line(f"{sweep.name}: counting")
+                meter.begin()
 
-    def show_progress(so_far: Counts) -> None:
-        if update.is_shown:
-            update(f"{sweep.name}: {meter.text(so_far)}")
+        def show_progress(so_far: Counts) -> None:
+            if line.is_shown:
+                line(f"{sweep.name}: {meter.text(so_far)}")
 
-    def work(stopping: threading.Event) -> RunResult:
-        return run_sweep(
-            sweep,
-            argument,
-            on_batch=show_progress,
-            stopping=stopping,
-            on_begin=begin,
-            **options,
-        )
+        return run_sweep(sweep, argument, on_batch=show_progress, stopping=stopping, on_begin=begin, **options)
 
-    try:
-        with progress(f"{sweep.name}: starting") as update:
-            return Foreground(work).result(), True
-    except Abandoned as error:
-        if error.second_signal:
-            end_process(error.exit_code, "ended at once; committed batches stay, and a run after a minute resumes")
-        result = close_run(sweep, run_ids[0] if run_ids else None, started_at)
-        if result is None:
-            end_process(error.exit_code, "interrupted; the run's end could not be recorded, the next run does that")
-        return result, False
+    return run_with_progress(sweep, work, continued_by=continued_by)
 
 
 class _Meter:

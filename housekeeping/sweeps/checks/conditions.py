@@ -1,4 +1,4 @@
-"""Conditions that an operator gives as SQL: one expression, and nothing else."""
+"""Conditions that an operator gives as SQL (``--where``): one expression, which ends where the statement expects it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,70 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, is_connection_lost
 
-#: Quoted texts and names, comments, brackets and the end of a statement.
-_TOKENS: Final = re.compile(
-    r"""(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*"|\$(\w*)\$.*?\$\2\$)|(?P<wrong>--|/\*|;|['"\\])|(?P<bracket>[()])""",
-    re.DOTALL,
+#: One token of SQL. Strings and quoted names hide what they contain.
+_TOKEN: Final = re.compile(
+    r"""(?P<string>\b[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"
+    |\$(?P<tag>[A-Za-z_][A-Za-z0-9_]*|)\$.*?\$(?P=tag)\$)
+    |(?P<comment>--|/\*)
+    |(?P<word>[^\W\d][\w$]*)
+    |(?P<other>.)""",
+    re.DOTALL | re.VERBOSE,
 )
+_BRACKETS: Final = {")": "(", "]": "["}
+#: First words of a whole clause or statement, given by mistake in place of its condition.
+_CLAUSES: Final = ("where", "select", "delete", "update", "insert", "from", "with")
 
 
-def condition_on(model: type[Model], text: str) -> SQL:
-    """Return the condition as a part of a query on the model's table, after PostgreSQL has parsed it.
+def check_expression(where: str) -> None:
+    """Reject a text that is more or less than one expression; PostgreSQL checks the rest.
+
+    Raises:
+      WrongArgument: The text says what is wrong.
+    """
+    if not where.strip():
+        raise WrongArgument('--where is empty; write a condition, such as "expires_at < now()", or true for all rows')
+    opened: list[str] = []
+    first = True
+    for token in _TOKEN.finditer(where):
+        kind, text = token.lastgroup, token[0]
+        if kind == "tag":  # the innermost named group of a dollar-quoted string
+            kind = "string"
+        if text.isspace():
+            continue
+        if first and kind == "word" and text.lower() in _CLAUSES:
+            raise WrongArgument(f'--where begins with {text}; write the condition alone, such as "expires_at < now()"')
+        first = False
+        if kind == "comment":
+            raise WrongArgument("--where has a comment; leave it out")
+        if kind != "other":
+            continue
+        if text in ("'", '"'):
+            raise WrongArgument(f"--where has a quote ({text}) without its end")
+        if text == ";":
+            raise WrongArgument("--where has a semicolon; write one condition, not a statement")
+        if text in _BRACKETS.values():
+            opened.append(text)
+        elif text in _BRACKETS and (not opened or opened.pop() != _BRACKETS[text]):
+            raise WrongArgument(f"--where has a {text} without its {_BRACKETS[text]}")
+    if opened:
+        raise WrongArgument(f"--where has a {opened[-1]} without its end")
+
+
+def as_condition(where: str) -> SQL:
+    """Return the expression as a part of a query."""
+    # The driver reads a percent sign as a placeholder.
+    return SQL(f"({where.strip()})".replace("%", "%%"))
+
+
+def condition_on(model: type[Model], where: str) -> SQL:
+    """Return the expression as a part of a query on the model's table, after PostgreSQL has parsed it.
 
     Raises:
       WrongArgument: The text is more or less than one expression, or the table lacks a column in it.
       peewee.PeeweeException: The database does not answer.
     """
-    check_expression(text)
-    condition = SQL(f"({text})".replace("%", "%%"))
+    check_expression(where)
+    condition = as_condition(where)
     query: Any = model.select(SQL("1")).where(condition)
     sql, parameters = database.get_sql_context().sql(query).query()
     try:
@@ -35,22 +83,5 @@ def condition_on(model: type[Model], text: str) -> SQL:
     except PeeweeException as error:
         if is_connection_lost(error) or not isinstance(error, ProgrammingError):
             raise
-        raise WrongArgument(f"--where is {text!r}; PostgreSQL says: {error_line(error)}") from None
+        raise WrongArgument(f"--where is {where!r}; PostgreSQL says: {error_line(error)}") from None
     return condition
-
-
-def check_expression(text: str) -> None:
-    """Raise unless the text can be one expression in brackets.
-
-    Raises:
-      WrongArgument: It has a comment, a semicolon or a backslash, or its quotes or brackets do not match.
-    """
-    depth, is_wrong = 0, not text.strip()
-    for token in _TOKENS.finditer(text):
-        if token["bracket"]:
-            depth += 1 if token["bracket"] == "(" else -1
-        # In E'...' a backslash may precede a quote, so that the text would end elsewhere.
-        has_escapes = "\\" in token[0] and text[: token.start()][-1:] in ("e", "E")
-        is_wrong = is_wrong or depth < 0 or token["wrong"] is not None or has_escapes
-    if is_wrong or depth:
-        raise WrongArgument(f'--where is {text!r}; it should be one SQL expression, such as "user_id = 7"')

@@ -124,7 +124,7 @@ def test_condition_limits_the_restored_rows(archive: None) -> None:
 def test_condition_that_is_no_expression_is_rejected(archive: None, where: str) -> None:
     run_id = archived()
 
-    with pytest.raises(WrongArgument, match="--where is"):
+    with pytest.raises(WrongArgument, match="--where"):
         restore(run_id, where)
     assert len(rows("old_tickets")) == 5
 

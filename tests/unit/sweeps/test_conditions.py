@@ -1,11 +1,11 @@
-"""The condition of a purge is one expression."""
+"""The condition of a purge or a restore is one expression."""
 
 from __future__ import annotations
 
 import pytest
 
 from housekeeping.core.errors import WrongArgument
-from housekeeping.purge.where import as_sql, check_expression
+from housekeeping.sweeps.checks.conditions import as_condition, check_expression
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_anything_else_is_rejected_in_one_line(where: str, problem: str) -> None
 
 
 def test_percent_signs_are_doubled_for_the_driver() -> None:
-    assert as_sql(" note LIKE 'a%' ") == "(note LIKE 'a%%')"
+    assert as_condition(" note LIKE 'a%' ").sql == "(note LIKE 'a%%')"
