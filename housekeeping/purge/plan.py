@@ -14,6 +14,7 @@ from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, sqlstate
 from housekeeping.doctor.stages import explain
 from housekeeping.purge.request import PurgeRequest
+from housekeeping.purge.sweep import PurgeSweep
 from housekeeping.sweeps.checks.archives import problems_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.plan import Plan
@@ -34,6 +35,7 @@ class PurgePlan:
     Attributes:
       indexes: Indexes that a batch of a large table reads; empty: it reads the whole table.
       is_sorted: Whether a batch sorts the rows that match, because no index has their order.
+      held_by: The declared sweeps whose holds it applies.
       statement: The statement of the first batch, without its part for the ledger.
     """
 
@@ -41,6 +43,7 @@ class PurgePlan:
     plan: Plan
     indexes: tuple[str, ...]
     is_sorted: bool
+    held_by: tuple[str, ...]
     statement: str
 
     @property
@@ -63,11 +66,12 @@ class PurgePlan:
             "where": self.request.where,
             "indexes": list(self.indexes),
             "sorted": self.is_sorted,
+            "held_by": list(self.held_by),
             "statement": self.statement,
         }
 
 
-def plan_purge(request: PurgeRequest, sweep: Sweep, *, force: bool = False) -> PurgePlan:
+def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False) -> PurgePlan:
     """Return what the purge would do now, and change nothing.
 
     Parameters:
@@ -104,7 +108,9 @@ def plan_purge(request: PurgeRequest, sweep: Sweep, *, force: bool = False) -> P
             "the rows could not be counted within statement_timeout; create an index for --where, or raise the limit: "
             "add ?options=-cstatement_timeout%3D10min to the database's URL"
         ) from None
-    return PurgePlan(request, planned, tuple(indexes), is_sorted, _text_of(stage.statements_of_a_run(now)[0]))
+    return PurgePlan(
+        request, planned, tuple(indexes), is_sorted, sweep.held_by, _text_of(stage.statements_of_a_run(now)[0])
+    )
 
 
 def _refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) -> None:

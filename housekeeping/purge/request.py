@@ -31,6 +31,7 @@ class PurgeRequest:
       max_runtime_s: Seconds after which no batch begins; None: no limit.
       max_rows_per_s: The most rows per second; None: no limit.
       archive_to: Table that gets the rows before they are deleted.
+      ignore_holds: Whether rows that a declared sweep holds are deleted, too.
       resumes: The run that this one continues.
     """
 
@@ -42,6 +43,7 @@ class PurgeRequest:
     max_runtime_s: float | None = None
     max_rows_per_s: float | None = None
     archive_to: str | None = None
+    ignore_holds: bool = False
     database: str = MAIN
     resumes: int | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from peewee import Model
 
 from housekeeping.core.errors import DeclarationError, WrongArgument
 from housekeeping.database.primary_key import key_of
+from housekeeping.purge.holds import any_of, holds_on
 from housekeeping.purge.request import PurgeRequest
 from housekeeping.purge.target import model_of_table
 from housekeeping.sweeps.checks.conditions import as_condition, check_expression
@@ -21,13 +23,22 @@ from housekeeping.sweeps.table_models.naming import keyset_order
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeSweep(Sweep):
-    """Sweep that no module declares. Its name has a colon, so it cannot be that of a declared one."""
+    """Sweep that no module declares. Its name has a colon, so it cannot be that of a declared one.
+
+    Attributes:
+      held_by: The declared sweeps whose holds it applies.
+    """
+
+    held_by: tuple[str, ...] = ()
 
     _name_form: ClassVar[re.Pattern[str]] = re.compile(r"purge:[^\x00-\x1f]{1,200}")
 
 
-def sweep_of(request: PurgeRequest) -> Sweep:
+def sweep_of(request: PurgeRequest, declared: Iterable[Sweep] = ()) -> PurgeSweep:
     """Return the sweep of a purge; reads the table from the catalog of the current database.
+
+    Parameters:
+      declared: Sweeps whose holds on the table the purge applies, unless it ignores them.
 
     Raises:
       WrongArgument: The table, the WHERE, a column of the order or the archive's name is wrong.
@@ -36,10 +47,13 @@ def sweep_of(request: PurgeRequest) -> Sweep:
     check_expression(request.where)
     model = model_of_table(request.table)
     stale: Any = as_condition(request.where)
+    holds = {} if request.ignore_holds else holds_on(model, request.database, declared)
     return PurgeSweep(
         name=request.worker,
         stale=lambda now: stale,
         always_stale=True,
+        hold=any_of(holds),
+        held_by=tuple(holds),
         order=_order(request, model),
         action=_delete(request),
         batch_size=request.batch_size,

@@ -12,6 +12,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.stages.actions import Delete, archiving
 from housekeeping.sweeps.stages.archive import ARCHIVED_AT, ARCHIVED_BY_RUN
+from housekeeping.sweeps.stages.hold import hold_of_another_table
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 #: What the name of an archive's sweep has after that of its sweep.
@@ -62,6 +63,7 @@ def _deleting(sweep: Sweep, stage: Any, action: Delete) -> Sweep:
         name=f"{sweep.name}{SUFFIX}",
         stale=lambda now: at <= now,
         stale_after=action.archive_keep,
+        hold=None if stage.hold is None else hold_of_another_table(stage.hold, stage.model, archive),
         order=(at, *key, run),
         action=Delete(),
         schedule=sweep.schedule,

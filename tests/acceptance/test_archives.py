@@ -17,24 +17,10 @@ from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually
+from tests.acceptance.session_sweeps import NAME as SWEEP
+from tests.acceptance.session_sweeps import sessions_module
 
-SWEEP: Final = "shop.sessions"
-MODULE: Final = f"""
-from datetime import timedelta
-from peewee import TextField
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-
-class UserSession(BaseModel):
-    token = TextField(primary_key=True)
-    expires_at = UtcDateTimeField()
-
-expired_sessions = Sweep(
-    name="{SWEEP}",
-    stale=lambda now: UserSession.expires_at <= now,
-    order=(UserSession.expires_at, UserSession.token),
-    action=Delete(archive_to="old_sessions", archive_keep=timedelta(days=90)),
-)
-"""
+MODULE: Final = sessions_module('Delete(archive_to="old_sessions", archive_keep=timedelta(days=90))')
 
 
 class Housekeeping(Protocol):

@@ -14,34 +14,20 @@ from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually, started
+from tests.acceptance.session_sweeps import NAME as SWEEP
+from tests.acceptance.session_sweeps import sessions_module
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
 
 PROGRAM: Final = str(Path(sys.executable).with_name("housekeeping"))
-SWEEP: Final = "shop.expired_sessions"
-MODULE: Final = f"""
-from peewee import TextField
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-
-class UserSession(BaseModel):
-    token = TextField(primary_key=True)
-    expires_at = UtcDateTimeField()
-
-expired_sessions = Sweep(
-    name="{SWEEP}",
-    stale=lambda now: UserSession.expires_at <= now,
-    order=(UserSession.expires_at, UserSession.token),
-    action=Delete(),
-)
-"""
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """Create an application's folder."""
     (tmp_path / "shop").mkdir()
-    (tmp_path / "shop/sweeps.py").write_text(MODULE)
+    (tmp_path / "shop/sweeps.py").write_text(sessions_module())
     return tmp_path
 
 

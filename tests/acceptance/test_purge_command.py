@@ -16,8 +16,11 @@ from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually
+from tests.acceptance.session_sweeps import NAME, sessions_module
 
 EXPIRED = "expires_at < now()"
+#: Hold of three sessions.
+WEEK_OLD = """lambda: UserSession.expires_at < SQL("now() - interval '7 days'")"""
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +58,17 @@ def test_purge_with_yes_deletes_and_prints_the_result(command: Command, postgres
     assert "purge:sessions" in command("runs", "purge:sessions").stdout
 
 
+def test_rows_on_hold_by_a_declared_sweep_stay(command: Command, tmp_path: Path, postgres: Database) -> None:
+    (tmp_path / "holding_shop.py").write_text(sessions_module(table="sessions", hold=WEEK_OLD))
+
+    finished = command("purge", "sessions", "--where", EXPIRED, "--yes", SWEEPS="holding_shop")
+
+    assert (finished.returncode, left(postgres)) == (0, 5)
+    assert f"rows on hold by {NAME} stay; --ignore-holds deletes them, too" in finished.stdout
+    again = command("purge", "sessions", "--where", EXPIRED, "--ignore-holds", "--yes", SWEEPS="holding_shop")
+    assert (again.returncode, left(postgres), "on hold" in again.stdout) == (0, 2, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -68,6 +82,7 @@ def test_purge_with_yes_deletes_and_prints_the_result(command: Command, postgres
         (["--resume", "77"], "no run 77"),
         (["--resume", "77", "--where", "true"], "leave it out"),
         (["sessions", "--resume", "77"], "leave it out"),
+        (["--resume", "77", "--ignore-holds"], "leave it out"),
         (["sessions", "--where", "true", "--database", "x"], "no database 'x'"),
     ],
 )

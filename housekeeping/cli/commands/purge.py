@@ -13,7 +13,7 @@ from housekeeping.cli.commands.plan import print_checks, print_plan
 from housekeeping.cli.commands.run import exit_with_error, print_result, report_interruption, run_in_foreground
 from housekeeping.cli.commands.runs import using_database_of
 from housekeeping.cli.confirmation import confirm
-from housekeeping.cli.context import load_settings
+from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import end_process
 from housekeeping.cli.formatting import out, progress, say
 from housekeeping.core.errors import WrongArgument
@@ -24,7 +24,7 @@ from housekeeping.core.wording import counted
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.purge.plan import PurgePlan, plan_purge
 from housekeeping.purge.request import BATCH_SIZE, PurgeRequest, request_of
-from housekeeping.purge.sweep import sweep_of
+from housekeeping.purge.sweep import PurgeSweep, sweep_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.history import parse_run_label, run_label
@@ -47,6 +47,9 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
 )
 @click.option("--max-rows-per-s", type=click.FloatRange(0, min_open=True), help="Delete this many rows a second.")
 @click.option("--archive-to", metavar="TABLE", help="Copy the rows to this table before they are deleted.")
+@click.option(
+    "--ignore-holds", is_flag=True, default=None, help="Delete the rows that a declared sweep of this table holds, too."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan, and delete nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
 @click.option(
@@ -69,6 +72,8 @@ def purge(
     The condition is one SQL expression. It may have subqueries, which can name the table: "sessions.id". The table
     needs a primary key. The rows are read in its order, or in that of --order-by.
 
+    Rows that a declared sweep of the same table holds, such as by a legal hold, stay. --ignore-holds deletes them, too.
+
     Ctrl-C ends the run within a second; its committed batches stay. --resume continues it, without a plan and a
     confirmation, and also a run that a crash, --max-runtime or an error ended.
 
@@ -79,8 +84,7 @@ def purge(
     Exit status: 0 if the outcome is done or partial, also after Ctrl-C; 1 if it failed or was not confirmed; 2 if the
     purge was rejected.
     """
-    settings = load_settings()
-    schema.use_database(settings)
+    settings, declared = load_workers(with_schema=False)
     if settings.sentry_dsn is not None:
         error_reporting.report_to_sentry(settings.sentry_dsn)
     if resumed is not None:
@@ -88,7 +92,7 @@ def purge(
     else:
         request = _requested(table, options)
     with database.using(request.database), translate_postgres_errors():
-        sweep = sweep_of(request)
+        sweep = sweep_of(request, declared.values())
         if dry_run:
             _show(_planned(request, sweep, force), as_json)
             return
@@ -134,7 +138,7 @@ def _resumed(table: str | None, resumed: str, options: dict[str, Any]) -> PurgeR
         return replace(request_of(run[1]), **given)
 
 
-def _planned(request: PurgeRequest, sweep: Sweep, force: bool) -> PurgePlan:
+def _planned(request: PurgeRequest, sweep: PurgeSweep, force: bool) -> PurgePlan:
     with progress(f"{request.worker}: counting"):
         return plan_purge(request, sweep, force=force)
 
@@ -165,6 +169,8 @@ def _print(planned: PurgePlan) -> None:
         out.print()
     for label, text in (("index", planned.index_in_words), ("statement", planned.statement)):
         say(Text.assemble((f"{label}: ", "bold"), printable(text)))
+    if planned.held_by:
+        say(f"rows on hold by {', '.join(planned.held_by)} stay; --ignore-holds deletes them, too")
     if planned.request.max_rows is not None:
         say(f"at most {planned.request.max_rows:,} of these rows are deleted")
 

@@ -20,6 +20,7 @@ from peewee import (
     PostgresqlDatabase,
     Query,
     Select,
+    WrappedNode,
     fn,
 )
 
@@ -63,6 +64,35 @@ def held_condition(hold: Hold, model: type[Model] | None) -> Any:
     return _in_sql(hold(), model)
 
 
+class OnTable(WrappedNode):
+    """Condition on the columns of one model, applied to the rows of another table that has these columns, too.
+
+    Parameters:
+      declared: The model whose columns the condition names.
+      model: The table of the rows.
+    """
+
+    def __init__(self, condition: Any, declared: type[Model], model: type[Model]) -> None:
+        super().__init__(condition)
+        self._declared: Any = declared
+        self._model: Any = model
+
+    def __sql__(self, ctx: Context) -> Any:
+        context: Any = ctx
+        table = self._model._meta.table
+        context.alias_manager[self._declared._meta.table] = table._alias or context.alias_manager[table]
+        return context.sql(self.node)
+
+    def is_not_held(self) -> OnTable:
+        """Return the condition that a row of the table is not on hold."""
+        return OnTable(is_not_held(self.node), self._declared, self._model)
+
+
+def hold_of_another_table(hold: Hold, declared: type[Model], model: type[Model]) -> Hold:
+    """Return a hold on the columns of `declared` as a hold of the rows of `model`."""
+    return lambda: OnTable(held_condition(hold, declared), declared, model)
+
+
 def _in_sql(condition: Any, model: type[Model] | None) -> Any:
     if isinstance(condition, Query):
         return fn.EXISTS(condition)
@@ -77,6 +107,8 @@ def is_not_held(condition: Any) -> Any:
     """Return the condition that a row is not on hold. A hold that is NULL for a row does not hold it."""
     if _is_join(condition, OP.OR):
         return is_not_held(condition.lhs) & is_not_held(condition.rhs)
+    if isinstance(condition, OnTable):
+        return condition.is_not_held()
     if isinstance(condition, Function) and (condition.name or "").upper() == "EXISTS":
         return ~condition
     return Expression(condition, OP.IS_NOT, SQL("TRUE"))
@@ -115,7 +147,7 @@ class _Outside(Context):
         self.models: dict[Any, None] = {}
 
     def sql(self, obj: Any) -> Any:
-        if isinstance(obj, Query):
+        if isinstance(obj, Query | OnTable):
             return self
         if isinstance(obj, FieldAlias):
             self.models[obj.source] = None

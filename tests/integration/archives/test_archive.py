@@ -13,9 +13,11 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.companions import archive_sweep
+from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.stages.call import Call
+from housekeeping.sweeps.stages.stage import Backlog
 from housekeeping.testing import ManualClock, assert_idempotent, assert_survives_kill
 from tests.conftest import Urls
 from tests.integration.archives.tickets import (
@@ -158,6 +160,19 @@ def test_companion_deletes_archived_rows_by_age(archive: None) -> None:
     result = run_sweep(companion)
 
     assert (result.outcome, result.counts["deleted_rows"], len(rows("old_tickets"))) == ("done", 3, 2)
+
+
+def test_companion_leaves_archived_rows_that_the_sweep_holds(archive: None) -> None:
+    keeping = Delete(archive_to="old_tickets", archive_keep=timedelta(days=90))
+    companion = archive_sweep(sweep(keeping, hold=lambda: Ticket.id.in_([2, 4])))
+    assert companion is not None
+    run_sweep(sweep(), clock=CLOCK)
+    database.execute_sql("UPDATE old_tickets SET archived_at = now() - interval '91 days'")
+
+    planned, result = plan(companion), run_sweep(companion)
+
+    assert (planned.held, result.counts["deleted_rows"]) == (Backlog(2), 3)
+    assert value("SELECT array_agg(id ORDER BY id) FROM old_tickets") == [2, 4]
 
 
 def test_archive_as_a_model_is_the_same_table(archive: None) -> None:

@@ -1,13 +1,16 @@
-"""The table that the tests purge."""
+"""The table that the tests purge, and a purge of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import pytest
 
 from housekeeping.database.connection import Database
+from housekeeping.purge.request import PurgeRequest
+from housekeeping.purge.sweep import sweep_of
+from housekeeping.sweeps import RunResult, Sweep, run_sweep
 
 #: The ids that are left.
 Left = Callable[[], list[int]]
@@ -16,6 +19,25 @@ EXPIRED: Final = "expires_at < now()"
 ADD_SESSIONS: Final = (
     "INSERT INTO sessions SELECT n, 'note ' || n, now() + (n - 10.5) * interval '1 day' FROM generate_series(1, 12) n"
 )
+
+
+def purge(
+    request: PurgeRequest, declared: Iterable[Sweep] = (), *, sweep: Sweep | None = None, **options: Any
+) -> RunResult:
+    """Run a purge as its command does.
+
+    Parameters:
+      declared: The sweeps of the application.
+      sweep: Replaces that of the request.
+    """
+    return run_sweep(
+        sweep or sweep_of(request, declared),
+        confirmed=True,
+        max_rows=request.max_rows,
+        resumes=request.resumes,
+        noted=request.as_count(),
+        **options,
+    )
 
 
 @pytest.fixture

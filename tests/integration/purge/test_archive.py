@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from housekeeping.core.errors import WrongArgument
@@ -11,11 +9,10 @@ from housekeeping.database.connection import Database
 from housekeeping.purge.plan import plan_purge
 from housekeeping.purge.request import PurgeRequest, recorded_request
 from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.restore import restoration_of
 from housekeeping.testing import assert_survives_kill
-from tests.integration.purge.conftest import EXPIRED, Left
+from tests.integration.purge.conftest import EXPIRED, Left, purge
 
 REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=4, archive_to="old_sessions")
 
@@ -28,10 +25,6 @@ def archive(sessions: Left, postgres: Database) -> None:
     postgres.execute_sql(str(missing.value).partition("; ")[2])
 
 
-def purge(request: PurgeRequest) -> Any:
-    return run_sweep(sweep_of(request), confirmed=True, noted=request.as_count())
-
-
 def test_rows_move_to_the_archive_of_a_purge(archive: None, sessions: Left, postgres: Database) -> None:
     result = purge(REQUEST)
 
@@ -42,6 +35,7 @@ def test_rows_move_to_the_archive_of_a_purge(archive: None, sessions: Left, post
 
 def test_purge_with_an_archive_is_restored(archive: None, sessions: Left, postgres: Database) -> None:
     run_id = purge(REQUEST).run_id
+    assert run_id is not None
     record = history.find(run_id)
     assert record is not None
 

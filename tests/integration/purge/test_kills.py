@@ -5,36 +5,23 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from housekeeping.database.connection import Database
 from housekeeping.purge.request import PurgeRequest, request_of
 from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps import RunResult, run_sweep
 from housekeeping.sweeps.ledger import overrides, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.testing import assert_survives_kill
 from housekeeping.testing.points import Ended, run_in_process
-from tests.integration.purge.conftest import ADD_SESSIONS, EXPIRED, Left
+from tests.integration.purge.conftest import ADD_SESSIONS, EXPIRED, Left, purge
 
 #: A new process for each point.
 pytestmark = pytest.mark.slow
 
 REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=3, max_rows=8)
-
-
-def purge(request: PurgeRequest, **options: Any) -> RunResult:
-    return run_sweep(
-        sweep_of(request),
-        confirmed=True,
-        max_rows=request.max_rows,
-        resumes=request.resumes,
-        noted=request.as_count(),
-        **options,
-    )
 
 
 def paused_after_a_batch() -> PurgeRequest:

@@ -13,22 +13,10 @@ from housekeeping.database.connection import Database
 from housekeeping.purge.plan import SORTED_ROWS, plan_purge
 from housekeeping.purge.request import PurgeRequest, request_of
 from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps import RunResult, run_sweep
 from housekeeping.sweeps.ledger import overrides, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.overrides import Override
-from tests.integration.purge.conftest import EXPIRED, Left
-
-
-def purge(request: PurgeRequest, **options: Any) -> RunResult:
-    return run_sweep(
-        sweep_of(request),
-        confirmed=True,
-        max_rows=request.max_rows,
-        resumes=request.resumes,
-        noted=request.as_count(),
-        **options,
-    )
+from tests.integration.purge.conftest import EXPIRED, Left, purge
 
 
 def test_purge_deletes_the_selected_rows_in_batches(sessions: Left) -> None:

@@ -12,7 +12,7 @@ from peewee import BigAutoField, BigIntegerField, BooleanField, PostgresqlDataba
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps import BaseModel, Delete, Sweep, TableStage, UtcDateTimeField
-from housekeeping.sweeps.stages.hold import held_condition, is_not_held
+from housekeeping.sweeps.stages.hold import held_condition, hold_of_another_table, is_not_held
 
 
 class Document(BaseModel):
@@ -20,6 +20,10 @@ class Document(BaseModel):
     user_id = BigIntegerField()
     on_hold = BooleanField()
     expires_at = UtcDateTimeField()
+
+
+class OldDocument(BaseModel):
+    id = BigAutoField()
 
 
 class LegalHold(BaseModel):
@@ -82,6 +86,19 @@ def test_hold_is_part_of_the_predicate_in_sql(hold: Callable[[], Any], sql: str)
     statement = in_sql(Document.select(Document.id).where(stage.stale(NOW)))
 
     assert statement.endswith(f'WHERE (("t1"."expires_at" <= %s) AND {sql})')
+
+
+def test_hold_applies_to_another_table_with_its_columns() -> None:
+    hold = hold_of_another_table(
+        lambda: (LegalHold.user_id == Document.user_id) | Document.on_hold, Document, OldDocument
+    )
+
+    statement = in_sql(OldDocument.select(OldDocument.id).where(is_not_held(held_condition(hold, OldDocument))))
+
+    assert statement.endswith(
+        'FROM "old_document" AS "t1" WHERE (NOT EXISTS(SELECT 1 FROM "legal_hold" AS "t2" WHERE ("t2"."user_id" = '
+        '"t1"."user_id")) AND ("t1"."on_hold" IS NOT TRUE))'
+    )
 
 
 def test_copy_of_a_stage_has_its_hold_once() -> None:

@@ -1,0 +1,31 @@
+"""Module of an application with one sweep of its expired sessions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NAME: Final = "shop.expired_sessions"
+
+
+def sessions_module(action: str = "Delete()", *, hold: str = "None", table: str = "user_session") -> str:
+    """Return the text of the module, whose sweep is called `NAME`."""
+    return f"""
+from datetime import timedelta
+from peewee import SQL, TextField
+from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+
+class UserSession(BaseModel):
+    token = TextField(primary_key=True)
+    expires_at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "{table}"
+
+expired_sessions = Sweep(
+    name="{NAME}",
+    stale=lambda now: UserSession.expires_at <= now,
+    hold={hold},
+    order=(UserSession.expires_at, UserSession.token),
+    action={action},
+)
+"""
