@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -10,35 +9,25 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.doctor.grants import grants, tables_of
+from housekeeping.doctor.grants import tables_of
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.registry import declared_by
 from housekeeping.sweeps.restore import restoration_of
 from housekeeping.testing import ManualClock
 from tests.integration.archives.tickets import NOW, sweep
+from tests.integration.roles import connected_as_a_role
 
 CLOCK = ManualClock(NOW)
+
+pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
 
 
 @pytest.fixture
 def role(archive: None, postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:
     """Connect with a role that has exactly the rights of `doctor --grants`."""
-    name = f"role_{uuid.uuid4().hex[:12]}"
-    own, theirs = settings.schema_name, settings.namespace
     rights = {table: needed for table, (_, needed) in tables_of(declared_by("shop", [sweep()])).items()}
-    with admin.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {name} LOGIN")
-        cursor.execute(f"GRANT USAGE ON SCHEMA {theirs}, {own} TO {name}")
-        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {own} TO {name}")
-        cursor.execute(f"SET search_path TO {theirs}")
-        for statement in grants(name, rights):
-            cursor.execute(statement)
-    postgres.execute_sql(f"SET SESSION AUTHORIZATION {name}")
-    yield name
-    postgres.execute_sql("RESET SESSION AUTHORIZATION")
-    with admin.cursor() as cursor:
-        cursor.execute(f"DROP OWNED BY {name}")
-        cursor.execute(f"DROP ROLE {name}")
+    with connected_as_a_role(postgres, settings, admin, rights) as name:
+        yield name
 
 
 def test_role_with_the_documented_rights_archives_and_restores(role: str, admin: Connection) -> None:

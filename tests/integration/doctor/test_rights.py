@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntit
 from housekeeping.workers.bulk_imports.states import SourceType
 from housekeeping.workers.ci_stuck_builds.models import BUILD_TYPE, Build, BuildStatus
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.integration.roles import connected_as_a_role
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
@@ -32,22 +32,8 @@ pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
 @pytest.fixture
 def role(tables: None, postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:
     """Connect with a role that has exactly the documented rights."""
-    name = f"role_{uuid.uuid4().hex[:12]}"
-    own, theirs = settings.schema_name, settings.namespace
-    with admin.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {name} LOGIN")
-        cursor.execute(f"GRANT USAGE ON SCHEMA {theirs} TO {name}")
-        cursor.execute(f"GRANT USAGE ON SCHEMA {own} TO {name}")
-        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {own} TO {name}")
-        cursor.execute(f"SET search_path TO {theirs}")
-        for statement in grants(name, needed_rights(settings)):
-            cursor.execute(statement)
-    postgres.execute_sql(f"SET SESSION AUTHORIZATION {name}")
-    yield name
-    postgres.execute_sql("RESET SESSION AUTHORIZATION")
-    with admin.cursor() as cursor:
-        cursor.execute(f"DROP OWNED BY {name}")
-        cursor.execute(f"DROP ROLE {name}")
+    with connected_as_a_role(postgres, settings, admin, needed_rights(settings)) as name:
+        yield name
 
 
 def test_workers_run_with_exactly_the_documented_rights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,11 +14,12 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.cli.commands import doctor
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.doctor.grants import grants, missing_rights, name_in_sql, needed_rights, tables_of
+from housekeeping.doctor.grants import missing_rights, name_in_sql, needed_rights, tables_of
 from housekeeping.sweeps import BaseModel, Delete, Sweep, TableStage, Write, run_sweep
 from housekeeping.sweeps.registry import declared_by
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
+from tests.integration.roles import connected_as_a_role
 
 pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
 
@@ -36,19 +36,8 @@ def role(postgres: Database, settings: Settings, admin: Connection, rights: tupl
     postgres.create_tables([Coupon])
     Coupon.create(state="open", expires_at=datetime.now(UTC) - timedelta(hours=1))
     Coupon.create(state="used", expires_at=datetime.now(UTC))
-    name = f"role_{uuid.uuid4().hex[:12]}"
-    with admin.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {name} LOGIN")
-        cursor.execute(f"GRANT USAGE ON SCHEMA {settings.schema_name}, {settings.namespace} TO {name}")
-        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {settings.schema_name} TO {name}")
-        for statement in grants(name, {"coupon": rights}):
-            cursor.execute(statement)
-    postgres.execute_sql(f"SET SESSION AUTHORIZATION {name}")
-    yield name
-    postgres.execute_sql("RESET SESSION AUTHORIZATION")
-    with admin.cursor() as cursor:
-        cursor.execute(f"DROP OWNED BY {name}")
-        cursor.execute(f"DROP ROLE {name}")
+    with connected_as_a_role(postgres, settings, admin, {"coupon": rights}) as name:
+        yield name
 
 
 def test_rights_of_a_table_are_those_of_all_its_sweeps(rights: tuple[str, ...]) -> None:
