@@ -20,6 +20,8 @@ _REFERRED: Final = ("23503", "2BP01", "23001")
 
 #: Advisory lock of a table. Its holder may mark and detach a partition.
 _ALONE: Final = "hashtextextended('housekeeping partitions of ' || %s, 0)"
+#: The limit of each wait for a lock so far, and a new one.
+_LIMIT: Final = "current_setting('lock_timeout'), set_config('lock_timeout', %s,"
 _SIZE: Final = """
 SELECT sum(pg_total_relation_size(each))::bigint
 FROM (SELECT %s::oid AS each UNION SELECT relid FROM pg_partition_tree(%s::oid::regclass)) AS parts
@@ -47,15 +49,13 @@ def alone(table: PartitionedTable, lock_timeout: timedelta) -> Iterator[None]:
 
     Limits each wait for a lock in the block. Requires a direct connection, because it locks and sets for the session.
     """
-    _execute("SELECT set_config('lock_timeout', %s, false)", (_milliseconds(lock_timeout),))
+    # If the lock is not granted in time, the statement and with it the setting is rolled back.
+    lock = f"SELECT {_LIMIT} false), pg_advisory_lock({_ALONE})"
+    before: Any = database.execute_sql(lock, (_milliseconds(lock_timeout), table.name)).fetchone()
     try:
-        _execute(f"SELECT pg_advisory_lock({_ALONE})", (table.name,))
-        try:
-            yield
-        finally:
-            _execute(f"SELECT pg_advisory_unlock({_ALONE})", (table.name,))
+        yield
     finally:
-        _execute("RESET lock_timeout")  # to the value with which the session connected
+        _execute(f"SELECT {_LIMIT} false), pg_advisory_unlock({_ALONE})", (before[0], table.name))
 
 
 def be_alone(table: PartitionedTable) -> None:
@@ -109,15 +109,11 @@ def drop(partition: Partition) -> int:
 @contextmanager
 def waiting_at_most(lock_timeout: timedelta) -> Iterator[None]:
     """Limit each wait for a lock in the block, which is part of a transaction."""
-    row: Any = database.execute_sql("SELECT current_setting('lock_timeout')").fetchone()
-    _set_in_transaction(_milliseconds(lock_timeout))
+    limit = f"SELECT {_LIMIT} true)"
+    before: Any = database.execute_sql(limit, (_milliseconds(lock_timeout),)).fetchone()
     yield
     # After an error, the transaction or its savepoint is rolled back, and the setting with it.
-    _set_in_transaction(row[0])
-
-
-def _set_in_transaction(value: str) -> None:
-    _execute("SELECT set_config('lock_timeout', %s, true)", (value,))
+    _execute(limit, (before[0],))
 
 
 def _milliseconds(time: timedelta) -> str:

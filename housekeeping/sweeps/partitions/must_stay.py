@@ -15,26 +15,29 @@ from housekeeping.sweeps.partitions.catalog import Partition
 
 _STATEMENT_TIMEOUT: Final = "57014"
 
-_REFERENCES: Final = """
-SELECT conname::text, conrelid::regclass::text, conparentid = 0,
-    ARRAY(SELECT quote_ident(attname) FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
-          JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
-    ARRAY(SELECT quote_ident(attname) FROM unnest(confkey) WITH ORDINALITY AS one (number, place)
-          JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place)
-FROM pg_constraint WHERE contype = 'f' AND confrelid = %s ORDER BY 2, 1
-"""
-_VIEWS: Final = """
-SELECT DISTINCT ev_class::regclass::text FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
-WHERE classid = 'pg_rewrite'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = %s AND ev_class <> refobjid
-ORDER BY 1
-"""
-#: Functions, and tables with a column of the partition's row type.
+#: Foreign keys, a view, and another object that uses the partition: a function, or a table with a column of its type.
 _DEPENDENTS: Final = """
-SELECT pg_describe_object(classid, objid, objsubid) FROM pg_depend JOIN pg_class ON pg_class.oid = %s
-WHERE deptype = 'n' AND classid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND (
-    (refclassid = 'pg_class'::regclass AND refobjid = pg_class.oid)
-    OR (refclassid = 'pg_type'::regclass AND refobjid = reltype)
-) ORDER BY 1 LIMIT 1
+SELECT (
+    SELECT json_agg(json_build_array(
+        conname, conrelid::regclass::text, conparentid = 0,
+        ARRAY(SELECT quote_ident(attname) FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
+              JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
+        ARRAY(SELECT quote_ident(attname) FROM unnest(confkey) WITH ORDINALITY AS one (number, place)
+              JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place)
+    ) ORDER BY conrelid::regclass::text, conname)
+    FROM pg_constraint WHERE contype = 'f' AND confrelid = partition.oid
+), (
+    SELECT min(ev_class::regclass::text) FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
+    WHERE classid = 'pg_rewrite'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = partition.oid
+        AND ev_class <> refobjid
+), (
+    SELECT min(pg_describe_object(classid, objid, objsubid)) FROM pg_depend
+    WHERE deptype = 'n' AND classid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND (
+        (refclassid = 'pg_class'::regclass AND refobjid = partition.oid)
+        OR (refclassid = 'pg_type'::regclass AND refobjid = reltype)
+    )
+)
+FROM pg_class AS partition WHERE oid = %s
 """
 
 
@@ -60,7 +63,9 @@ def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
     """
     if partition.is_foreign:
         return "it is a foreign table"
-    for name, table, is_direct, columns, referenced in database.execute_sql(_REFERENCES, (partition.id,)).fetchall():
+    row: Any = database.execute_sql(_DEPENDENTS, (partition.id,)).fetchone()
+    references, view, dependent = row or (None, None, None)
+    for name, table, is_direct, columns, referenced in references or ():
         if is_direct and drops:
             return f"the foreign key {name} of {table} refers to it"
         joined = " AND ".join(f"one.{a} = other.{b}" for a, b in zip(columns, referenced, strict=True))
@@ -69,10 +74,9 @@ def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
             return f"rows of {table} refer to it (foreign key {name})"
     if not drops:
         return None
-    if view := database.execute_sql(_VIEWS, (partition.id,)).fetchone():
-        return f"the view {view[0]} reads it"
-    dependent = database.execute_sql(_DEPENDENTS, (partition.id,)).fetchone()
-    return f"{dependent[0]} depends on it" if dependent else None
+    if view is not None:
+        return f"the view {view} reads it"
+    return f"{dependent} depends on it" if dependent is not None else None
 
 
 def reason_of_rows(model: type[Model], partition: Partition, conditions: Sequence[Keeping]) -> str | None:

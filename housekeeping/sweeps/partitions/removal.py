@@ -25,7 +25,8 @@ def detach_first(candidates: Candidates, candidate: Candidate, check: Callable[[
       check: Raises if another run may have begun. It begins no detachment meanwhile.
     """
     table, partition, lock_timeout = candidates.table, candidate.partition, candidates.action.lock_timeout
-    if candidate.is_pending():
+    # Another session's detachment makes the attempt fail, and the next one looks again.
+    if candidate.partition.pending or (candidate.attempts and candidate.is_pending()):
         with database.atomic(), detaching.waiting_at_most(lock_timeout):
             detaching.be_alone(table)
             check()
@@ -42,8 +43,12 @@ def detach_first(candidates: Candidates, candidate: Candidate, check: Callable[[
 def remove(candidates: Candidates, candidate: Candidate) -> Outcome:
     """Drop or release the partition in the open transaction, after its rows were checked once more under a lock."""
     try:
-        with database.atomic(), detaching.waiting_at_most(candidates.action.lock_timeout):
+        try:
             return _remove(candidates, candidate)
+        except PeeweeException as error:
+            if not (candidate.is_detached and detaching.is_referred(error)):
+                raise
+            return _remove(candidates, candidate, error_line(error))
     except _Stays as stays:
         return Outcome("stays", str(stays))
     except PeeweeException as error:
@@ -64,12 +69,20 @@ def outcome_of(error: PeeweeException, candidate: Candidate) -> Outcome:
     raise error
 
 
-def _remove(candidates: Candidates, candidate: Candidate) -> Outcome:
-    """Drop or release the partition.
+def _remove(candidates: Candidates, candidate: Candidate, reason: str | None = None) -> Outcome:
+    """Drop or release the partition in a savepoint, with a limit on each wait.
+
+    Parameters:
+      reason: Why a detached partition has to stay; None: its rows decide.
 
     Raises:
-      _Stays: It stays as it is; what was locked has to be released.
+      _Stays: It stays as it is; what was locked has been released.
     """
+    with database.atomic(), detaching.waiting_at_most(candidates.action.lock_timeout):
+        return _remove_locked(candidates, candidate, reason)
+
+
+def _remove_locked(candidates: Candidates, candidate: Candidate, reason: str | None) -> Outcome:
     table, partition = candidates.table, candidate.partition
     if candidates.keeping or candidate.is_detached:
         # Only this partition is locked while its rows are read.
@@ -82,20 +95,14 @@ def _remove(candidates: Candidates, candidate: Candidate) -> Outcome:
     is_partition, comment = current
     if candidate.is_detached and (is_partition or marks.mark_of(comment) is None):
         return Outcome("gone", "its mark was removed, or it was attached again")
-    reason = candidates.reason_of_rows(candidate)
+    reason = reason or candidates.reason_of_rows(candidate)
     if reason is None:
         if not candidate.is_detached:
             detaching.detach(table, partition)
+        if not candidates.action.keep_table:
+            return Outcome("dropped", freed=detaching.drop(partition))
         marks.remove_mark(partition.name, comment)
-        if candidates.action.keep_table:
-            return Outcome("detached")
-        try:
-            with database.atomic():
-                return Outcome("dropped", freed=detaching.drop(partition))
-        except PeeweeException as error:
-            if not (detaching.is_referred(error) and candidate.is_detached):
-                raise
-            reason = error_line(error)
+        return Outcome("detached")
     if not candidate.is_detached:
         raise _Stays(reason)
     _attach_again(candidates, candidate, reason)
