@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.sweeps.ledger.overrides import describe_override as describe_override
-from housekeeping.sweeps.ledger.runs import PURGE
+from housekeeping.sweeps.ledger.runs import PURGE, RESTORE
 from housekeeping.sweeps.stages.stage import Backlog
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def format_run_counts(outcome: str | None, counts: dict[str, Any]) -> str:
 
 
 def _shown(counts: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in counts.items() if value and name != PURGE}
+    return {name: value for name, value in counts.items() if value and name not in (PURGE, RESTORE)}
 
 
 def _count(name: str, value: Any) -> str:

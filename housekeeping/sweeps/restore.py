@@ -28,6 +28,7 @@ from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger import overrides, run_queries, runs
 from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.ledger.runs import RESTORE
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.archive import ADDED, ARCHIVED_BY_RUN
@@ -82,12 +83,14 @@ class Restoration:
       sweep: The sweep of the run.
       restoring: The sweep that restores the rows.
       tables: The tables, in the order in which they are restored.
+      where: Condition on the rows; None: all rows of the run.
     """
 
     sweep: Sweep
     run_id: int
     restoring: RestoreSweep
     tables: tuple[RestoredTable, ...]
+    where: str | None = None
 
     def dry_run(self) -> RunResult:
         """Return what would be restored, and change nothing.
@@ -116,15 +119,19 @@ class Restoration:
         """
         with database.using(self.sweep.database):
             if not pause and self.restoring.lease is not None:
-                return run_sweep(self.restoring, **options)
+                return self._run(**options)
             before = overrides.override_of(self.sweep.name)
             self._pause(before, said_by)
             try:
                 self._wait_for_runs(options.get("stopping"))
-                return run_sweep(self.restoring, **options)
+                return self._run(**options)
             finally:
                 if not pause:
                     self._undo_pause(before, said_by)
+
+    def _run(self, **options: Any) -> RunResult:
+        noted = {RESTORE: {"run_id": self.run_id, "where": self.where}}
+        return run_sweep(self.restoring, noted=noted, **options)
 
     def _pause(self, before: Override | None, said_by: str | None) -> None:
         if not _is_paused_for_good(before):
@@ -172,7 +179,7 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
             _restored_table(sweep, archive, source, run_id, where)
             for archive, (source, _) in reversed(archives.items())
         )
-        return Restoration(sweep, run_id, _sweep(sweep, tables), tables)
+        return Restoration(sweep, run_id, _sweep(sweep, tables), tables, where)
 
 
 def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int, where: str | None) -> RestoredTable:

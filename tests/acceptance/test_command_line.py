@@ -134,6 +134,16 @@ def test_list_shows_configured_limits(command: Command, made: None) -> None:
     assert datetime.fromisoformat(shown["next_tick"]).hour == 18
 
 
+def test_list_shows_the_pace_of_a_worker(command: Command, made: None) -> None:
+    set_to = json.dumps({WORKER: {"max_rows_per_s": 500, "rest": 0.5}})
+
+    shown, without = command("list", WORKERS=set_to).stdout, command("list").stdout
+    (row,) = [each for each in json.loads(command("list", "--json", WORKERS=set_to).stdout) if each["worker"] == WORKER]
+
+    assert "PACE" in shown and "500 rows/s, rest 0.5" in shown and "PACE" not in without
+    assert (row["max_rows_per_s"], row["rest"]) == (500, 0.5)
+
+
 def test_narrow_terminal_truncates_nothing(command: Command, made: None, environment: dict[str, str]) -> None:
     environment["COLUMNS"] = "20"
 

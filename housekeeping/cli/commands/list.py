@@ -64,6 +64,8 @@ def list_workers(as_json: bool) -> None:
                     "next_tick": None if problem else next_tick(sweep, now, settings.timezone, override),
                     "batch_size": sweep.batch_size,
                     "max_runtime_s": sweep.max_runtime.total_seconds(),
+                    "max_rows_per_s": sweep.max_rows_per_s,
+                    "rest": sweep.rest,
                     "state": "unknown" if name not in known and state == "on" else state,
                     "not_set_up": problem.text if problem else None,
                 },
@@ -74,7 +76,8 @@ def list_workers(as_json: bool) -> None:
         click.echo(json.dumps(rows, default=lambda value: value.isoformat()))
         return
     named = ["DATABASE"] if settings.databases else []
-    listed = table("WORKER", *named, "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">MAX RUNTIME", "STATE")
+    paced = ["PACE"] if any(_pace(sweep) for sweep in sweeps.values()) else []
+    listed = table("WORKER", *named, "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">MAX RUNTIME", *paced, "STATE")
     for row, sweep in zip(rows, sweeps.values(), strict=True):
         if row["not_set_up"]:
             continue
@@ -85,6 +88,7 @@ def list_workers(as_json: bool) -> None:
             format_time(row["next_tick"], "%Y-%m-%d %H:%M"),
             str(row["batch_size"]),
             format_duration(sweep.max_runtime.total_seconds()),
+            *([_pace(sweep) or "-"] if paced else []),
             row["state"],
         )
     print_table(listed)
@@ -107,6 +111,11 @@ def _add_problems(workers: list[Sweep], problems: dict[str, SetupProblem]) -> se
             if is_unavailable(error):
                 raise
     return examined
+
+
+def _pace(sweep: Sweep) -> str:
+    rate = [] if sweep.max_rows_per_s is None else [f"{sweep.max_rows_per_s:,g} rows/s"]
+    return ", ".join([*rate, *([f"rest {sweep.rest:g}"] if sweep.rest else [])])
 
 
 def print_not_set_up(problems: Mapping[str, SetupProblem]) -> None:

@@ -31,6 +31,8 @@ SILENCE: Final = 3 * HEARTBEAT
 PREDICATE: Final = "predicate"
 #: Key in a run's counts of what a purge was asked to do. It is not a count either.
 PURGE: Final = "purge"
+#: Key in a run's counts of the run whose rows it restores, and of the condition on them. No count either.
+RESTORE: Final = "restore"
 #: Reasons of runs that something outside of them ended early. The next run resumes where they stopped.
 STOPPED: Final = ("shutdown", "paused", "gate")
 

@@ -51,6 +51,7 @@ def test_restoring_is_a_run_in_the_ledger(archive: None) -> None:
 
     row = Run.get_by_id(result.run_id)
     assert (row.worker, row.outcome, row.counts["restored"]) == ("restore:tickets.closed", "done", 5)
+    assert row.counts["restore"] == {"run_id": run_id, "where": None}
 
 
 def test_batch_of_a_restore_is_one_statement(archive: None, statements: list[str]) -> None:
