@@ -40,6 +40,14 @@ class Process:
         self.running.terminate()
         return self.running.wait(PATIENCE_S)
 
+    def pause(self) -> None:
+        """Send SIGSTOP to the program and its children."""
+        os.killpg(self.running.pid, signal.SIGSTOP)
+
+    def unpause(self) -> None:
+        """Send SIGCONT to the program and its children."""
+        os.killpg(self.running.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """Send SIGKILL to the program and its children."""
         os.killpg(self.running.pid, signal.SIGKILL)

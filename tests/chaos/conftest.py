@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.chaos.figures import Figures
 from tests.chaos.trial import Trial
 from tests.chaos.verdicts import Undisturbed, undisturbed_run
 
+#: Duration of random faults.
+LONG_S: Final = 40.0
+SHORT_S: Final = 10.0
 _HERE: Final = Path(__file__).parent
 _FIGURES: Final = pytest.StashKey[Figures]()
 
@@ -76,6 +80,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture(scope="session")
 def figures(pytestconfig: pytest.Config) -> Figures:
     return pytestconfig.stash[_FIGURES]
+
+
+@pytest.fixture
+def seed(pytestconfig: pytest.Config, figures: Figures) -> int:
+    """Return the seed of a random test, which is in the figures."""
+    seed: int = pytestconfig.getoption("chaos_seed") or random.SystemRandom().randrange(1_000_000)
+    figures.seeds.append(seed)
+    return seed
+
+
+@pytest.fixture
+def storm_s(pytestconfig: pytest.Config) -> float:
+    """Return the duration of random faults."""
+    return SHORT_S if pytestconfig.getoption("chaos") == "short" else LONG_S
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -99,7 +99,12 @@ class Family:
       statement: Makes a round's rows.
       queries: Find what is left of them.
       counts: Table -> the counts of a run that number its changed rows.
+      stale: Records of a round that are processed.
       settings: In ``HOUSEKEEPING_WORKERS``.
+      setup: Statements that create its tables, if it has no models.
+      archive: Table whose rows move to another one, and that one.
+      partitions: Table whose partitions are dropped; the number of each is counted as a change of this table.
+      is_worker: Whether a message starts it.
     """
 
     actor: str
@@ -109,6 +114,24 @@ class Family:
     counts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     leased: bool = False
+    setup: str = ""
+    archive: tuple[str, str] | None = None
+    partitions: str | None = None
+    is_worker: bool = True
+    stale: int = STALE
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables whose rows it changes."""
+        others = [table for table in {*self.counts, *(self.archive or ())} if table != self.partitions]
+        return list(dict.fromkeys([*(model._meta.table_name for model in self.models), *sorted(others)]))
+
+    def counted(self) -> Iterator[tuple[str, str, Sequence[str]]]:
+        """Yield each worker and table with the counts that number the rows it changes."""
+        for table, names in self.counts.items():
+            yield self.actor, table, names
+        if self.archive is not None:
+            yield f"restore:{self.actor}", self.archive[1], ("restored",)
 
     def arguments(self, round: int) -> tuple[int, ...]:
         """Return the arguments of the actor for a round."""

@@ -22,6 +22,7 @@ from housekeeping.database.connection import Database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
 from housekeeping.sweeps.ledger import run_start, runs
+from housekeeping.sweeps.partitions import stage as partition_stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
 from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
@@ -106,6 +107,7 @@ def install(broker: Broker) -> None:
         _after(runs, name, cursor)
     _after(Database, "commit", commit)
     _around_one_round_trip(reached)
+    _after(partition_stage, "detach_first", lambda: reached("detach"))
     for owner in (Deletion, GitCli):
         _after(owner, "delete", lambda: reached("external"))
     for made in _PASSES:

@@ -32,6 +32,27 @@ BEGIN
 END
 $$;
 """
+#: Each dropped partition is a deleted row of its table.
+_DROPS: Final = """
+CREATE FUNCTION note_drops() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO {schema}.audit (tbl, op, old)
+    SELECT '{table}', 'DELETE', jsonb_build_object('id', object_name) FROM pg_event_trigger_dropped_objects()
+    WHERE object_type = 'table' AND schema_name = '{schema}' AND starts_with(object_name, '{table}_');
+END
+$$;
+CREATE EVENT TRIGGER {schema} ON sql_drop EXECUTE FUNCTION {schema}.note_drops();
+"""
+#: Commits at which a row is not in exactly one of two tables. Changes of one row follow each other, as they lock it.
+_MISPLACED: Final = """
+SELECT id, number FROM (
+    SELECT id, sum(change) OVER (PARTITION BY id ORDER BY seq) AS number FROM (
+        SELECT coalesce(new, old)->>'id' AS id, min(seq) AS seq,
+            sum(CASE op WHEN 'INSERT' THEN 1 WHEN 'DELETE' THEN -1 ELSE 0 END) AS change
+        FROM audit WHERE tbl IN (%s, %s) GROUP BY xid::text, 1
+    ) AS commits
+) AS states WHERE number <> 1
+"""
 _TRIGGER: Final = "CREATE TRIGGER note AFTER {events} ON {table} FOR EACH ROW EXECUTE FUNCTION {schema}.note()"
 _EFFECTS: Final = """
 SELECT xid::text, tbl, coalesce(old->>'id', old->>'user_id') FROM audit
@@ -97,8 +118,12 @@ class Recorder:
         self._own = own
         self._families = families
         place.do(_TABLES.format(schema=schema))
-        tables = [model._meta.table_name for family in families for model in family.models]
-        events = {**dict.fromkeys(tables, "UPDATE OR DELETE"), **{f"{own}.{name}": "INSERT OR UPDATE" for name in _OWN}}
+        events = {f"{own}.{name}": "INSERT OR UPDATE" for name in _OWN}
+        for family in families:
+            kinds = "UPDATE OR DELETE" if family.archive is None else "INSERT OR UPDATE OR DELETE"
+            events |= dict.fromkeys(family.tables, kinds)
+            if family.partitions is not None:
+                place.do(_DROPS.format(schema=schema, table=family.partitions))
         for table, kinds in events.items():
             place.do(_TRIGGER.format(events=kinds, table=table, schema=schema))
 
@@ -106,9 +131,22 @@ class Recorder:
         """Return every committed change that is wrong."""
         effects = [Effect(*row) for row in self._place.rows(_EFFECTS)]
         batches = [Batch(*row) for row in self._place.rows(_BATCHES)]
-        return [*_doubled(effects), *_uncounted(effects, batches), *self._miscounted(effects, batches)] + [
-            *_backwards(batches, self._leases())
+        moving = [table for family in self._families for table in family.archive or ()]
+        once = [effect for effect in effects if effect.table not in moving]
+        return [
+            *_doubled(once),
+            *_uncounted(effects, batches),
+            *self._miscounted(effects, batches),
+            *_backwards(batches, self._leases()),
+            *self._misplaced(),
         ]
+
+    def _misplaced(self) -> Iterator[str]:
+        """Yield rows that some commit has left in both or none of a table and its archive."""
+        for family in self._families:
+            if family.archive is not None:
+                for record, number in self._place.rows(_MISPLACED, *family.archive):
+                    yield f"{family.archive[0]} {record} was in {number} tables after a commit"
 
     def _leases(self) -> dict[int, str]:
         """Return the lease of each run by the transaction that drew its epoch."""
@@ -120,13 +158,11 @@ class Recorder:
         run_of = {batch.xid: batch.run_id for batch in batches}
         changed = Counter((effect.table, run_of.get(effect.xid)) for effect in effects)
         for family in self._families:
-            for table, names in family.counts.items():
+            for worker, table, names in family.counted():
                 counted = " + ".join(f"coalesce((counts->>'{name}')::bigint, 0)" for name in names)
-                for run_id, number in self._place.rows(
-                    _COUNTED.format(own=self._own, worker=family.actor, counted=counted)
-                ):
+                for run_id, number in self._place.rows(_COUNTED.format(own=self._own, worker=worker, counted=counted)):
                     if number != changed[table, run_id]:
-                        yield f"run {run_id} of {family.actor} counts {number} of {table}, not {changed[table, run_id]}"
+                        yield f"run {run_id} of {worker} counts {number} of {table}, not {changed[table, run_id]}"
 
     def last_outcomes(self) -> set[str | None]:
         """Return how the last run of each worker ended."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
@@ -14,15 +12,6 @@ from tests.chaos.families import BUILDS, FIVE, FOUR, REFS
 from tests.chaos.figures import Figures
 from tests.chaos.trial import PATIENCE_S, Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
-
-
-def asleep(process: Process) -> None:
-    """Pause a process with SIGSTOP."""
-    os.killpg(process.running.pid, signal.SIGSTOP)
-
-
-def awake(process: Process) -> None:
-    os.killpg(process.running.pid, signal.SIGCONT)
 
 
 def broken_off(process: Process) -> set[str]:
@@ -51,12 +40,12 @@ def test_worker_paused_past_its_ttl_cannot_commit_after_a_takeover(  # F1
     trial.tick()
     trial.await_held(sleeper)
 
-    asleep(sleeper)
+    sleeper.pause()
     figures.faults["SIGSTOP past the ttl"] += 1
     other = trial.worker()
     eventually(lambda: not trial.waiting, other, patience_s=PATIENCE_S)
     trial.go()
-    awake(sleeper)
+    sleeper.unpause()
     eventually(lambda: ended(sleeper) == {family.actor for family in FIVE}, sleeper, patience_s=PATIENCE_S)
     drain(trial, sleeper, other, expected=undisturbed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
@@ -102,8 +103,10 @@ class Trial:
         }
         short = {"max_runtime_s": self._lease_ttl_s - _MARGIN_S} if self._shortened else {}
         for family in self.families:
+            if not family.is_worker:
+                continue
             lease = {"lease_ttl_s": self._lease_ttl_s} if family.leased and self._shortened else {}
-            workers[family.actor] |= {**family.settings, **short, **lease}
+            workers.setdefault(family.actor, {}).update({**family.settings, **short, **lease})
         ours = {
             "DATABASE_URL": f"postgresql://postgres@127.0.0.1:{self.postgres.port}/postgres"
             f"?options=-csearch_path%3D{self._name}",
@@ -128,6 +131,10 @@ class Trial:
         """Start a dramatiq process with a thread per family and spare ones. It ends with the trial."""
         return self._process([*WORKER, app or self._app, "-p", "1", "-t", "8", "--skip-logging"])
 
+    def command(self, *arguments: str) -> Process:
+        """Start a command of an operator. It ends with the trial."""
+        return self._process([sys.executable, "-m", "tests.chaos.command", *arguments])
+
     @staticmethod
     def kill(process: Process) -> None:
         """Kill the program and its worker processes, but not a git process of theirs.
@@ -149,10 +156,16 @@ class Trial:
         for family in self.rounds[round]:
             family.fill(self.place, round)
 
+    def add_round(self, round: int) -> None:
+        """Create a round of records and send its messages."""
+        self.fill(round)
+        self.tick([round])
+
     def tick(self, rounds: Iterable[int] | None = None) -> list[str]:
         """Send the messages of these rounds like a schedule. Return the errors of those not sent."""
         chosen = list(self.rounds) if rounds is None else rounds
-        calls = {(family.actor, family.arguments(round)): None for round in chosen for family in self.rounds[round]}
+        families = [(family, round) for round in chosen for family in self.rounds[round] if family.is_worker]
+        calls = dict.fromkeys((family.actor, family.arguments(round)) for family, round in families)
         answers = [self.sender.send(actor, *arguments) for actor, arguments in calls]
         return [answer["error"] for answer in answers if "error" in answer]
 
@@ -254,6 +267,8 @@ class Trial:
         try:
             schema.init()
             database.create_tables([model for family in self.families for model in family.models])
+            for statements in filter(None, (family.setup for family in self.families)):
+                database.execute_sql(statements)
             database.close()
         finally:
             database.initialize(None)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psutil
 
 from tests.acceptance.processes import Process
-from tests.chaos.families import STALE, State
+from tests.chaos.families import State
 from tests.chaos.figures import Figures
 from tests.chaos.trial import Trial
 
@@ -107,7 +107,7 @@ def verdict(trial: Trial, undisturbed: Undisturbed, figures: Figures) -> list[st
     doubled = trial.recorder.complaints()
     figures.lost += len(lost)
     figures.doubled += len(doubled)
-    figures.processed += STALE * sum(map(len, trial.rounds.values()))
+    figures.processed += sum(family.stale for families in trial.rounds.values() for family in families)
     figures.commits += trial.recorder.commits()
     return lost + doubled
 

@@ -23,7 +23,7 @@ def _ignores_rows_that_the_archive_refuses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(actions, "moved", lambda *given: (moved(*given)[0], SQL("true")))
 
 
-def _leaves_restored_rows_in_the_archive(patch: pytest.MonkeyPatch) -> None:
+def leaves_restored_rows_in_the_archive(patch: pytest.MonkeyPatch) -> None:
     write = Restore.write
 
     def broken(self: Restore, *given: Any) -> actions.Write:
@@ -57,7 +57,7 @@ TWINS: Final = (
         "A2",
         "leaves_restored_rows_in_the_archive",
         f"{_RESTORE}test_run_is_restored_exactly",
-        _leaves_restored_rows_in_the_archive,
+        leaves_restored_rows_in_the_archive,
     ),
     Twin(
         "A2",

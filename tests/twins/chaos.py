@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -11,13 +13,19 @@ from housekeeping.leases.renewal import Renewal
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.idempotency import Idempotency
 from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.sweeps.ledger import run_queries, runs
+from housekeeping.purge import request
+from housekeeping.sweeps.ledger import history, run_queries, runs
 from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.partitions import detaching, marks, removal, stage
+from housekeeping.sweeps.partitions.candidate import Candidate
+from housekeeping.sweeps.partitions.candidates import Candidates
 from housekeeping.workers.object_storage import claims
 from tests.twins import Twin
+from tests.twins.archives import leaves_restored_rows_in_the_archive
 
 _KILLS: Final = "tests/chaos/test_kill_points.py::"
 _ZOMBIES: Final = "tests/chaos/test_zombies.py::"
+_RETENTION: Final = "tests/chaos/test_retention.py::"
 _CONNECTIONS: Final = "tests/chaos/test_lost_connections.py::"
 
 
@@ -70,6 +78,30 @@ def _never_considers_a_run_dead(patch: pytest.MonkeyPatch) -> None:
 
 def _never_takes_over_claims(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(claims, "_TAKE", claims._TAKE.replace("if not free then", "if false then"))
+
+
+def _detaches_without_a_mark(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(marks, "set_mark", lambda *given: None)
+
+
+def _drops_before_the_batch(patch: pytest.MonkeyPatch) -> None:
+    def detach_and_drop(candidates: Candidates, candidate: Candidate, check: Callable[[], None]) -> None:
+        removal.detach_first(candidates, candidate, check)
+        with database.atomic():
+            detaching.drop(candidate.partition)
+
+    patch.setattr(stage, "detach_first", detach_and_drop)
+
+
+def _resumes_a_purge_with_its_whole_limit(patch: pytest.MonkeyPatch) -> None:
+    def whole(run_id: int) -> request.PurgeRequest:
+        rest = rest_of(run_id)
+        record = history.find(run_id)
+        assert record is not None
+        return replace(rest, max_rows=request.recorded_request(record).max_rows)
+
+    rest_of = request.request_of
+    patch.setattr(request, "request_of", whole)
 
 
 def _claims_no_tick(patch: pytest.MonkeyPatch) -> None:
@@ -173,6 +205,34 @@ TWINS: Final = [
         "chaos_never_considers_a_run_dead",
         "tests/chaos/test_default_settings.py::test_killed_worker_is_taken_over_within_90_seconds",
         _never_considers_a_run_dead,
+        in_processes=True,
+    ),
+    Twin(
+        "A1",
+        "chaos_restores_a_copy",
+        f"{_RETENTION}test_random_faults_leave_each_row_in_one_of_both_tables",
+        leaves_restored_rows_in_the_archive,
+        in_processes=True,
+    ),
+    Twin(
+        "F3",
+        "chaos_drops_a_partition_before_its_batch",
+        f"{_RETENTION}test_random_faults_drop_each_old_partition_once",
+        _drops_before_the_batch,
+        in_processes=True,
+    ),
+    Twin(
+        "F3",
+        "chaos_detaches_without_a_mark",
+        f"{_RETENTION}test_worker_killed_between_detach_and_drop_is_taken_over",
+        _detaches_without_a_mark,
+        in_processes=True,
+    ),
+    Twin(
+        "F3",
+        "chaos_resumes_a_purge_with_its_whole_limit",
+        f"{_RETENTION}test_random_faults_purge_as_many_rows_as_allowed",
+        _resumes_a_purge_with_its_whole_limit,
         in_processes=True,
     ),
     Twin(
