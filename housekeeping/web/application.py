@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Final
 
-from flask import Flask, abort, redirect, render_template, request, url_for
+from flask import Flask, redirect, render_template, request, url_for
 from peewee import PeeweeException
 from waitress.server import create_server
 from werkzeug.exceptions import HTTPException
@@ -14,22 +14,22 @@ from werkzeug.wrappers import Response
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.attempts import REASONS
-from housekeeping.sweeps.ledger import history
 from housekeeping.web.action_log import add_action_log
 from housekeeping.web.actions import add_actions
 from housekeeping.web.alert_groups import add_acknowledging
 from housekeeping.web.alert_help import ALERTS
 from housekeeping.web.broker import LazyBroker
+from housekeeping.web.charts import add_charts
 from housekeeping.web.dead_letter_changes import add_dead_letter_changes
 from housekeeping.web.dead_letters import add_dead_letters
 from housekeeping.web.login_pages import add_login_pages, ask_to_log_in
 from housekeeping.web.logins import Logins
 from housekeeping.web.plans import add_plans
+from housekeeping.web.processes import add_processes
 from housekeeping.web.rendering import configure_templates
 from housekeeping.web.responses import shrink_responses
+from housekeeping.web.runs import add_runs
 from housekeeping.web.security import Access, protect
 from housekeeping.web.snapshot import SnapshotCache
 from housekeeping.web.worker_page import worker_page
@@ -63,6 +63,9 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     configure_templates(app)
     snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)
     _add_pages(app, snapshots)
+    add_runs(app, snapshots)
+    add_processes(app, snapshots)
+    add_charts(app, snapshots)
     broker = LazyBroker(settings, sweeps)
     add_plans(app, snapshots, broker)
     add_dead_letters(app, snapshots, broker)
@@ -84,27 +87,6 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/workers/<name>")
     def worker(name: str) -> str:
         return worker_page(snapshots, name)
-
-    @app.get("/runs/<label>")
-    def run(label: str) -> str:
-        name, run_id = history.parse_run_label(label) or abort(404)
-        if name not in database.by_name():
-            abort(404, "no database has this name")
-        with snapshots.reading(name):
-            row = history.find(run_id) or abort(404, "no run has this id, or it is older than 30 days")
-            found = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
-        attempts = sorted({each.run_id: each for each in found}.values(), key=lambda each: each.run_id)
-        meaning = REASONS.get(row.reason or "", "").replace("NAME", row.worker)
-        progress = None if row.outcome else snapshots.current().progress.get(row.worker)
-        return render_template(
-            "run.html",
-            run=row,
-            is_declared=row.worker in snapshots.sweeps,  # a purge or a restore is not, nor a worker of an older release
-            progress=progress if progress is not None and progress.run_id == row.run_id else None,
-            attempts=attempts,
-            meaning=meaning,
-            live=row.outcome is None,
-        )
 
     @app.get("/alerts")
     def alerts() -> str:

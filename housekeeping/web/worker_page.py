@@ -58,7 +58,7 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
     changes: Any = []
     try:
         with snapshots.reading(sweep.database):
-            rows = history.recent(worker=name, limit=_RUNS)
+            rows = history.recent(name, _RUNS)
             changes = SwitchChange.select().where(SwitchChange.worker == name)
             changes = list(changes.order_by(SwitchChange.id.desc()).limit(_CHANGES))
     except DatabaseUnavailable:

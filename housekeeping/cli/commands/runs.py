@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, get_args
 
 import click
@@ -15,10 +15,10 @@ from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.formatting import fit_name, out, progress, say
 from housekeeping.cli.tables import print_table, table
-from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
+from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.core.settings import Settings
-from housekeeping.core.wording import format_duration
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts, format_run_counts, format_time
@@ -29,86 +29,104 @@ from housekeeping.sweeps.engine.counts import in_order
 from housekeeping.sweeps.insight.explain import Explanation, explain_run
 from housekeeping.sweeps.insight.status import outcome_in_words
 from housekeeping.sweeps.ledger import history
-from housekeeping.sweeps.ledger.history import RUNNING, RunRecord, parse_run_label
-from housekeeping.sweeps.ledger.runs import Outcome
+from housekeeping.sweeps.ledger.history import RunFailures, RunRecord, failures_of, parse_run_label
+from housekeeping.sweeps.ledger.run_list import RUNNING, Position, RunFilter, RunPage, read_page
+from housekeeping.sweeps.ledger.runs import Outcome, Trigger
 
 _REASON_WIDTH: Final = 60  # characters in the list; the details and --json have all of it
+_ERROR_WIDTH: Final = 1_000
 
 
 @click.command()
 @click.argument("which", metavar="[NAME|ID]", required=False, shell_complete=complete_worker)
-@click.option("--since", help="Only runs that started since: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
+@click.option("--since", metavar="TIME", help="Only runs that started since: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
+@click.option("--until", metavar="TIME", help="Only runs that started before this time.")
 @click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs with this outcome.")
+@click.option("--trigger", type=click.Choice(get_args(Trigger)), help="Only runs with this trigger.")
+@click.option("--database", "only", metavar="NAME", help="Only runs of this database.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Maximum number of runs.")
-@click.option("--before", metavar="ID", help="Only runs of this run's database before this one; shows the next page.")
+@click.option("--before", metavar="ID", help="Only runs that come after this one in the list; shows the next page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def runs(
-    which: str | None, since: str | None, outcome: str | None, limit: int, before: str | None, as_json: bool
+    which: str | None,
+    since: str | None,
+    until: str | None,
+    outcome: str | None,
+    trigger: str | None,
+    only: str | None,
+    limit: int,
+    before: str | None,
+    as_json: bool,
 ) -> None:
     """List the runs of all workers or of worker NAME, newest first, or show the run with this ID.
 
     A run is one attempt of any trigger: schedule, enqueue, cli or parent. AGE is the time since its start. The list
     includes skipped and missed ticks. "lost?" is a run without a recent heartbeat; the next run takes over from it.
 
+    A single run is shown with its process, the records that it rejected and, if an error ended it, the traceback.
+
     With several databases, the ID of a run is preceded by the name of its database, as in ci:4711, unless that is main.
 
     \b
     housekeeping runs user_status_cleanup.batch --since 2h
     housekeeping runs --outcome failed
+    housekeeping runs --trigger cli --since 3d --until 2d
     housekeeping runs 4711
     """
     settings, sweeps = load_workers()
     with progress("reading the ledger"):
         if which is not None and (run := parse_run_label(which)) is not None:
-            if since or outcome or before:
-                raise WrongArgument(f"run {which} is a single run; --since, --outcome and --before filter lists")
+            if since or until or outcome or trigger or only or before:
+                raise WrongArgument(f"run {which} is a single run; the options --since to --before filter lists")
             with using_database_of(run), translate_postgres_errors():
-                _print_run(run_with(run), sweeps, settings, database_now(), as_json)
+                _print_run(run_with(run), failures_of(run[1]), sweeps, settings, database_now(), as_json)
             return
-        names, last_id = list(database.by_name()), None
-        if before is not None:
-            last = parse_run_label(before)
-            if last is None:
-                raise WrongArgument(f"--before is {before!r}; it should be the ID of a run")
-            names, last_id = [last[0]], last[1]
-        elif which in sweeps:
-            names = [sweeps[which].database]
-        now, found = _recent(names, since, worker=which, outcome=outcome, before=last_id, limit=limit + 1)
+
+        def wanted(now: datetime) -> RunFilter:
+            after, end = (None if text is None else parse_since(text, now) for text in (since, until))
+            return RunFilter(which, outcome, trigger, after, end)
+
+        names = _names(only, sweeps.get(which or ""))
+        page = _read(names, wanted, limit, None if before is None else _position(before))
         # The ledger also has runs of workers that are no longer declared.
-        if which is not None and not found and not _recent(names, None, worker=which, limit=1)[1]:
+        if which is not None and not page.runs and not _read(names, lambda now: RunFilter(which), 1).runs:
             find_worker(sweeps, which)
-    found, more = found[:limit], len(found) > limit
     if as_json:
-        click.echo(json.dumps({"runs": [each.as_json() for each in found], "more": more}))
-    elif not found:
-        say("no runs match" if since or outcome or before else "no runs yet")
+        click.echo(json.dumps({"runs": [each.as_json() for each in page.runs], "more": page.more}))
+    elif not page.runs:
+        filtered = since or until or outcome or trigger or only or before
+        say("no runs match" if filtered else "no runs yet")
     else:
-        _print_list(found, sweeps, now)
-        if more:
-            say(f"\nolder runs: add --before {found[-1].label}; one run: housekeeping runs ID")
+        _print_list(page.runs, sweeps, page.now)
+        if page.more:
+            say(f"\nolder runs: add --before {page.runs[-1].label}; one run: housekeeping runs ID")
 
 
-def _recent(names: list[str], since: str | None, *, limit: int, **conditions: Any) -> tuple[datetime, list[RunRecord]]:
-    """Return the database's current time, and the runs of these databases, newest first.
+def _names(only: str | None, sweep: Sweep | None) -> list[str]:
+    """Return the databases to read."""
+    if only is not None and only not in database.by_name():
+        raise _no_database(only)
+    return [only] if only is not None else list(database.by_name()) if sweep is None else [sweep.database]
 
-    A database that does not answer gets a warning on stderr, unless all fail.
-    """
-    now, found = datetime.now(UTC), []
-    unavailable: list[DatabaseUnavailable] = []
-    for name in names:
-        try:
-            with database.using(name), translate_postgres_errors():
-                now = database_now()
-                after = None if since is None else parse_since(since, now)
-                found += history.recent(since=after, limit=limit, **conditions)
-        except DatabaseUnavailable as error:
-            unavailable.append(error)
-            if len(unavailable) == len(names):
-                raise
-            click.echo(f"housekeeping: warning: {error}; its runs are not shown", err=True)
-    if len(names) > 1:
-        found.sort(key=lambda each: each.started_at, reverse=True)
-    return now, found[:limit]
+
+def _position(label: str) -> Position:
+    run = parse_run_label(label)
+    if run is None:
+        raise WrongArgument(f"--before is {label!r}; it should be the ID of a run")
+    with using_database_of(run), translate_postgres_errors():
+        return Position.of(run_with(run))
+
+
+def _read(
+    names: list[str], wanted: Callable[[datetime], RunFilter], limit: int, before: Position | None = None
+) -> RunPage:
+    """Return a page of runs. A database that does not answer gets a warning on stderr, unless all fail."""
+    page = read_page(names, wanted, limit=limit, before=before)
+    if len(page.unavailable) == len(names):
+        raise page.unavailable[-1]
+    for error in page.unavailable:
+        click.echo(f"housekeeping: warning: {error}; its runs are not shown", err=True)
+    return page
 
 
 def using_database_of(run: tuple[str, int]) -> AbstractContextManager[None]:
@@ -117,10 +135,13 @@ def using_database_of(run: tuple[str, int]) -> AbstractContextManager[None]:
     Raises:
       WrongArgument: There is no such database.
     """
-    name, names = run[0], database.by_name()
-    if name not in names:
-        raise WrongArgument(f"there is no database {name!r}; the databases are {', '.join(names)}")
-    return database.using(name)
+    if run[0] not in database.by_name():
+        raise _no_database(run[0])
+    return database.using(run[0])
+
+
+def _no_database(name: str) -> WrongArgument:
+    return WrongArgument(f"there is no database {name!r}; the databases are {', '.join(database.by_name())}")
 
 
 def run_with(run: tuple[str, int]) -> RunRecord:
@@ -137,7 +158,7 @@ def run_with(run: tuple[str, int]) -> RunRecord:
     return record
 
 
-def _print_list(found: list[RunRecord], sweeps: Mapping[str, Sweep], now: datetime) -> None:
+def _print_list(found: Sequence[RunRecord], sweeps: Mapping[str, Sweep], now: datetime) -> None:
     listed = table(">ID", "WORKER", ">AGE", ">DURATION", "OUTCOME AND COUNTS")
     for each in found:
         main_counts = _main_counts(each, sweeps)
@@ -168,14 +189,19 @@ def _main_counts(record: RunRecord, sweeps: Mapping[str, Sweep]) -> str:
 
 
 def _print_run(
-    record: RunRecord, sweeps: Mapping[str, Sweep], settings: Settings, now: datetime, as_json: bool
+    record: RunRecord,
+    failures: RunFailures,
+    sweeps: Mapping[str, Sweep],
+    settings: Settings,
+    now: datetime,
+    as_json: bool,
 ) -> None:
     sweep = sweeps.get(record.worker)
     answer = explain_run(record, sweep, now, settings.timezone)
     if as_json:
         explained = {"origin": answer.origin, "meaning": answer.meaning, "next_step": answer.next_step}
         attempts = [each.run_id for each in answer.attempts]
-        click.echo(json.dumps({**record.as_json(), **explained, "attempts": attempts}))
+        click.echo(json.dumps({**record.as_json(), **failures.as_json(), **explained, "attempts": attempts}))
         return
     say(f"run {record.label} of {record.worker}: {outcome_of(record)}", style="bold")
     print_explanation(answer)
@@ -184,6 +210,12 @@ def _print_run(
     if len(answer.attempts) > 1:
         out.print()
         print_table(attempts_table(answer, sweep))
+    for each in failures.rejected:
+        say(f"\nrejected: {counted(each.rows, 'record')}: {in_one_line(each.error, _ERROR_WIDTH)}")
+        for sample in each.records:
+            say(f"  {in_one_line(json.dumps(sample, ensure_ascii=False), _ERROR_WIDTH)}")
+    if failures.traceback:
+        out.print(f"\n{failures.traceback.rstrip()}", soft_wrap=True)
 
 
 def print_explanation(answer: Explanation) -> None:
@@ -203,6 +235,7 @@ def _details(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:
     for name, value in {
         "trigger": record.trigger,
         "tick": None if record.tick is None else f"{format_time(record.tick)} UTC",
+        "process": record.process,
         "message id": record.message_id,
         "lease epoch": record.epoch,
         "started": ago(record.started_at),

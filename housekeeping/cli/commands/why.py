@@ -126,7 +126,7 @@ def _messages(settings: Settings, queue: str) -> int:
 def _print(answer: Explanation, sweep: Sweep | None, now: datetime) -> None:
     subject = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
     subject = subject if answer.run_id is None else f", run {run_label(answer.run_id, answer.database)}"
-    say(f"{answer.worker}{subject}: {answer.outcome}", style="bold")
+    say(f"{answer.worker}{subject}: {answer}", style="bold")
     if answer.run_id is None:
         say(answer.meaning)
     else:
@@ -144,4 +144,4 @@ def _describe_newer_run(worker: str, newer: Attempt, now: datetime) -> str:
     ago = format_duration((now - newer.started_at).total_seconds())
     meaning = meaning_of(worker, newer)
     started = f"since then: run {newer.label}, {ago} ago, trigger {newer.trigger}"
-    return f"{started}: {newer.outcome}; {meaning} (housekeeping runs {newer.label})"
+    return f"{started}: {newer}; {meaning} (housekeeping runs {newer.label})"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Final
 
 from dramatiq.middleware import Shutdown
 from peewee import PeeweeException
 
 from housekeeping.core.errors import LeaseLost, RunTakenOver, SchemaMissing
-from housekeeping.core.sanitize import error_line
+from housekeeping.core.sanitize import error_line, mask_secrets, printable, shortened
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
@@ -23,7 +25,11 @@ from housekeeping.sweeps.limits.first_run import UNCONFIRMED
 logger = named_logger(__name__)
 
 #: Counts that a run without a committed batch adds to its row.
-_COUNTS_OF_A_BROKEN_RUN = ("failed", "breaker", UNCONFIRMED, CLOCK_SKEW)
+_COUNTS_OF_A_BROKEN_RUN: Final = ("failed", "breaker", UNCONFIRMED, CLOCK_SKEW)
+
+_FRAMES: Final = 30  # of a traceback, the innermost ones
+_LONGEST_TRACEBACK: Final = 10_000  # characters
+_MASKED: Final = 10 * _LONGEST_TRACEBACK  # characters of a huge error text that are searched for passwords
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ def _record_without_row(request: RunRequest, progress: RunProgress, end: RunEnd)
             tick=request.tick,
             trigger=request.trigger,
             counts={**progress.preflight.counts, **request.noted},
+            traceback=stored_traceback(end.error),
         )
     except PeeweeException as error:
         logger.error("Could not record the run", outcome=end.outcome, error=error_line(error))
@@ -104,7 +111,7 @@ def _close_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEn
     text = None if error is None or isinstance(error, Shutdown) else error_line(error)
     extra: Counts = {name: progress.counts[name] for name in _COUNTS_OF_A_BROKEN_RUN if name in progress.counts}
     try:
-        closed = runs.fail(progress.run_id, end.outcome, end.reason or "", text, extra)
+        closed = runs.fail(progress.run_id, end.outcome, end.reason or "", text, extra, stored_traceback(error))
     except PeeweeException as again:
         logger.error("Could not close the run", outcome=end.outcome, error=error_line(again))
         return end
@@ -116,3 +123,15 @@ def _close_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEn
     if end.outcome == "lost_lease" and closed.outcome == "lost":
         return replace(end, reason="taken_over", error=RunTakenOver(f"run {progress.run_id} has been taken over"))
     return replace(end, error=LeaseLost(str(error)) if isinstance(error, LostLease) else error)
+
+
+def stored_traceback(error: BaseException | None) -> str | None:
+    """Return the traceback for the ledger: passwords masked, of a long one the beginning and the end.
+
+    None without an error; a shutdown is none.
+    """
+    if error is None or isinstance(error, Shutdown):
+        return None
+    text = "".join(traceback.format_exception(error, limit=-_FRAMES))
+    # Shortened twice: the first cut may go through a password, and the second one removes what is around that cut.
+    return shortened(printable(mask_secrets(shortened(text, _MASKED))), _LONGEST_TRACEBACK)

@@ -84,7 +84,7 @@ def meaning_of(worker: str, attempt: Attempt) -> str:
     if attempt.outcome == "running":
         return "it is running"
     if attempt.outcome == "silent":
-        return f"{attempt}: its process was killed or hangs; the next attempt takes over"
+        return "its process was killed or hangs; the next attempt takes over"
     if attempt.outcome == "done":
         failed = attempt.counts.get("failed")
         rows = f"; {counted(failed, 'row')} failed, housekeeping status shows why (REJECTED)" if failed else ""

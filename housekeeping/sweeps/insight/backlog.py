@@ -88,7 +88,8 @@ class Rates:
 def last_ended(sweep: Sweep, number: int = MOST_RUNS) -> list[Ended]:
     """Return the worker's last runs that began and ended, oldest first."""
     ended = (Run.worker == sweep.name) & Run.outcome.is_null(False) & Run.outcome.not_in(("skipped", "missed"))
-    rows: Any = Run.select().where(ended).order_by(Run.id.desc()).limit(number)
+    columns = (Run.id, Run.outcome, Run.reason, Run.started_at, Run.finished_at, Run.counts, Run.backlog)
+    rows: Any = Run.select(*columns, Run.backlog_exact).where(ended).order_by(Run.id.desc()).limit(number)
     return [_read(sweep, row) for row in reversed(list(rows))]
 
 

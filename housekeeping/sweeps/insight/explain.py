@@ -74,6 +74,11 @@ class Explanation:
     queued: str | None = None
     database: str = field(default_factory=lambda: database.selected)
 
+    def __str__(self) -> str:
+        """Return the outcome; of a run without heartbeats with their age."""
+        explained = (each for each in reversed(self.attempts) if self.run_id in (None, each.run_id))
+        return next((str(each) for each in explained if each.outcome == self.outcome), self.outcome)
+
     def as_json(self) -> dict[str, Any]:
         """Return the object of ``housekeeping why --json``."""
         values = asdict(self)
@@ -148,7 +153,7 @@ def _without_a_row(
 
 def _last_run(sweep: Sweep) -> Explanation:
     idle = REASONS["disabled"] if not sweep.enabled else "this worker has no schedule"
-    for last in map(Attempt.of, history.recent(worker=sweep.name, limit=1)):
+    for last in map(Attempt.of, history.recent(sweep.name, 1)):
         meaning = f"{idle}; its last run: {meaning_of(sweep.name, last)}"
         return Explanation(sweep.name, None, last.outcome, meaning, [last])
     return Explanation(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
@@ -194,7 +199,7 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
 def with_newer_run(explanation: Explanation) -> Explanation:
     """Add the worker's latest run, if it belongs to no tick and began after the last attempt at this tick."""
     tick, attempts = explanation.tick, explanation.attempts
-    for latest in history.recent(worker=explanation.worker, limit=1):
+    for latest in history.recent(explanation.worker, 1):
         if latest.tick is None and tick is not None:
             newer = latest.run_id > attempts[-1].run_id if attempts else latest.started_at > tick
             return replace(explanation, newer_run=Attempt.of(latest)) if newer else explanation

@@ -12,6 +12,7 @@ from peewee import fn
 from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
+from housekeeping.core.wording import format_duration
 from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.engine.counts import in_order
@@ -211,7 +212,7 @@ def last_run(sweep: Sweep) -> dict[str, Any] | None:
 
     `outcome` is None while the run is open; `heartbeat_age_s` then says whether it is running or lost.
     """
-    for run in history.recent(worker=sweep.name, limit=1):
+    for run in history.recent(sweep.name, 1):
         return {
             "run_id": run.run_id,
             "outcome": run.outcome,
@@ -223,6 +224,7 @@ def last_run(sweep: Sweep) -> dict[str, Any] | None:
             "counts": in_order(sweep, run.counts),
             "error": run.error,
             "heartbeat_age_s": None if run.silent_s is None else round(run.silent_s, 3),
+            "maybe_lost": run.lost,
         }
     return None
 
@@ -239,5 +241,5 @@ def outcome_in_words(outcome: str | None, heartbeat_age_s: float | None) -> str:
       heartbeat_age_s: The age of its last heartbeat in seconds; None: unknown.
     """
     if is_lost(outcome, heartbeat_age_s):
-        return f"lost? no heartbeat for {heartbeat_age_s:,.0f} s"
+        return f"lost? no heartbeat for {format_duration(heartbeat_age_s)}"
     return outcome or "running"

@@ -1,9 +1,10 @@
-"""Past runs in the ledger, for lists and explanations."""
+"""Past runs in the ledger, for a worker's last runs and the explanation of one. `run_list` has the pages of all."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,11 +13,11 @@ from housekeeping.database.connection import database
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.ledger.runs import PREDICATE, SILENCE
 
-#: Filter value of `recent` for open runs.
-RUNNING: Final = "running"
 #: A database's name begins with a letter, so 03:00 is a time and no label.
 _LABEL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_-]*):)?([0-9]{1,30})")
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
+#: Columns that only the page of one run shows. They may be long.
+_LONG: Final = ("traceback", "rejected")
 _NEVER_BEGAN: Final = ("skipped", "missed")
 
 
@@ -45,6 +46,7 @@ class RunRecord:
       silent_s: Seconds since the last heartbeat of an open run.
       lost: Whether the run is open and has missed three heartbeats.
       backlog: Stale rows at its end, counted up to a limit; None: not counted.
+      host, pid: The process that runs it, or that recorded a skipped or missed tick; None: an earlier release.
     """
 
     run_id: int
@@ -65,12 +67,19 @@ class RunRecord:
     backlog_exact: bool | None
     silent_s: float | None
     lost: bool
+    host: str | None = None
+    pid: int | None = None
     database: str = MAIN
 
     @property
     def label(self) -> str:
         """The run's label, see `run_label`."""
         return run_label(self.run_id, self.database)
+
+    @property
+    def process(self) -> str | None:
+        """Host and process id; None: unknown."""
+        return None if self.host is None else f"{self.host}:{self.pid}"
 
     @property
     def duration_s(self) -> float | None:
@@ -83,42 +92,64 @@ class RunRecord:
         values = {name: getattr(self, name) for name in names}
         times = {name: value.isoformat() for name, value in values.items() if isinstance(value, datetime)}
         duration_s = None if self.duration_s is None else round(self.duration_s, 3)
-        return name_database({**values, **times, "duration_s": duration_s, "maybe_lost": self.lost}, self.database)
+        silent_s = None if self.silent_s is None else round(self.silent_s, 3)
+        return name_database(
+            {**values, **times, "duration_s": duration_s, "heartbeat_age_s": silent_s, "maybe_lost": self.lost},
+            self.database,
+        )
 
 
-def recent(
-    *,
-    worker: str | None = None,
-    since: datetime | None = None,
-    outcome: str | None = None,
-    before: int | None = None,
-    limit: int,
-) -> list[RunRecord]:
-    """Return runs, newest first, that meet all conditions.
-
-    Parameters:
-      since: Only runs that began at this time or later.
-      outcome: Only runs with this outcome; `RUNNING` for open runs.
-      before: Only runs older than the run with this id, for the next page.
-    """
-    conditions = []
-    if worker is not None:
-        conditions.append(Run.worker == worker)
-    if before is not None:
-        conditions.append(Run.id < before)
-    if outcome is not None:
-        conditions.append(Run.outcome.is_null() if outcome == RUNNING else Run.outcome == outcome)
-    if since is not None:
-        # The second condition follows from the first, and has an index.
-        conditions.append((Run.started_at >= since) & (Run.outcome.is_null() | (Run.finished_at >= since)))
-    query: Any = _rows().order_by(Run.id.desc()).limit(limit)
-    return [_record(run) for run in (query.where(*conditions) if conditions else query)]
+def recent(worker: str, limit: int) -> list[RunRecord]:
+    """Return the worker's last runs, newest first."""
+    rows = select_runs().where(Run.worker == worker).order_by(Run.id.desc()).limit(limit)
+    return [record_of(run) for run in rows]
 
 
 def find(run_id: int) -> RunRecord | None:
     """Return the run with this id; None if there is none."""
-    run = _rows().where(Run.id == run_id).first()
-    return None if run is None else _record(run)
+    run = select_runs().where(Run.id == run_id).first()
+    return None if run is None else record_of(run)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecords:
+    """Records that a run rejected for one cause.
+
+    Attributes:
+      rows: Their number.
+      error: The error of the first one.
+      records: Some of them.
+    """
+
+    cause: str
+    rows: int
+    error: str
+    records: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailures:
+    """What went wrong in a run.
+
+    Attributes:
+      traceback: Traceback of the error that ended it; None: no error, or a release that did not record it.
+      rejected: The rejected records by cause; empty while the run is open, and of earlier releases.
+    """
+
+    traceback: str | None
+    rejected: Sequence[RejectedRecords]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of ``housekeeping runs ID --json``."""
+        return asdict(self)
+
+
+def failures_of(run_id: int) -> RunFailures:
+    """Return what went wrong in a run; nothing if no run has the id."""
+    row: Any = Run.select(Run.traceback, Run.rejected).where(Run.id == run_id).tuples().first()
+    text, stored = row or (None, None)
+    names = [each.name for each in fields(RejectedRecords)]
+    return RunFailures(text, [RejectedRecords(**{name: each[name] for name in names}) for each in stored or ()])
 
 
 def attempts_of(record: RunRecord) -> list[RunRecord]:
@@ -128,14 +159,14 @@ def attempts_of(record: RunRecord) -> list[RunRecord]:
 
 def attempts_at(message_id: str) -> list[RunRecord]:
     """Return all attempts at a message, oldest first."""
-    rows = _rows().where(Run.message_id == message_id).order_by(Run.id).limit(_ATTEMPTS)
-    return [_record(run) for run in rows]
+    rows = select_runs().where(Run.message_id == message_id).order_by(Run.id).limit(_ATTEMPTS)
+    return [record_of(run) for run in rows]
 
 
 def at_tick(worker: str, tick: datetime) -> list[RunRecord]:
     """Return all attempts at a tick of the worker, oldest first."""
-    rows = _rows().where((Run.worker == worker) & (Run.tick == tick)).order_by(Run.id).limit(_ATTEMPTS)
-    return [_record(run) for run in rows]
+    rows = select_runs().where((Run.worker == worker) & (Run.tick == tick)).order_by(Run.id).limit(_ATTEMPTS)
+    return [record_of(run) for run in rows]
 
 
 def took_over_from(record: RunRecord) -> list[int]:
@@ -165,11 +196,14 @@ def _began() -> Any:
     return Run.outcome.is_null() | Run.outcome.not_in(_NEVER_BEGAN)
 
 
-def _rows() -> Any:
-    return Run.select(Run, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent"))
+def select_runs() -> Any:
+    """Return the query that `record_of` reads."""
+    columns = (each for each in Run._meta.sorted_fields if each.name not in _LONG)
+    return Run.select(*columns, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent"))
 
 
-def _record(run: Any) -> RunRecord:
+def record_of(run: Any) -> RunRecord:
+    """Return one row of the query `select_runs`."""
     ended = run.outcome is not None
     return RunRecord(
         run.id,
@@ -190,5 +224,7 @@ def _record(run: Any) -> RunRecord:
         run.backlog_exact,
         None if ended else (run.read_at - run.heartbeat_at).total_seconds(),
         not ended and run.silent,
+        run.host,
+        run.pid,
         database.selected,
     )

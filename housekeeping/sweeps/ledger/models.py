@@ -25,7 +25,13 @@ NOW: Final = SQL("clock_timestamp()")
 
 
 class Run(BaseModel):
-    """One attempt at a run; `outcome` is NULL while it is running."""
+    """One attempt at a run; `outcome` is NULL while it is running.
+
+    Attributes:
+      host, pid: The process that runs it, or that recorded it; NULL in rows of earlier releases.
+      traceback: Traceback of the error that ended it, see `run_end.stored_traceback`.
+      rejected: The records that it rejected, see `rejections.stored_groups`.
+    """
 
     id = BigAutoField()
     worker = TextField()
@@ -43,6 +49,10 @@ class Run(BaseModel):
     error = TextField(null=True)
     backlog = BigIntegerField(null=True)
     backlog_exact = BooleanField(null=True)
+    host = TextField(null=True)
+    pid = IntegerField(null=True)
+    traceback = TextField(null=True)
+    rejected = JSONField(null=True)
 
     class Meta:
         table_name = "runs"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -177,8 +179,9 @@ def record(
     tick: datetime | None,
     trigger: Trigger,
     counts: Counts | None = None,
+    traceback: str | None = None,
 ) -> tuple[int, datetime]:
-    """Write the row of a run that never began (skipped, missed), and return its id and time."""
+    """Write the row of a run that never began (skipped, missed, failed), and return its id and time."""
     with database.atomic():
         run_id, at, _ = _insert(
             worker=worker,
@@ -189,13 +192,15 @@ def record(
             outcome=outcome,
             reason=reason,
             counts=counts or {},
+            traceback=traceback,
         )
     return run_id, at
 
 
 def _insert(**columns: Any) -> tuple[int, datetime, str]:
     """Insert a row that begins now, and return its id, time and heartbeat."""
-    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **columns).returning(
+    process = {"host": socket.gethostname(), "pid": os.getpid()}
+    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **process, **columns).returning(
         Run.id, Run.started_at, Run.heartbeat_at.cast("text")
     )
     run_id, started_at, heartbeat_at = next(iter(row.tuples().execute()))

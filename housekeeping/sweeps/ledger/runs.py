@@ -141,7 +141,9 @@ def _writing(columns: dict[str, Any], given: dict[str, Any], fence: Fence | None
     return query
 
 
-def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts) -> Closed:
+def fail(
+    run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts, traceback: str | None = None
+) -> Closed:
     """Close the row of a run that an error ended, keep the counts of its last committed batch, and return the row.
 
     A row that was already closed stays unchanged. A COMMIT whose answer was lost may have closed it, or have counted
@@ -152,6 +154,7 @@ def fail(run_id: int, outcome: Outcome, reason: str, error: str | None, extra: C
             outcome=outcome,
             reason=reason,
             error=error,
+            traceback=traceback,
             finished_at=NOW,
             heartbeat_at=NOW,
             counts=Run.counts.concat(extra),

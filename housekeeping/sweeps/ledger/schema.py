@@ -176,6 +176,22 @@ MIGRATIONS: Final = (
     );
     COMMENT ON COLUMN {schema}.acknowledgments.worker IS 'empty for an alert of the whole installation';
     """,
+    # Pages of runs are ordered by start. Frequent outcomes and triggers need no index of their own: reading on from the
+    # last run of the page before finds them soon.
+    """
+    ALTER TABLE {schema}.runs
+        ADD COLUMN host text,
+        ADD COLUMN pid integer,
+        ADD COLUMN traceback text,
+        ADD COLUMN rejected jsonb;
+    COMMENT ON COLUMN {schema}.runs.rejected IS 'the rejected records by cause, up to a limit';
+    DROP INDEX {schema}.runs_outcome_id;
+    CREATE INDEX runs_started_at ON {schema}.runs (started_at, id);
+    CREATE INDEX runs_worker_started_at ON {schema}.runs (worker, started_at, id);
+    CREATE INDEX runs_outcome_started_at ON {schema}.runs (outcome, started_at, id)
+        WHERE outcome NOT IN ('done', 'skipped');
+    CREATE INDEX runs_trigger_started_at ON {schema}.runs (trigger, started_at, id) WHERE trigger <> 'schedule';
+    """,
 )
 
 #: Key of the advisory lock that keeps two ``init`` from running at once.

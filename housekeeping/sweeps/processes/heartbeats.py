@@ -13,6 +13,7 @@ from peewee import SQL, NodeList, PeeweeException, fn
 
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.redis.client import translate_redis_errors
+from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.ledger.models import NOW, ProcessRow
 
@@ -106,7 +107,7 @@ class Process:
     def state(self) -> str:
         """``idle``, ``busy``, or a text with the age of the last heartbeat of a dead process."""
         if not self.alive:
-            return f"dead? no heartbeat for {self.age_s:,.0f} s"
+            return f"dead? no heartbeat for {format_duration(self.age_s)}"
         return "busy" if self.heartbeat.busy else "idle"
 
     def as_json(self) -> dict[str, Any]:
@@ -134,6 +135,20 @@ class Processes:
         alive = [each for each in self.every if each.alive]
         dead = [each for each in self.every if not each.alive and not each.heartbeat.stopped]
         return sorted(alive, key=lambda each: (each.heartbeat.kind, each.name)) + dead[:_DEAD_SHOWN]
+
+    @property
+    def summary(self) -> str:
+        """What is alive and what is dead, in one line."""
+        if not self.known:
+            return "the heartbeats cannot be read"
+        alive = [each.heartbeat for each in self.every if each.alive]
+        workers = [each for each in alive if each.kind == "worker"]
+        busy, threads = sum(each.busy for each in workers), sum(each.threads for each in workers)
+        dead = sum(not each.alive and not each.heartbeat.stopped for each in self.every)
+        return (
+            f"{counted(len(workers), 'worker')} alive, {busy:,} of {counted(threads, 'thread')} busy; "
+            f"{counted(len(alive) - len(workers), 'scheduler')} alive; {counted(dead, 'process', 'processes')} dead"
+        )
 
     @property
     def schedulers(self) -> list[Process]:

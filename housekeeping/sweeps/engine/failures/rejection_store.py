@@ -14,7 +14,7 @@ from peewee import SQL, PeeweeException, fn
 from housekeeping.core.sanitize import error_line, in_one_line
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database
-from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport
+from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport, Run
 from housekeeping.sweeps.stages.stage import Position, as_cursor
 
 logger = named_logger(__name__)
@@ -81,6 +81,7 @@ def record(
     complete: bool,
     processed_any: bool,
     position: Position | None,
+    run: tuple[int, Sequence[dict[str, Any]]] | None = None,
 ) -> None:
     """Record a run's rejections in one transaction, and remove causes that a complete run did not meet.
 
@@ -88,6 +89,7 @@ def record(
       complete: Whether the run reached the end.
       processed_any: Whether the run processed a record. If not, the run's argument is delayed by `not_before`.
       position: Where the run ended.
+      run: Id of the run and what its row says about them; None: its row stays unchanged.
     """
     same_subject = (Rejection.worker == worker) & (Rejection.subject == subject)
     before: Any = Rejection.select(Rejection.cause, Rejection.times).where(same_subject).tuples()
@@ -95,6 +97,8 @@ def record(
     gone = [cause for cause in standing if cause not in found] if complete else []
     times = 1 + max(standing.values(), default=0) if complete and subject and not processed_any else 0
     with database.atomic():
+        if run is not None:
+            Run.update(rejected=run[1]).where(Run.id == run[0]).execute()
         if gone:
             Rejection.delete().where(same_subject & Rejection.cause.in_(gone)).execute()
         if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,6 +25,7 @@ SAMPLES: Final = 5  # records of a cause in its report
 CAUSES: Final = 20  # distinct causes of a run, which bounds its memory, log lines and reports
 OTHER_CAUSES: Final = "other causes"
 _LONGEST_VALUE: Final = 300  # characters of a value in a log line, report or row
+_LONGEST_ROW: Final = 50_000  # characters of all records in the row of a run
 
 
 @dataclass(slots=True)
@@ -95,10 +97,34 @@ class Rejections:
         }
         try:
             rejection_store.record(
-                self.worker, self.subject, found, complete=complete, processed_any=processed_any, position=position
+                self.worker,
+                self.subject,
+                found,
+                complete=complete,
+                processed_any=processed_any,
+                position=position,
+                run=(self.run_id, stored_groups(self._rejected)) if self.run_id is not None and found else None,
             )
         except PeeweeException as error:
             logger.warning("Could not record the rejections", error=error_line(error))
+
+
+def stored_groups(groups: Mapping[str, _Group]) -> list[dict[str, Any]]:
+    """Return the causes of a run for its row: ``{"cause", "rows", "error", "records"}``.
+
+    Records beyond the longest value that a row may have are left out; `rows` counts them.
+    """
+    stored, left = [], _LONGEST_ROW
+    for cause, group in groups.items():
+        records: list[dict[str, Any]] = []
+        for sample in group.samples:
+            record: dict[str, Any] = _printable(to_log_value(dict(sample)))
+            left -= len(json.dumps(record))
+            if left > 0:
+                records.append(record)
+        error = _printable(error_line(group.error))
+        stored.append({"cause": _printable(cause), "rows": group.rows, "error": error, "records": records})
+    return stored
 
 
 def _add(groups: dict[str, _Group], failure: Failure) -> _Group:

@@ -15,8 +15,10 @@ from housekeeping.core.telemetry import error_reporting
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.engine.failures import rejection_store
-from housekeeping.sweeps.engine.failures.rejections import CAUSES, LINES, OTHER_CAUSES, SAMPLES
-from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport
+from housekeeping.sweeps.engine.failures.rejections import CAUSES, LINES, OTHER_CAUSES, SAMPLES, Rejections
+from housekeeping.sweeps.ledger import history
+from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport, Run
+from housekeeping.sweeps.stages.stage import BatchResult, Failure
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.orders import Order, add, sweep
 
@@ -205,6 +207,40 @@ def test_database_errors_are_grouped_by_code_and_constraint(clock: ManualClock, 
     run_sweep(sweep(lambda order: None), clock=clock)
 
     assert standing() == [("IntegrityError 23514: constraint stays", 2)]
+
+
+def test_row_of_the_run_has_its_rejected_records_by_cause(clock: ManualClock) -> None:
+    add(30)
+
+    result = run_sweep(sweep(refuse_most), clock=clock)
+
+    assert result.run_id is not None
+    (group,) = history.failures_of(result.run_id).rejected
+    assert (group.rows, group.error) == (27, "no order 'order 1'")
+    assert [each["id"] for each in group.records] == [1, 2, 3, 4, 5]
+
+
+def test_later_run_keeps_the_rejected_records_of_an_earlier_one(clock: ManualClock) -> None:
+    add(30)
+    first, second = (run_sweep(sweep(refuse_most), clock=clock).run_id or 0 for _ in range(2))
+
+    assert [bool(history.failures_of(each).rejected) for each in (first, second)] == [True, True]
+
+
+def test_rejected_records_of_a_run_are_bounded(clock: ManualClock, postgres: Database) -> None:
+    records = [
+        Failure({"id": n, "note": "x" * 250, **{f"c{m}": "\0" * 250 for m in range(40)}}, ValueError(f"{n:x}"))
+        for n in range(40)
+    ]
+    run = run_sweep(sweep(lambda order: None), clock=clock)
+
+    rejections = Rejections("shop.stuck_orders", run.run_id)
+    rejections.add(BatchResult({}, failures=records))
+    rejections.close(complete=False, processed_any=True, rejected_before=False, position=None)
+
+    size: int = Run.select(fn.LENGTH(Run.rejected.cast("text"))).where(Run.id == run.run_id).scalar()
+    assert run.run_id is not None and sum(each.rows for each in history.failures_of(run.run_id).rejected) == 40
+    assert size < 100_000
 
 
 def test_recorded_causes_are_bounded() -> None:

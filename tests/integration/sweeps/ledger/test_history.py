@@ -1,9 +1,9 @@
-"""Past runs from the ledger: filters, pages, takeovers."""
+"""Past runs from the ledger: explanations, takeovers, dead runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from typing import Any, Final
 
 import pytest
@@ -12,6 +12,7 @@ from housekeeping.database.connection import Database
 from housekeeping.sweeps.insight.explain import explain_run
 from housekeeping.sweeps.ledger import history, run_start, runs
 from housekeeping.sweeps.ledger.models import NOW, Run
+from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.statements import watch_statements
 
 WORKER: Final = "test.history"
@@ -34,74 +35,22 @@ def plans(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Plans:
     return explain
 
 
-@pytest.fixture
-def many_runs(postgres: Database) -> datetime:
-    """A hundred thousand runs of two workers, a second apart; returns when the last one began."""
-    postgres.execute_sql(
-        f'INSERT INTO "{Run._meta.schema}".runs '
-        "(worker, trigger, tick, started_at, heartbeat_at, finished_at, outcome, counts, message_id) "
-        "SELECT CASE mod(n, 2) WHEN 0 THEN 'test.history' ELSE 'test.other' END, 'schedule', t, t, t, t, "
-        "CASE mod(n, 1000) WHEN 0 THEN 'failed' ELSE 'done' END, '{}', n::text "
-        "FROM (SELECT n, timestamptz '2026-01-01 00:00Z' + n * interval '1 second' AS t "
-        "FROM generate_series(1, 100000) AS n) AS made"
-    )
-    postgres.execute_sql(f'ANALYZE "{Run._meta.schema}".runs')
-    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=100_000)
-
-
-def ids(**conditions: Any) -> list[int]:
-    return [each.run_id for each in history.recent(**{"limit": 20, **conditions})]
-
-
-def test_every_page_of_a_hundred_thousand_runs_uses_an_index(many_runs: datetime, plans: Plans) -> None:
-    minute, days = many_runs - MINUTE, many_runs - timedelta(days=3)
-
-    ids()
-    ids(before=50_000)
-    ids(worker=WORKER)
-    ids(worker=WORKER, before=50_000)
-    ids(outcome="failed")
-    ids(outcome="lost")
-    ids(outcome=history.RUNNING)
-    ids(worker=WORKER, outcome="failed")
-    ids(since=minute)
-    ids(worker=WORKER, since=minute)
-    ids(since=days)
-    ids(since=days, outcome="lost", worker=WORKER)
-
-    assert [plan for plan in plans() if "Seq Scan" in plan or "Index" not in plan] == []
-
-
-def test_explanation_of_a_run_uses_indexes(many_runs: datetime, plans: Plans) -> None:
-    record = history.find(99_999)
+def test_explanation_of_a_run_uses_indexes(postgres: Database, plans: Plans) -> None:
+    end = many_runs(postgres)
+    record = history.find(RUNS - 1_000)
     assert record is not None
 
-    explain_run(record, None, many_runs, UTC)
+    explain_run(record, None, end, UTC)
 
     assert [plan for plan in plans() if "Seq Scan on runs" in plan] == []
 
 
-def test_pages_follow_each_other_newest_first(many_runs: datetime) -> None:
-    first = ids(limit=3)
-    second = ids(limit=3, before=first[-1])
-
-    assert first + second == list(range(100_000, 99_994, -1))
-
-
-def test_filters_are_combined(many_runs: datetime) -> None:
-    found = history.recent(worker=WORKER, outcome="failed", since=many_runs - timedelta(seconds=2000), limit=20)
-
-    assert [each.run_id for each in found] == [100_000, 99_000, 98_000]
-
-
-def test_running_runs_are_found_and_old_heartbeats_named(postgres: Database) -> None:
-    ended = _begun(outcome="done", finished_at=NOW)
+def test_open_run_without_heartbeats_is_lost(postgres: Database) -> None:
     alive = _begun()
     silent = _begun(heartbeat_at=NOW - runs.SILENCE - MINUTE)
 
-    found = {each.run_id: each for each in history.recent(outcome=history.RUNNING, limit=20)}
+    found = {each.run_id: each for each in history.recent(WORKER, 20)}
 
-    assert ended not in found
     assert (found[alive].lost, found[silent].lost) == (False, True)
     assert found[silent].silent_s == pytest.approx(120, abs=30)
 

@@ -331,4 +331,4 @@ def test_fingerprint_is_written_once_a_day_and_shown_nowhere(
 
     assert ["predicate" in run.counts for run in Run.select().order_by(Run.id)] == [True, False, True]
     assert all("predicate" not in each.counts for each in results)
-    assert all("predicate" not in each.counts for each in history.recent(worker=NAME, limit=9))
+    assert all("predicate" not in each.counts for each in history.recent(NAME, 9))
