@@ -23,7 +23,8 @@ from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.web.snapshot_reader import LOCK_TIME, STATEMENT_TIME, SnapshotReader, database_server
 from housekeeping.web.snapshot_reader import Snapshot as Snapshot
 
-_FRESH_S: Final = 2.0  # maximum age of a snapshot; counting backlogs is expensive
+_FRESH_S: Final = 2.0  # age at which a snapshot is read again; counting backlogs is expensive
+_USABLE_S: Final = 10.0  # age up to which a page shows a snapshot without waiting for the next one
 _PATIENCE_S: Final = 1.0  # maximum wait for a reading before a page shows the last snapshot
 _FIRST_PATIENCE_S: Final = 5.0  # the same while there is no snapshot to show
 _LATE_S: Final = 10.0  # age at which a page says that its snapshot is old
@@ -46,19 +47,22 @@ class SnapshotCache:
         return self.sweeps.get(name) or abort(404, "no worker has this name")
 
     def current(self) -> Snapshot:
-        """Return a snapshot not older than two seconds, or after a second of waiting the last one with its age.
+        """Return the last snapshot, and have it read again if it is older than two seconds.
 
-        It is read in a thread of its own, so that slow servers keep no request waiting. Unavailable servers are listed
+        It is read in a thread of its own, so that slow servers keep no request waiting. Only if the last one is older
+        than ten seconds or than a change, a page waits up to a second for the next one. Unavailable servers are listed
         in its `unavailable`.
         """
         until = time.monotonic() + (_FIRST_PATIENCE_S if self._last is None else _PATIENCE_S)
         while True:
             with self._lock:
-                if self._last is not None and self._is_fresh(*self._last):
-                    return self._last[0]
-                if self._reading is None or self._reading.done():
-                    self._reading = self._begin()
-                reading = self._reading
+                last = self._last
+                if last is None or not self._is_newer(last, _FRESH_S):
+                    if self._reading is None or self._reading.done():
+                        self._reading = self._begin()
+                    reading = self._reading
+                if last is not None and self._is_newer(last, _USABLE_S):
+                    return last[0]
             wait([reading], timeout=max(0.0, until - time.monotonic()))
             if reading.done():
                 reading.result()  # raises what the reading has raised
@@ -94,9 +98,10 @@ class SnapshotCache:
         age_s = time.monotonic() - ended
         return replace(snapshot, late_s=age_s) if age_s > _LATE_S else snapshot
 
-    def _is_fresh(self, snapshot: Snapshot, began: float, ended: float) -> bool:
-        # A snapshot may lack a change that was made during its read.
-        return began > self._changed_at and time.monotonic() - ended < _FRESH_S
+    def _is_newer(self, last: tuple[Snapshot, float, float], age_s: float) -> bool:
+        """Return whether a snapshot is newer than this age and the last change. It may lack one during its read."""
+        _, began, ended = last
+        return began > self._changed_at and time.monotonic() - ended < age_s
 
     def invalidate(self) -> None:
         """Make the next call of `current` read again. Does not wait for a read in progress."""

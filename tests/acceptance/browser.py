@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 from selenium import webdriver
@@ -56,3 +57,20 @@ def require_chromium() -> None:
     if os.getenv("HOUSEKEEPING_TEST_REQUIRE_CHROMIUM"):
         pytest.fail("chromium and chromedriver are not installed")
     pytest.skip("chromium and chromedriver are not installed")
+
+
+#: Path of the accessibility checker within the package that contains it.
+_AXE: Final = "axe.min.js"
+
+
+def violations(driver: ChromiumDriver) -> list[str]:
+    """Return the accessibility rules that the page breaks, each with an element."""
+    package = pytest.importorskip("axe_core_python")
+    script = (Path(package.__file__).parent / _AXE).read_text(encoding="utf-8")
+    # As the browser's own command, because the page's policy allows no other scripts.
+    driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
+    found: list[str] = driver.execute_async_script(
+        "const done = arguments[0];"
+        "axe.run().then((result) => done(result.violations.map((each) => `${each.id}: ${each.nodes[0].html}`)))"
+    )
+    return found

@@ -132,7 +132,7 @@ def test_failing_worker_is_paused_and_resumed_by_keyboard(
 
     browser.find_element(By.LINK_TEXT, "Log in").send_keys(Keys.ENTER)
     wait.until(until.presence_of_element_located((By.NAME, "token"))).send_keys(TOKEN, Keys.ENTER)
-    wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#workers th a"))).send_keys(Keys.ENTER)
+    wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#workers tbody th a"))).send_keys(Keys.ENTER)
     reason = wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#pause [name=reason]")))
     reason.send_keys("table renamed", Keys.ENTER)
     wait.until(until.text_to_be_present_in_element((By.ID, "status"), "paused"))

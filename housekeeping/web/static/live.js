@@ -96,14 +96,18 @@ function showAges() {
 }
 
 function alerts() {
-  return [...document.querySelectorAll("[data-alert]")].map((each) => each.dataset.alert);
+  return new Map([...document.querySelectorAll("[data-alert]")].map(({ dataset }) => [dataset.alert, dataset.subject]));
 }
 
-// Screen readers are told which alerts began or ended, and not the others.
+// Screen readers are told which alerts began, changed or ended, and not the others.
 function announce(before, after) {
-  const began = after.filter((each) => !before.includes(each)).map((each) => `Alert: ${each}`);
-  const ended = before.filter((each) => !after.includes(each)).map((each) => `No longer: ${each}`);
-  if (began.length + ended.length) document.getElementById("changes-said").textContent = [...began, ...ended].join(". ");
+  const said = [];
+  for (const [name, subject] of after) {
+    if (!before.has(name)) said.push(subject ? `Alert ${name}: ${subject}` : `Alert ${name}`);
+    else if (before.get(name) !== subject) said.push(`Alert ${name}, now: ${subject}`);
+  }
+  for (const name of before.keys()) if (!after.has(name)) said.push(`No longer: ${name}`);
+  if (said.length) document.getElementById("changes-said").textContent = said.join(". ");
 }
 
 function showStatus(text) {

@@ -23,6 +23,13 @@ class SlowCache(SnapshotCache):
         self.started, self.finish = threading.Event(), threading.Event()
         self.reads = 0
 
+    def age(self, *, seconds: float) -> None:
+        """Make the last snapshot older."""
+        assert self._last is not None
+        snapshot, began, ended = self._last
+        self._last = snapshot, began - seconds, ended - seconds
+        self._changed_at = began - seconds - 1
+
     def _read(self, before: Snapshot | None) -> Snapshot:
         self.reads += 1
         result = Snapshot(datetime(2026, 11, 20, tzinfo=UTC) + timedelta(hours=self.reads))
@@ -81,3 +88,25 @@ def test_snapshot_read_before_a_change_is_not_fresh(snapshots: SlowCache, slow: 
 
     assert snapshots.current().at.hour == 3
     assert snapshots.current().at.hour == 3
+
+
+def test_page_does_not_wait_for_the_next_snapshot(settings: Settings) -> None:
+    snapshots = SlowCache(settings)
+    snapshots.current()
+    snapshots.age(seconds=5)
+    try:
+        assert snapshots.current().at.hour == 1 and snapshots.started.wait(PATIENCE_S)
+    finally:
+        snapshots.finish.set()
+
+
+def test_old_snapshot_is_shown_with_its_age(settings: Settings) -> None:
+    snapshots = SlowCache(settings)
+    snapshots.current()
+    snapshots.age(seconds=60)
+    try:
+        seen = snapshots.current()
+    finally:
+        snapshots.finish.set()
+
+    assert seen.at.hour == 1 and seen.late_s >= 60
