@@ -52,10 +52,8 @@ def watch(
       HousekeepingError: When a process ends.
       KeyboardInterrupt: When the end is requested.
     """
-    # Start with one run of each worker; the scheduler enqueues from the next full minute on.
     before = counted()
-    for actor in actors_without_argument(install(redis_broker(stage.settings), stage.settings)).values():
-        actor.send()
+    send_each_once(stage)
     with Live(console=out, auto_refresh=False, screen=True) if out.is_terminal else nullcontext() as live:
         due_at = time.monotonic()
         while not stop_requested.is_set():
@@ -68,6 +66,12 @@ def watch(
                     out.print(_all_tables(stage, before, dashboard))
             stop_requested.wait(_POLL_S)
     raise KeyboardInterrupt
+
+
+def send_each_once(stage: Stage) -> None:
+    """Enqueue one run of each worker; the scheduler enqueues from the next full minute on."""
+    for actor in actors_without_argument(install(redis_broker(stage.settings), stage.settings)).values():
+        actor.send()
 
 
 def _all_tables(stage: Stage, before: Counted, dashboard: str) -> Group:

@@ -35,6 +35,8 @@ CHANGING = [
     ("restore",),
     ("leases", "release"),
     ("dedup", "release"),
+    ("deadletters", "requeue"),
+    ("deadletters", "delete"),
 ]
 
 
