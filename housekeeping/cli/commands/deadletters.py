@@ -224,9 +224,9 @@ def _apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter]
         click.echo(json.dumps(result.as_json()))
     else:
         for one in result.results if each else result.kept[:_KEPT]:
-            click.echo(f"{in_one_line(one.id, _ARGUMENTS_WIDTH)}: {describe_requeue(one)}")
+            say(f"{in_one_line(one.id, _ARGUMENTS_WIDTH)}: {describe_requeue(one)}")
         if not each:
-            click.echo(str(result))
+            say(str(result))
     if result.stopped is not None:
         raise HousekeepingError(f"{result.stopped}; {counted(result.left, 'dead letter')} not tried")
     if any(one.outcome == "refused" for one in result.results):

@@ -8,6 +8,7 @@ import click
 
 from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
+from housekeeping.cli.formatting import say
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.enqueueing import reason_to_skip, send_run
@@ -50,8 +51,8 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
         dropped = {"enqueued": sent.duplicate_of is None, "duplicate_of": sent.duplicate_of}
         click.echo(json.dumps({**result, **dropped, "warning": warning}))
     else:
-        click.echo(str(sent))
+        say(str(sent))
         if sent.duplicate_of is None:
-            click.echo(f"its run, once a worker process takes it: housekeeping runs {name}")
+            say(f"its run, once a worker process takes it: housekeeping runs {name}")
     if warning is not None:
         click.echo(f"housekeeping: warning: {warning}", err=True)

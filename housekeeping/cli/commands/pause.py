@@ -12,6 +12,7 @@ import click
 
 from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
+from housekeeping.cli.formatting import say
 from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, translate_postgres_errors
@@ -169,7 +170,7 @@ def _for_each(sweeps: Iterable[Sweep | _Purge], change: Callable[[Sweep | _Purge
             continue
         changes.append(name_database(values, sweep.database))
         if not as_json:
-            click.echo(text)
+            say(text)
     if as_json:
         click.echo(json.dumps(changes))
     if unavailable:

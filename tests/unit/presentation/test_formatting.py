@@ -50,6 +50,7 @@ def test_age_of_a_future_time_says_how_far_ahead_it_is(seconds: float, shown: st
     [
         (Progress(1, 0, None, 3, 300), "0 rows"),
         (Progress(1, 1, None, 4, 300), "1 row, 0.25 rows/s"),
+        (Progress(1, 0, Backlog(1), 4, 300), "0 of 1 row (0 %)"),
         (Progress(1, 0, Backlog(1_000_000), 3, 300), "0 of 1,000,000 rows (0 %)"),
         (
             Progress(1, 123_456, Backlog(1_000_000), 10, 300),
