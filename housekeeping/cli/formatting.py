@@ -12,8 +12,6 @@ from rich.text import Text
 
 from housekeeping.cli.console import NO_LIMIT
 from housekeeping.cli.console import out as out
-from housekeeping.cli.tables import print_table as print_table
-from housekeeping.cli.tables import table as table
 from housekeeping.core.sanitize import printable
 
 _INDENT: Final = 2  # spaces before a line's continuation

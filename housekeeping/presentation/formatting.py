@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,15 @@ def format_counts(counts: dict[str, Any]) -> str:
 def format_run_counts(outcome: str | None, counts: dict[str, Any]) -> str:
     """Return a run's counts in one line; ``-`` if they are zero and the run did not end as done or partial."""
     return format_counts(counts) if outcome in ("done", "partial") or _shown(counts) else "-"
+
+
+def format_value(value: Any) -> str:
+    """Return one count of a run: ``21,200``, ``yes`` or ``no``, details as JSON."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _shown(counts: dict[str, Any]) -> dict[str, Any]:

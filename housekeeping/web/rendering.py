@@ -16,7 +16,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import printable
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.connection import database
-from housekeeping.presentation.formatting import format_progress, format_run_counts, format_time
+from housekeeping.presentation.formatting import format_progress, format_run_counts, format_time, format_value
 from housekeeping.sweeps.insight.backlog import Ended
 from housekeeping.sweeps.insight.status import WorkerStatus, is_lost, outcome_in_words
 from housekeeping.sweeps.ledger.history import run_label
@@ -149,6 +149,7 @@ def _seconds(run: Ended) -> float:
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "duration": format_duration,
+    "count_value": format_value,
     "time": format_time,
     "ago": _ago,
     "as_json": _as_json,

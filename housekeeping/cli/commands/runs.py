@@ -21,7 +21,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted, format_duration
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.presentation.formatting import format_counts, format_run_counts, format_time
+from housekeeping.presentation.formatting import format_counts, format_run_counts, format_time, format_value
 from housekeeping.presentation.time_parsing import parse_since
 from housekeeping.presentation.workers import find_worker
 from housekeeping.sweeps.declaration import Sweep
@@ -242,17 +242,13 @@ def _details(record: RunRecord, sweep: Sweep | None, now: datetime) -> Table:
         "heartbeat": ago(record.heartbeat_at),
         "finished": None if record.finished_at is None else ago(record.finished_at),
         "duration": format_duration(record.duration_s),
-        "counts": ", ".join(f"{name} {_number(value)}" for name, value in given.items()) or None,
+        "counts": ", ".join(f"{name} {format_value(value)}" for name, value in given.items()) or None,
         "cursor": _cursor(record.cursor),
         "backlog at the end": backlog if record.backlog_exact or backlog is None else f"at least {backlog}",
         "error": record.error,
     }.items():
         fields.add_row(name, "-" if value is None else str(value))
     return fields
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
 
 
 def _cursor(cursor: dict[str, Any] | None) -> str | None:

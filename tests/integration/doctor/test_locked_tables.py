@@ -11,6 +11,7 @@ from peewee import ProgrammingError
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import quoted_name
 from housekeeping.doctor import examine
 from housekeeping.doctor import tables as tables_check
 from housekeeping.workers import configured_sweeps
@@ -43,8 +44,6 @@ def test_locked_table_is_a_warning_of_its_worker_alone(found: Found, admin: Conn
 def test_table_that_fails_a_check_hides_no_other(
     complete: Settings, tables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quoted_name = tables_check.quoted_name
-
     def failing(model: Any) -> str:
         if "user_statuses" in (name := quoted_name(model)):
             raise ProgrammingError("permission denied")

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from housekeeping.presentation.formatting import format_age, format_counts, format_progress, format_run_counts
+from housekeeping.presentation.formatting import (
+    format_age,
+    format_counts,
+    format_progress,
+    format_run_counts,
+    format_value,
+)
 from housekeeping.sweeps.insight.run_progress import Progress
 from housekeeping.sweeps.stages.stage import Backlog
 
@@ -15,6 +21,20 @@ def test_counts_are_formatted_without_zeros() -> None:
         "deleted_rows 21,200, batches 212, out_of_time"
     )
     assert format_counts({"deleted_rows": 0, "out_of_time": False}) == "nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (21_200, "21,200"),
+        (True, "yes"),
+        (False, "no"),
+        ({"gate": "custom"}, '{"gate": "custom"}'),
+        ("2026-11", "2026-11"),
+    ],
+)
+def test_single_count_is_formatted_by_its_type(value: Any, text: str) -> None:
+    assert format_value(value) == text
 
 
 def test_non_numeric_count_is_formatted_unchanged() -> None:
