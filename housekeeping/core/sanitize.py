@@ -32,6 +32,8 @@ def printable(text: str) -> str:
     A terminal obeys control characters: they can hide lines, change the window's title, or paste commands. Line ends
     stay, and tabs become spaces.
     """
+    if text.isprintable():  # most texts; a page has thousands
+        return text
     return "".join(_visible(character) for character in text.expandtabs(4))
 
 
