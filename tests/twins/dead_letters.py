@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.brokers.dead_letters import models, on_redis
+from housekeeping.brokers.dead_letters import models, on_redis, search
+from housekeeping.brokers.dead_letters.search import Position
 from housekeeping.core import sanitize
 from housekeeping.middleware import dead_letters, retries
 from tests.twins import Twin
@@ -16,6 +17,7 @@ _FOLDER: Final = "tests/integration/middleware/"
 _RETRIES: Final = f"{_FOLDER}test_retries.py::"
 _LOOKING: Final = "tests/integration/brokers/dead_letters/test_looking.py::"
 _REQUEUEING: Final = "tests/integration/brokers/dead_letters/test_requeueing.py::"
+_MANY: Final = "tests/integration/brokers/dead_letters/test_many.py::"
 _COMMAND: Final = "tests/acceptance/test_dead_letters_command.py::"
 
 
@@ -41,6 +43,15 @@ def _requeue_existing_letters_only(patch: pytest.MonkeyPatch) -> None:
         return [letter for letter in store.find(set(ids)).values() if letter.message]
 
     patch.setattr(models, "found", found)
+
+
+def _skip_letters_of_the_same_millisecond(patch: pytest.MonkeyPatch) -> None:
+    behind = search._behind
+    patch.setattr(
+        search,
+        "_behind",
+        lambda letters, place: (each for each in behind(letters, place) if Position.of(each).died_ms < place.died_ms),
+    )
 
 
 TWINS: Final[list[Twin]] = [
@@ -105,5 +116,23 @@ TWINS: Final[list[Twin]] = [
         instead(sanitize, "_visible", lambda character: character),
         in_processes=True,
         slow=True,
+    ),
+    Twin(
+        "R6",
+        "skips_letters_of_the_same_millisecond",
+        f"{_MANY}test_letters_of_one_millisecond_are_all_paged_through",
+        _skip_letters_of_the_same_millisecond,
+    ),
+    Twin(
+        "R6",
+        "lets_a_broken_letter_stop_the_others",
+        f"{_MANY}test_broken_letter_in_a_bulk_requeue_fails_alone",
+        instead(models, "_BROKEN", ()),
+    ),
+    Twin(
+        "R6",
+        "deletes_letters_that_do_not_match",
+        f"{_MANY}test_bulk_delete_removes_only_its_letters",
+        instead(search.LetterFilter, "matches", lambda self, letter: True),
     ),
 ]

@@ -26,6 +26,11 @@ PATH = f"/workers/{WORKER}"
 
 
 @pytest.fixture
+def broker_url() -> None:
+    """Return a Redis broker's URL, with any ``--broker``."""
+
+
+@pytest.fixture
 def broker(settings: Settings, make_app: Callable[[bool], Flask]) -> Iterator[Any]:
     """Return a broker that declares the worker's actor, as a worker process does."""
     broker = broker_without_database(settings, {WORKER: configured_sweeps(settings)[WORKER]})
