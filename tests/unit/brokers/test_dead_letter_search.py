@@ -105,6 +105,13 @@ def test_page_continues_although_its_last_letter_was_requeued() -> None:
     assert ids(search(store, LetterFilter(), 2, page.older).letters) == ["2", "3"]
 
 
+def test_page_after_a_newer_place_keeps_the_end_of_the_filter() -> None:
+    store = Store(letter("a"), letter("b", ago_s=10))
+    sought = LetterFilter(until=NOW - timedelta(seconds=10))
+
+    assert ids(search(store, sought, 10, Position.of(letter("gone", ago_s=-1))).letters) == ["b"]
+
+
 def test_search_for_a_rare_error_ends_at_its_limit_and_continues() -> None:
     store = Store(*(letter(str(number), ago_s=number) for number in range(5)), letter("x", ago_s=9, error="disk"))
     sought = LetterFilter(error="disk")
