@@ -43,7 +43,7 @@ def added(before: Counts, result: BatchResult) -> Counts:
     if "batches" in counts:
         counts["batches"] += any(result.counts.values())  # only a batch that changed something counts
     if result.failures:
-        counts["failed"] = counts.get("failed", 0) + sum(failure.rows for failure in result.failures)
+        counts["failed"] = counts.get("failed", 0) + len(result.failures)
     return counts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from peewee import CTE, SQL, Column, Expression, IntegrityError, Query, Select, Tuple, fn
@@ -99,91 +98,55 @@ def is_changed(stage: TableStage, picked: CTE, write: Write) -> Expression:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedStatement:
-    """Statement that also tells which of the picked rows it has changed.
+def checked_statement(stage: TableStage, batch: Batch) -> Query:
+    """Return the statement of a batch that also tells which of the picked rows it has changed."""
+    picked, write = changes(stage, batch)
+    conditions = [
+        SQL("NULL::boolean") if condition is None else Select(columns=[condition])
+        for condition in (write.holds, write.requires)
+    ]
+    numbers = (*conditions, *(count_of(each) for each in write.ctes))
+    query = Select((picked,), (*columns_of(stage, picked), is_changed(stage, picked, write), *numbers))
+    return query.order_by(*order_of(stage, picked)).with_cte(picked, *write.before, *write.ctes)
 
-    Attributes:
-      with_rows: Whether it returns all picked rows; otherwise only the last one.
+
+def checked_result(stage: TableStage, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
+    """Return the result of a `checked_statement`. A picked row that was not changed counts as failed.
+
+    Raises:
+      DeclarationError, IntegrityError: The action has changed more rows than were picked, or the condition of its
+        `Write` does not hold; the batch must be undone.
+      ArchiveMismatch: The condition of its `Write` that no row can cause does not hold; likewise.
     """
+    if not rows:
+        return BatchResult(counted(stage, ()), *stage.position_after(batch, None, 0))
+    flag = len(stage.order) + len(stage.columns) + len(stage.as_text)
+    holds, required, *numbers = rows[0][flag + 1 :]
+    if required is False:
+        raise ArchiveMismatch(f"{stage.name}: {_NOT_ARCHIVED}")
+    if holds is False:
+        raise IntegrityError(f"{stage.name}: not all rows that belong together did change")
+    changed = [row for row in rows if row[flag]]
+    _refuse_more_rows(stage, batch, len(rows), len(changed), numbers[0])
+    kept = [] if holds else [stage.describe(stage.position_of(row)) for row in rows if not row[flag]]
+    return BatchResult(
+        counted(stage, numbers),
+        *stage.position_after(batch, stage.position_of(rows[-1]), len(rows)),
+        rows=stage.records(changed) if stage.needs_rows() else (),
+        failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
+    )
 
-    stage: TableStage
-    with_rows: bool
 
-    def query(self, batch: Batch) -> Query:
-        """Return the statement of a batch."""
-        stage = self.stage
-        picked, write = changes(stage, batch)
-        conditions = [
-            SQL("NULL::boolean") if condition is None else Select(columns=[condition])
-            for condition in (write.holds, write.requires)
-        ]
-        numbers = (*conditions, *(count_of(each) for each in write.ctes))
-        ctes = (picked, *write.before, *write.ctes)
-        order = order_of(stage, picked)
-        if not self.with_rows:
-            texts = [getattr(picked.c, text_of(column)) for column in stage.as_text]
-            last = Select((picked,), (*order, *texts, count_of(picked), *numbers))
-            return last.order_by(*(column.desc() for column in order)).limit(1).with_cte(*ctes)
-        query = Select((picked,), (*columns_of(stage, picked), is_changed(stage, picked, write), *numbers))
-        return query.order_by(*order).with_cte(*ctes)
-
-    def result(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
-        """Return the result of the batch. A picked row that was not changed counts as failed.
-
-        Raises:
-          DeclarationError, IntegrityError: The action has changed more rows than were picked, or the condition of its
-            `Write` does not hold; the batch must be undone.
-          ArchiveMismatch: The condition of its `Write` that no row can cause does not hold; likewise.
-        """
-        if not rows:
-            return BatchResult(counted(self.stage, ()), *self.stage.position_after(batch, None, 0))
-        return self._of_each(batch, rows) if self.with_rows else self._of_all(batch, rows[0])
-
-    def _of_each(self, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:
-        stage = self.stage
-        flag = len(stage.order) + len(stage.columns) + len(stage.as_text)
-        holds, required, *numbers = rows[0][flag + 1 :]
-        self._refuse_broken(holds, required)
-        changed = [row for row in rows if row[flag]]
-        self._refuse_more_rows(batch, len(rows), len(changed), numbers[0])
-        kept = [] if holds else [stage.describe(stage.position_of(row)) for row in rows if not row[flag]]
-        return BatchResult(
-            counted(stage, numbers),
-            *stage.position_after(batch, stage.position_of(rows[-1]), len(rows)),
-            rows=stage.records(changed),
-            failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
+def _refuse_more_rows(stage: TableStage, batch: Batch, picked: int, allowed: int, changed: int) -> None:
+    if batch.only is not None and picked > len(batch.only):
+        changed, allowed = picked, len(batch.only)
+    if changed > allowed:
+        key = ", ".join(column.column_name for column in stage.key)
+        raise DeclarationError(
+            f"{stage.name}: the action would change {changed} rows for a batch of {allowed}; nothing was changed. "
+            f"Either the key ({key}) of {stage.model.__name__} is not unique, then declare the table's real key; "
+            "or the action changes rows outside of its batch, then compare all columns of the key"
         )
-
-    def _of_all(self, batch: Batch, row: tuple[Any, ...]) -> BatchResult:
-        stage = self.stage
-        width = len(stage.order)
-        after_texts = width + len(stage.as_text)
-        picked, holds, required, *numbers = row[after_texts:]
-        self._refuse_broken(holds, required)
-        self._refuse_more_rows(batch, picked, picked, numbers[0])
-        last = stage.position_of((*row[:width], *[None] * len(stage.columns), *row[width:after_texts]))
-        kept = 0 if holds else picked - numbers[0]
-        failures = [Failure({"stage": stage.name}, RowNotChanged(_NOT_CHANGED), kept)] if kept else []
-        return BatchResult(counted(stage, numbers), *stage.position_after(batch, last, picked), failures=failures)
-
-    def _refuse_broken(self, holds: bool | None, required: bool | None) -> None:
-        if required is False:
-            raise ArchiveMismatch(f"{self.stage.name}: {_NOT_ARCHIVED}")
-        if holds is False:
-            raise IntegrityError(f"{self.stage.name}: not all rows that belong together did change")
-
-    def _refuse_more_rows(self, batch: Batch, picked: int, allowed: int, changed: int) -> None:
-        stage = self.stage
-        if batch.only is not None and picked > len(batch.only):
-            changed, allowed = picked, len(batch.only)
-        if changed > allowed:
-            key = ", ".join(column.column_name for column in stage.key)
-            raise DeclarationError(
-                f"{stage.name}: the action would change {changed} rows for a batch of {allowed}; nothing was changed. "
-                f"Either the key ({key}) of {stage.model.__name__} is not unique, then declare the table's real key; "
-                "or the action changes rows outside of its batch, then compare all columns of the key"
-            )
 
 
 def counted(stage: TableStage, numbers: Sequence[int]) -> dict[str, int]:

@@ -44,15 +44,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A row that failed; the others were processed.
-
-    Attributes:
-      rows: Number of rows it stands for, if they are not known one by one.
-    """
+    """A row that failed; the others were processed."""
 
     record: dict[str, Any]
     error: BaseException
-    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)

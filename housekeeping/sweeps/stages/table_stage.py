@@ -32,7 +32,8 @@ from housekeeping.sweeps.stages.actions import Action, archiving
 from housekeeping.sweeps.stages.archive import ARCHIVED_ROWS
 from housekeeping.sweeps.stages.batch_statement import (
     LOCKED_KEYS,
-    CheckedStatement,
+    checked_result,
+    checked_statement,
     key_is_among,
     lock_statement,
     text_of,
@@ -204,11 +205,10 @@ class TableStage:
         """Do nothing: one statement reads and changes the rows."""
 
     def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
-        """Select, lock and change the rows in one statement. It returns them only if `needs_rows` says so."""
+        """Select, lock and change the rows in one statement. The result has them only if `needs_rows` says so."""
         if self.locks_first:
             self.run_statement(batch, "lock", partial(lock_statement, self))
-        checked = CheckedStatement(self, self.needs_rows())
-        return checked.result(batch, self.run_statement(batch, ("apply", checked.with_rows), checked.query))
+        return checked_result(self, batch, self.run_statement(batch, "apply", partial(checked_statement, self)))
 
     def run_statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Query]) -> list[tuple[Any, ...]]:
         """Execute a statement of a batch and return its rows. It is compiled once a run; see `statement`."""
@@ -291,7 +291,7 @@ class TableStage:
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return the statements that change the rows of a batch, for `housekeeping doctor`. Executes none of them."""
-        return [CheckedStatement(self, True).query(Batch("", None, now))]
+        return [checked_statement(self, Batch("", None, now))]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         stale = self.backlog(now, limit)

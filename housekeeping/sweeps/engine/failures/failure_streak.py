@@ -31,7 +31,7 @@ class FailureStreak:
             return
         for failure in result.failures:
             cause = cause_of(failure.error, failure.record)
-            self._rows = self._rows + failure.rows if cause == self._cause else failure.rows
+            self._rows = self._rows + 1 if cause == self._cause else 1
             self._cause = cause
             if self._rows >= MOST_FAILURES:
                 self.error = error_line(failure.error)

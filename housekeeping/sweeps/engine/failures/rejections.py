@@ -38,7 +38,7 @@ class _Group:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, failure: Failure) -> None:
-        self.rows += failure.rows
+        self.rows += 1
         if len(self.samples) < SAMPLES:
             self.samples.append(short_record(failure.record))
 
