@@ -8,11 +8,10 @@ from typing import Any
 from peewee import Model
 
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import table_of
+from housekeeping.database.catalog import quoted_name, table_of
 from housekeeping.sweeps.checks.archive_tables import missing_key
 from housekeeping.sweeps.checks.archives import archives_of, compared
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.registry import Finding
 
 
@@ -20,11 +19,11 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield a finding about each archive; runs with a wrong one stop before they touch a row."""
     for sweep in sweeps.values():
         for archive, source, problem in compared(sweep.declared_stages()):
-            subject = f"archive {table_name(archive)}"
+            subject = f"archive {quoted_name(archive)}"
             if problem is None and not table_of(source).exists:
                 continue  # another check reports it
             if problem is None:
-                takes = f"takes all columns of {table_name(source)}"
+                takes = f"takes all columns of {quoted_name(source)}"
                 if (statement := missing_key(source, archive)) is None:
                     yield Finding("fine", sweep.name, subject, takes)
                 else:

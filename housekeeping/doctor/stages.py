@@ -12,7 +12,7 @@ from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import table_if_visible
+from housekeeping.database.catalog import quoted_name, table_if_visible
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
@@ -22,7 +22,6 @@ from housekeeping.sweeps.checks.statements import Recorder
 from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.hold import ExceptHeld
 from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
@@ -62,7 +61,7 @@ def _keys(sweep: Sweep, now: datetime) -> Iterator[Finding]:
 
 def _key_findings(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
     model, table = stage.model, table_if_visible(stage.model)
-    name = table_name(model)
+    name = quoted_name(model)
     subject, declared = f"key of {name}", ", ".join(declared_key_columns(model))
     if not table.exists or vouches_for_key(model):
         return
@@ -173,7 +172,7 @@ def suggested_index(explained: ExplainQuery) -> Iterator[str]:
     columns = _ordered_by(explained)
     if columns:
         names = ", ".join(column.column_name for column in columns)
-        yield f"CREATE INDEX CONCURRENTLY ON {table_name(explained.model)} ({names}){_partial_condition(explained)}"
+        yield f"CREATE INDEX CONCURRENTLY ON {quoted_name(explained.model)} ({names}){_partial_condition(explained)}"
 
 
 def _ordered_by(explained: ExplainQuery) -> list[Field]:

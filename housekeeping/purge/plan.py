@@ -10,6 +10,7 @@ from peewee import PeeweeException, Query
 
 from housekeeping.core.errors import HousekeepingError, Refused, WrongArgument
 from housekeeping.core.sanitize import error_line
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database, sqlstate
 from housekeeping.doctor.stages import explain
@@ -20,7 +21,6 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.plan import Plan
 from housekeeping.sweeps.insight.plan import plan as plan_of_sweep
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 #: Rows up to which a batch may sort the table. Each batch sorts all rows that match, so the work grows with its square.
@@ -114,7 +114,7 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
 
 
 def _refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) -> None:
-    name = table_name(stage.model)
+    name = quoted_name(stage.model)
     try:
         rows = count_rows(name, SORTED_ROWS + 1, sweep.max_runtime)
     except CountFailed as error:

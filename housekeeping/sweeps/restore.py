@@ -17,7 +17,7 @@ from peewee import SQL, Model, Tuple, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
-from housekeeping.database.catalog import table_of
+from housekeeping.database.catalog import quoted_name, table_of
 from housekeeping.database.column_types import read_columns
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import identify, key_of
@@ -30,7 +30,6 @@ from housekeeping.sweeps.ledger import overrides, run_queries, runs
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.ledger.runs import RESTORE
 from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.archive import ADDED, ARCHIVED_BY_RUN
 from housekeeping.sweeps.stages.restore import CONFLICTS, RESTORED, Restore
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -187,12 +186,12 @@ def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int
     present, columns = {each.name for each in read_columns(archive)}, read_columns(source)
     for table, found in ((archive, present), (source, columns)):
         if not found:
-            raise ArchiveMismatch(f"nothing was restored: table {table_name(table)} is missing")
+            raise ArchiveMismatch(f"nothing was restored: table {quoted_name(table)} is missing")
     condition: Any = getattr(archive, ARCHIVED_BY_RUN) == run_id
     if where is not None:
         condition &= condition_on(archive, where)
     stage = TableStage(
-        name=table_name(archive),
+        name=quoted_name(archive),
         stale=lambda now: condition,
         order=key_of(archive),
         action=Restore(source, tuple(each for each in columns if each.name in present and not each.generated)),

@@ -12,10 +12,10 @@ from peewee import Model
 from psycopg2.errors import LockNotAvailable
 
 from housekeeping.core.errors import Refused
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -124,7 +124,7 @@ class Tables:
         self.run(_COMPARABLE)
         self._since = self.run("SELECT clock_timestamp()")[0][0]
         ledger: Any = Run._meta
-        found = self.run(_TABLES, {"own": ledger.schema, "named": [table_name(model) for model in models]})
+        found = self.run(_TABLES, {"own": ledger.schema, "named": [quoted_name(model) for model in models]})
         self._tables = [_Table(*row) for row in found]
         if not self._tables:
             self.connection.close()
@@ -190,7 +190,7 @@ class Tables:
 
     def changed_rows(self, copy: str, model: type[Model], ignoring: Sequence[str] = ()) -> int:
         """Return how many rows of the model's table were changed or removed since the copy, partitions included."""
-        names = {name for (name,) in self.run(_PARTS, {"name": table_name(model)})}
+        names = {name for (name,) in self.run(_PARTS, {"name": quoted_name(model)})}
         return sum(len(each.gone) for each in self.differences(copy, ignoring) if each.table in names)
 
     def __enter__(self) -> Self:

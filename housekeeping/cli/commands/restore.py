@@ -19,6 +19,7 @@ from housekeeping.core.errors import HousekeepingError, WrongArgument
 from housekeeping.core.sanitize import error_line, printable
 from housekeeping.core.thread_interrupt import run_interruptibly
 from housekeeping.core.wording import format_duration
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts
 from housekeeping.purge.request import recorded_request
@@ -28,7 +29,6 @@ from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.ledger.action_log import command_line_user
 from housekeeping.sweeps.ledger.history import parse_run_label
 from housekeeping.sweeps.ledger.runs import PURGE, Counts
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.restore import PREFIX, Restoration, restoration_of, sweeps_of_archived_run
 
 
@@ -61,7 +61,7 @@ def restore(run_id: str, where: str | None, dry_run: bool, no_pause: bool, as_js
         restoration = restoration_of(_sweep_of(label, sweeps), label[1], where)
         for each in restoration.tables:
             if each.lost_columns:
-                lost = f"table {table_name(each.source)} has no column {', '.join(each.lost_columns)}"
+                lost = f"table {quoted_name(each.source)} has no column {', '.join(each.lost_columns)}"
                 line = f"warning: {lost}; these archived values are not restored"
                 click.echo(f"housekeeping: {printable(line)}", err=True)
         result, ended = (_dry_run(restoration), True) if dry_run else _restore(restoration, pause=not no_pause)

@@ -13,7 +13,6 @@ from housekeeping.database.catalog import quoted_name
 from housekeeping.database.column_types import read_columns
 from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.archive_tables import ADDED_TYPES, other_types, quoted, statements_for
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.actions import archiving
 from housekeeping.sweeps.stages.archive import ADDED, archive_model
 from housekeeping.sweeps.stages.stage import Stage
@@ -75,12 +74,12 @@ def compared(stages: Iterable[Stage]) -> Iterator[tuple[type[Model], type[Model]
     """
     tables: dict[str, str] = {}
     for archive, (source, is_kept_for_a_time) in archives_of(stages).items():
-        name, other = table_name(archive), tables.setdefault(table_name(archive), table_name(source))
-        if other == table_name(source):
+        name, other = quoted_name(archive), tables.setdefault(quoted_name(archive), quoted_name(source))
+        if other == quoted_name(source):
             yield archive, source, _problem_of(source, archive, is_kept_for_a_time)
         else:
             # Runs tell the rows of an archive apart, and both tables have the same one.
-            text = f"archive {name} takes the rows of {other} and of {table_name(source)}; give each one an archive"
+            text = f"archive {name} takes the rows of {other} and of {quoted_name(source)}; give each one an archive"
             yield archive, source, ArchiveProblem(name, text)
 
 
@@ -115,11 +114,11 @@ def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: b
     Raises:
       peewee.PeeweeException: When the database cannot be asked.
     """
-    name, columns = table_name(archive), read_columns(source)
+    name, columns = quoted_name(archive), read_columns(source)
     if not columns:
         return None  # the first statement on the table reports it
     if taken := [column.name for column in columns if column.name in ADDED]:
-        text = f"table {table_name(source)} has a column {taken[0]}, a name that its archive {name} uses itself"
+        text = f"table {quoted_name(source)} has a column {taken[0]}, a name that its archive {name} uses itself"
         return ArchiveProblem(name, text)
     if quoted_name(source) == quoted_name(archive):
         return ArchiveProblem(name, f"table {name} is its own archive; name another table in archive_to")

@@ -9,11 +9,10 @@ from typing import Any, Final
 from peewee import Field, Model
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import Table, forget_table, read_table, table_of
+from housekeeping.database.catalog import Table, forget_table, quoted_name, read_table, table_of
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
 from housekeeping.sweeps.checks.statements import used_fields
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models.columns import is_built
@@ -61,7 +60,7 @@ def missing_column(stage: TableStage) -> str | None:
     if not used:
         return None
     return (
-        f"table {table_name(model)} has no column {used[0].column_name}, which {model.__name__}.{used[0].name} "
+        f"table {quoted_name(model)} has no column {used[0].column_name}, which {model.__name__}.{used[0].name} "
         f"declares; its columns are {', '.join(sorted(table.columns))}"
     )
 
@@ -82,7 +81,7 @@ def wrong_key(stage: TableStage) -> tuple[str, str] | None:
     model, table = stage.model, table_of(stage.model)
     if not table.enforced or vouches_for_key(model) or table.is_unique(column.column_name for column in stage.key):
         return None
-    name, declared = table_name(model), ", ".join(declared_key_columns(model))
+    name, declared = quoted_name(model), ", ".join(declared_key_columns(model))
     if not table.keys:
         return (
             f"{name} {_NO_KEY} ({model.__name__} declares the key ({declared}))",

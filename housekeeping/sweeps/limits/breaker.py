@@ -11,11 +11,11 @@ from typing import Any, Final, Literal, Protocol, get_args
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.wording import counted
+from housekeeping.database.catalog import quoted_name
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.ledger.run_start import PastRun
 from housekeeping.sweeps.ledger.runs import Counts, Outcome
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -261,7 +261,7 @@ def _allowed(breaker: Breaker, history: Sequence[int], stages: Sequence[Stage]) 
     if breaker.times_history is not None and len(history) >= ENOUGH:
         limits.append(max(FLOOR, int(breaker.times_history * max(history))))
     if breaker.share is not None:
-        tables = sorted({table_name(each.model) for each in stages if isinstance(each, TableStage)})
+        tables = sorted({quoted_name(each.model) for each in stages if isinstance(each, TableStage)})
         rows = estimated_rows(tables)
         limits += [] if rows is None else [int(breaker.share * rows)]
     return min(limits, default=None)

@@ -70,9 +70,3 @@ class PostgresHealth:
 
 
 POSTGRES_HEALTH: Final[HealthSource] = PostgresHealth()
-
-
-def table_name(model: Any) -> str:
-    """Return the model's table name, quoted for SQL."""
-    parts = (model._meta.schema, model._meta.table_name)
-    return ".".join('"' + part.replace('"', '""') + '"' for part in parts if part)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from peewee import PostgresqlDatabase
 
+from housekeeping.database.catalog import quoted_name
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.stage import Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -31,10 +31,10 @@ def fingerprint(sweep: Sweep, stages: Sequence[Stage]) -> str:
     parts = [str(sweep.stale_after)]
     for stage in stages:
         if isinstance(stage, TableStage):
-            parts += [stage.name, table_name(stage.model), _predicate(stage.stale)]
+            parts += [stage.name, quoted_name(stage.model), _predicate(stage.stale)]
         elif isinstance(stage, PartitionStage):
             stale = "" if stage.stale is None else _predicate(stage.stale)
-            parts += [stage.name, table_name(stage.model), stale, str(stage.action.older_than)]
+            parts += [stage.name, quoted_name(stage.model), stale, str(stage.action.older_than)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 from peewee import ProgrammingError
 
 from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.database.catalog import quoted_name
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import run_queries
 from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_rows, count_stale, estimated_rows
 from housekeeping.sweeps.limits.breaker import with_argument
-from housekeeping.sweeps.limits.db_health import table_name
 from housekeeping.sweeps.limits.fingerprint import fingerprint
 from housekeeping.sweeps.partitions.catalog import Partition
 from housekeeping.sweeps.partitions.detaching import is_gone
@@ -130,7 +130,7 @@ def _exceeding_table(
     tables: dict[str, list[Stage]] = {}
     for each in stages:
         if isinstance(each, TableStage):
-            tables.setdefault(table_name(each.model), []).append(each)
+            tables.setdefault(quoted_name(each.model), []).append(each)
         elif isinstance(each, PartitionStage) and (found := _exceeding_partitions(sweep, each, now, argument, changed)):
             return found
     for table, table_stages in tables.items():
@@ -157,7 +157,7 @@ def _exceeding_partitions(
     if stale <= limit:
         return None
     worker = with_argument(sweep.name, argument)
-    return Unconfirmed(worker, table_name(stage.model), Backlog(stale), limit, total, changed)
+    return Unconfirmed(worker, quoted_name(stage.model), Backlog(stale), limit, total, changed)
 
 
 def _rows_in(sweep: Sweep, partition: Partition) -> int:

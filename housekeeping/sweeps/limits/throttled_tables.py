@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from housekeeping.sweeps.limits.db_health import table_name
+from housekeeping.database.catalog import quoted_name
 from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.stage import Explainable, Stage
 
@@ -14,4 +14,4 @@ def throttled_tables(stages: Sequence[Stage], now: datetime) -> list[str]:
     """Return the tables that the stages' statements use, quoted for SQL."""
     queries = [query for each in stages if isinstance(each, Explainable) for query in each.explain_queries(now)]
     models = {query.model for query in queries} | {each.model for each in stages if isinstance(each, PartitionStage)}
-    return sorted({table_name(model) for model in models})
+    return sorted({quoted_name(model) for model in models})
