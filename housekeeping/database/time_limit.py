@@ -28,5 +28,10 @@ def time_limit(statement: timedelta, lock: timedelta | None = None) -> Iterator[
     A statement that takes longer raises peewee's error for SQLSTATE 57014, a longer wait the one for 55P03.
     """
     with database.atomic():
-        database.execute_sql(_SHORTEN, [round(each.total_seconds() * 1000) for each in (statement, lock or statement)])
+        shorten_time_limits(statement, lock)
         yield
+
+
+def shorten_time_limits(statement: timedelta, lock: timedelta | None = None) -> None:
+    """Lower the limits for the rest of the open transaction, as `time_limit` does."""
+    database.execute_sql(_SHORTEN, [round(each.total_seconds() * 1000) for each in (statement, lock or statement)])

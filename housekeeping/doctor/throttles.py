@@ -9,7 +9,7 @@ from housekeeping.core.sanitize import typed_error_line
 from housekeeping.core.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.limits.throttle import reason_to_wait
-from housekeeping.sweeps.limits.wal_health import POSTGRES_WAL
+from housekeeping.sweeps.limits.wal_health import read_wal
 from housekeeping.sweeps.registry import Finding
 
 #: What a run does with a throttle that cannot be read.
@@ -27,7 +27,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
 
 def _wal(sweep: Sweep) -> Finding:
     named = [name for name in ("wal_mb_per_s", "slot_lag_mb") if getattr(sweep.throttle, name) is not None]
-    subject, state = f"gates {', '.join(named)}", POSTGRES_WAL.look()
+    subject, state = f"gates {', '.join(named)}", read_wal()
     if state.position is not None:
         return Finding("fine", sweep.name, subject, "the server's WAL can be read")
     trouble = state.trouble or "the server is a standby, which writes no WAL"

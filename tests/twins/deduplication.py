@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from housekeeping.core.telemetry import metrics
 from housekeeping.middleware.admission import Admission
 from housekeeping.middleware.deduplication import middleware
 from housekeeping.middleware.deduplication.options import config_of
@@ -116,7 +117,7 @@ TWINS: Final[list[Twin]] = [
         "D2",
         "counts_no_duplicate",
         "tests/integration/middleware/deduplication/test_metric.py::test_each_dropped_duplicate_is_counted_once_wherever_it_is_dropped",
-        instead_at("housekeeping.core.telemetry.metrics.count_deduplicated", lambda worker: None),
+        instead_at("housekeeping.core.telemetry.metrics.DEDUPLICATED", metrics.RETRIES),
     ),
     Twin(
         "D4",

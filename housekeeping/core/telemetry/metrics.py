@@ -209,11 +209,6 @@ PROCESS_BUSY_THREADS: Final = Gauge(
 ALL: Final = tuple(value for value in list(vars().values()) if isinstance(value, Metric))
 
 
-def count_deduplicated(worker: str) -> None:
-    """Count a message that was dropped as a duplicate; never raises."""
-    DEDUPLICATED.add(worker)
-
-
 def export_pending() -> None:
     """Export measurements from before prometheus-client was imported; never raises.
 

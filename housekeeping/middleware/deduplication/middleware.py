@@ -207,7 +207,7 @@ class Deduplication(Middleware):
             logger.info("Duplicate dropped", job_status="deduplicated")
         else:
             return Requeue(f"{message.message_id} waits for the run that holds its key", _KEY_IN_USE_DELAY)
-        metrics.count_deduplicated(message.actor_name)
+        metrics.DEDUPLICATED.add(message.actor_name)
         return Skip("deduplicated")
 
     def forget(self) -> None:

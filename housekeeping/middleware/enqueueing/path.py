@@ -191,7 +191,7 @@ def returned_to_sender(message: Message[Any], skip: SkipEnqueue) -> Message[Any]
         duplicate_of=skip.duplicate_of,
     )
     if skip.reason == "deduplicated":
-        metrics.count_deduplicated(message.actor_name)
+        metrics.DEDUPLICATED.add(message.actor_name)
     return message.copy(options={"duplicate_of": skip.duplicate_of})
 
 

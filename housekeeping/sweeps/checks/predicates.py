@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from peewee import (
     ColumnBase,
-    Context,
     Field,
     FieldAccessor,
     FieldAlias,
@@ -23,13 +22,12 @@ from peewee import (
     Node,
     ObjectIdAccessor,
     PostgresqlDatabase,
-    Query,
 )
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.sanitize import described
 from housekeeping.sweeps.checks.parentheses import EACH_IN_PARENTHESES, JoinedConditions
-from housekeeping.sweeps.stages.hold import needs_no_row
+from housekeeping.sweeps.stages.hold import needs_no_row, outer_columns
 from housekeeping.sweeps.table_models.naming import EXAMPLE as ROW_EXAMPLE
 from housekeeping.sweeps.table_models.naming import HOLD_EXAMPLE, RowHold, RowPredicate, of_another_library
 
@@ -168,25 +166,8 @@ def _hint(value: object) -> str:
     return of_another_library(value)
 
 
-class _OwnColumns(Context):
-    """Compiler that records the columns of a condition outside of its subqueries."""
-
-    def __init__(self) -> None:
-        super().__init__(**_offline.get_context_options())
-        self.columns: list[Field | FieldAlias] = []
-
-    def sql(self, obj: Any) -> Any:
-        if isinstance(obj, Query):
-            return self
-        if isinstance(obj, Field | FieldAlias):
-            self.columns.append(obj)
-        return super().sql(obj)
-
-
 def _check_columns(name: str, model: type[Model], condition: Node) -> None:
-    context = _OwnColumns()
-    context.sql(condition)
-    for column in context.columns:
+    for column in outer_columns(condition):
         if isinstance(column, FieldAlias) or column.model is not model:
             field = column.field if isinstance(column, FieldAlias) else column
             owner = field.model.__name__

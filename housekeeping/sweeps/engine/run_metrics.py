@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.telemetry import metrics
@@ -16,6 +16,9 @@ from housekeeping.sweeps.engine.counts import CLOCK_SKEW
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.ledger.runs import STOPPED, Outcome
 from housekeeping.sweeps.stages.stage import Backlog
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.insight.alerts import Alert
 
 OUTCOMES: tuple[str, ...] = tuple(outcome for outcome in get_args(Outcome) if outcome not in ("lost", "missed"))
 
@@ -78,14 +81,7 @@ def record_backlog(sweep: Sweep, waiting: Backlog, oldest: Any, now: datetime) -
         metrics.OLDEST.set((now - since).total_seconds(), sweep.name)
 
 
-class Named(Protocol):
-    """An alert, of which only the name is used here."""
-
-    @property
-    def name(self) -> str: ...
-
-
-def record_alerts(sweep: Sweep, alerts: Iterable[Named], *, clear_others: bool = True) -> None:
+def record_alerts(sweep: Sweep, alerts: Iterable[Alert], *, clear_others: bool = True) -> None:
     """Set these alerts, and clear the worker's others unless `clear_others` is False."""
     active = {alert.name for alert in alerts}
     for name in {*(_alerts_of_run_end(sweep) if clear_others else ()), *active}:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, Final, Literal, Protocol, get_args
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from housekeeping.core.errors import DeclarationError
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.wording import counted
 from housekeeping.database.catalog import quoted_name
@@ -18,6 +17,9 @@ from housekeeping.sweeps.ledger.runs import Counts, Outcome
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.declaration import Sweep
 
 logger = named_logger(__name__)
 
@@ -54,31 +56,7 @@ class Breaker:
     action: Action = "alert"
 
     def __post_init__(self) -> None:
-        if self.action not in get_args(Action):
-            raise DeclarationError(f"a breaker's action is {self.action!r}; it should be alert, limit or stop")
         check_types("Breaker", self)
-
-
-class Breakable(Protocol):
-    """The attributes of a sweep that its breaker reads."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def breaker(self) -> Breaker: ...
-
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-
-    @property
-    def max_runtime(self) -> timedelta: ...
-
-    @property
-    def shards(self) -> int: ...
-
-    @property
-    def progress_counts(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +173,7 @@ def in_numbers(count: Mapping[str, Any]) -> str:
 
 
 def check(
-    sweep: Breakable,
+    sweep: Sweep,
     history: Sequence[int],
     stages: Sequence[Stage],
     now: datetime,
@@ -267,7 +245,7 @@ def _allowed(breaker: Breaker, history: Sequence[int], stages: Sequence[Stage]) 
     return min(limits, default=None)
 
 
-def _count(sweep: Breakable, stages: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
+def _count(sweep: Sweep, stages: Sequence[Stage], now: datetime, limit: int, argument: Any) -> Backlog | None:
     try:
         return count_stale(stages, now, limit, argument, sweep.max_runtime)
     except CountFailed as error:

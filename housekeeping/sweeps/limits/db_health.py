@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from peewee import PeeweeException
 
@@ -29,12 +29,8 @@ class DbHealth:
     trouble: str | None = None
 
 
-class HealthSource(Protocol):
-    """Source of health signals."""
-
-    def look(self, tables: Sequence[str]) -> DbHealth:
-        """Return the current health for these quoted tables. Errors do not raise; the signals are then None."""
-
+#: Returns the current health for these quoted tables. Errors do not raise; the signals are then None.
+HealthSource = Callable[[Sequence[str]], DbHealth]
 
 #: One statement without locks of its own, because it runs while the database is overloaded. A role without pg_monitor
 #: sees the rows of the two statistics views, but NULL in their columns.
@@ -57,16 +53,11 @@ SELECT
 """
 
 
-class PostgresHealth:
-    """Health signals from PostgreSQL's statistics views, on the library's connection."""
-
-    def look(self, tables: Sequence[str]) -> DbHealth:
-        try:
-            row: Any = database.execute_sql(_LOOK, (list(tables),)).fetchone()
-        except PeeweeException as error:
-            return DbHealth(trouble=error_line(error))
-        lag, waiting, vacuum = row
-        return DbHealth(None if lag is None else float(lag), waiting, vacuum)
-
-
-POSTGRES_HEALTH: Final[HealthSource] = PostgresHealth()
+def read_health(tables: Sequence[str]) -> DbHealth:
+    """Return the health signals from PostgreSQL's statistics views, on the library's connection; a `HealthSource`."""
+    try:
+        row: Any = database.execute_sql(_LOOK, (list(tables),)).fetchone()
+    except PeeweeException as error:
+        return DbHealth(trouble=error_line(error))
+    lag, waiting, vacuum = row
+    return DbHealth(None if lag is None else float(lag), waiting, vacuum)

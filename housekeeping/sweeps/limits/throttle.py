@@ -15,8 +15,8 @@ from housekeeping.core.clock import RunBudget
 from housekeeping.core.sanitize import described, first_line, shortened, typed_error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.limits.db_health import POSTGRES_HEALTH, DbHealth, HealthSource
-from housekeeping.sweeps.limits.wal_health import POSTGRES_WAL, WalRate, WalRateNow, WalSource
+from housekeeping.sweeps.limits.db_health import DbHealth, HealthSource, read_health
+from housekeeping.sweeps.limits.wal_health import WalRate, WalRateNow
 
 logger = named_logger(__name__)
 
@@ -98,14 +98,13 @@ class Throttle:
         budget: RunBudget,
         wait: Callable[[float], object],
         health: HealthSource | None = None,
-        wal: WalSource = POSTGRES_WAL,
     ) -> None:
         self._limits = limits
         self._tables = tables
         self._budget = budget
         self._wait = wait
-        self._health = health or POSTGRES_HEALTH
-        self._wal = WalRate(wal)
+        self._health = health or read_health
+        self._wal = WalRate()
         self._checked_at: float | None = None
         self._exceeded: ExceededLimit | None = None
         self._exceeded_since = 0.0
@@ -197,7 +196,7 @@ class Throttle:
 
     def _found(self) -> Iterator[ExceededLimit]:
         limits = self._limits
-        health = self._health.look(self._tables) if limits.queries_database and self._tables else None
+        health = self._health(self._tables) if limits.queries_database and self._tables else None
         if health is not None:
             lag, waiting = health.replication_lag_s, health.waiting_locks
             if limits.replication_lag_s is not None and self._known("replication_lag_s", lag, health):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from peewee import PeeweeException
 
@@ -37,26 +38,14 @@ class WalState:
     trouble: str | None = None
 
 
-class WalSource(Protocol):
-    """Source of the server's WAL state."""
-
-    def look(self) -> WalState:
-        """Return the current state. Errors do not raise; the values are then None."""
-
-
-class PostgresWal:
-    """WAL state from PostgreSQL, on the library's connection."""
-
-    def look(self) -> WalState:
-        try:
-            row: Any = database.execute_sql(_LOOK).fetchone()
-        except PeeweeException as error:
-            return WalState(trouble=error_line(error))
-        position, slot_lag = (None if value is None else float(value) for value in row)
-        return WalState(position, slot_lag)
-
-
-POSTGRES_WAL: Final[WalSource] = PostgresWal()
+def read_wal() -> WalState:
+    """Return the server's current WAL state. Errors do not raise; the values are then None."""
+    try:
+        row: Any = database.execute_sql(_LOOK).fetchone()
+    except PeeweeException as error:
+        return WalState(trouble=error_line(error))
+    position, slot_lag = (None if value is None else float(value) for value in row)
+    return WalState(position, slot_lag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +66,8 @@ class WalRateNow:
 class WalRate:
     """Rate at which WAL is written between two looks."""
 
-    def __init__(self, source: WalSource) -> None:
-        self._source = source
+    def __init__(self, read: Callable[[], WalState] = read_wal) -> None:
+        self._read = read
         self._last: tuple[float, float | None] | None = None
 
     def look(self, now: float) -> WalRateNow:
@@ -87,7 +76,7 @@ class WalRate:
         Parameters:
           now: Seconds on a monotonic clock.
         """
-        state, last = self._source.look(), self._last
+        state, last = self._read(), self._last
         self._last = now, state.position
         rate = None
         if last is not None and state.position is not None and last[1] is not None and now > last[0]:

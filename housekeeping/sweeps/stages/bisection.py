@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
 from peewee import DataError, IntegrityError, InternalError, OperationalError
 
 from housekeeping.core.errors import HandlerFailed
-from housekeeping.database.connection import database, sqlstate
+from housekeeping.database.connection import sqlstate
+from housekeeping.database.time_limit import shorten_time_limits
 
 T = TypeVar("T")
 
@@ -30,11 +32,6 @@ _ROW_S: Final = 5.0
 #: workers), a statement_timeout of 30 s and these 45 s stay below the actor's time limit of 120 s.
 _BISECTION_S: Final = 45.0
 
-_SHORTER_TIMEOUTS: Final = """
-SELECT set_config(name, least(nullif(setting::integer, 0), %s)::text, true)
-FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout')
-"""
-
 
 def is_timeout(error: BaseException) -> bool:
     """Return whether PostgreSQL ended a statement because it ran, or waited for a lock, too long."""
@@ -53,8 +50,7 @@ def is_row_error(error: BaseException) -> bool:
 
 def shorten_timeouts(rows: int) -> None:
     """Lower the timeouts of the open transaction to the time allowed for a part of this many rows."""
-    seconds = _ROW_S if rows == 1 else _PART_S
-    database.execute_sql(_SHORTER_TIMEOUTS, (int(seconds * 1000),))
+    shorten_time_limits(timedelta(seconds=_ROW_S if rows == 1 else _PART_S))
 
 
 class Bisection(Generic[T]):

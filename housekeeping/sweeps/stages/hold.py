@@ -139,24 +139,29 @@ def _is_join(condition: Any, join: str) -> bool:
     return isinstance(condition, Expression) and condition.op == join
 
 
-class _Outside(Context):
-    """Compiler that records the models of columns outside of subqueries."""
+class _OuterColumns(Context):
+    """Compiler that records the columns outside of subqueries."""
 
     def __init__(self) -> None:
         super().__init__(**_offline.get_context_options())
-        self.models: dict[Any, None] = {}
+        self.columns: list[Field | FieldAlias] = []
 
     def sql(self, obj: Any) -> Any:
         if isinstance(obj, Query | OnTable):
             return self
-        if isinstance(obj, FieldAlias):
-            self.models[obj.source] = None
-        elif isinstance(obj, Field):
-            self.models[obj.model] = None
+        if isinstance(obj, Field | FieldAlias):
+            self.columns.append(obj)
         return super().sql(obj)
 
 
+def outer_columns(condition: Any) -> list[Field | FieldAlias]:
+    """Return the columns of a condition outside of its subqueries."""
+    outer = _OuterColumns()
+    outer.sql(condition)
+    return outer.columns
+
+
 def _other_models(condition: Any, model: type[Model] | None) -> list[Any]:
-    outside = _Outside()
-    outside.sql(condition)
-    return [each for each in outside.models if each is not model]
+    # The model of an aliased column is the alias.
+    models = dict.fromkeys(column.model for column in outer_columns(condition))
+    return [each for each in models if each is not model]

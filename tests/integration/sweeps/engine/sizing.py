@@ -52,7 +52,7 @@ class Told:
         self._signs = list(signs)
         self.looks: list[list[str]] = []
 
-    def look(self, tables: Sequence[str]) -> DbHealth:
+    def __call__(self, tables: Sequence[str]) -> DbHealth:
         self.looks.append(list(tables))
         return self._signs.pop(0) if len(self._signs) > 1 else self._signs[0]
 

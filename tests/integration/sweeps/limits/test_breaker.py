@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import dramatiq
@@ -227,23 +227,13 @@ def test_breaker_costs_one_bounded_count_and_only_with_a_history(
     assert len(counting) == 2 and all(" LIMIT " in sql for sql in counting), "before the run, and at its end"
 
 
-@dataclasses.dataclass
-class Limited:
-    """A sweep whose runs process so many at the most."""
-
-    options: dict[str, int]
-    name: str = "limited"
-    breaker: Breaker = Breaker()
-    max_runtime: timedelta = timedelta(seconds=30)
-    shards: int = 1
-    progress_counts: tuple[str, ...] = ()
-
-
 def test_worker_whose_own_limit_is_lower_has_no_breaker(postgres: Database, clock: ManualClock) -> None:
     countless: Any = type("Countless", (), {"backlog": lambda *_: Backlog(10_000, exact=False)})()
 
-    bounded = breaker.check(Limited({"max_deletes": 10_000}), [1] * 10, [countless], clock.now(), 7)
-    found = breaker.check(Limited({"max_deletes": 10_001}), [1] * 10, [countless], clock.now(), 7)
+    limited, over = (dataclasses.replace(SMALL, name="limited", options={"max_deletes": 10_000 + n}) for n in (0, 1))
+
+    bounded = breaker.check(limited, [1] * 10, [countless], clock.now(), 7)
+    found = breaker.check(over, [1] * 10, [countless], clock.now(), 7)
 
     assert bounded is None
     assert found is not None and found.exceeded

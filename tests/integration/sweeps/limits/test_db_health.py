@@ -14,7 +14,7 @@ from psycopg2.extras import PhysicalReplicationConnection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.limits.db_health import POSTGRES_HEALTH, DbHealth
+from housekeeping.sweeps.limits.db_health import DbHealth, read_health
 from tests.conftest import Urls
 from tests.integration.conftest import AddStatuses, Locked
 
@@ -57,12 +57,12 @@ def background(url: str | None, *statements: str) -> Iterator[int]:
 
 
 def test_healthy_database_has_known_signals(add_statuses: AddStatuses) -> None:
-    assert POSTGRES_HEALTH.look(OURS) == DbHealth(0.0, 0, False)
+    assert read_health(OURS) == DbHealth(0.0, 0, False)
 
 
 def test_missing_tables_have_no_signals(postgres: Database) -> None:
-    assert POSTGRES_HEALTH.look(['"not_there"', '"no_schema"."x"', '"quo""ted"']) == DbHealth(0.0, 0, False)
-    assert POSTGRES_HEALTH.look([]).waiting_locks == 0
+    assert read_health(['"not_there"', '"no_schema"."x"', '"quo""ted"']) == DbHealth(0.0, 0, False)
+    assert read_health([]).waiting_locks == 0
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_sessions_waiting_for_a_table_or_its_rows_are_counted(
         background(settings.database_url, f"BEGIN; {statement}"),
         background(settings.database_url, f"BEGIN; {statement}"),
     ):
-        until(lambda: POSTGRES_HEALTH.look(OURS).waiting_locks == 2)
-        assert POSTGRES_HEALTH.look(['"pg_class"']).waiting_locks == 0
+        until(lambda: read_health(OURS).waiting_locks == 2)
+        assert read_health(['"pg_class"']).waiting_locks == 0
 
-    assert POSTGRES_HEALTH.look(OURS).waiting_locks == 0
+    assert read_health(OURS).waiting_locks == 0
 
 
 def test_sessions_waiting_for_a_partition_are_counted(
@@ -95,7 +95,7 @@ def test_sessions_waiting_for_a_partition_are_counted(
         )
 
     with locked("LOCK TABLE part"), background(settings.database_url, "BEGIN; LOCK TABLE part"):
-        until(lambda: POSTGRES_HEALTH.look(['"parted"']).waiting_locks == 1)
+        until(lambda: read_health(['"parted"']).waiting_locks == 1)
 
 
 def test_running_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: Connection, settings: Settings) -> None:
@@ -105,10 +105,10 @@ def test_running_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: C
     slowly = ("SET vacuum_cost_delay = 100", "SET vacuum_cost_limit = 1", "SET vacuum_cost_page_dirty = 100")
 
     with background(settings.database_url, *slowly, "VACUUM user_statuses"):
-        until(lambda: POSTGRES_HEALTH.look(OURS).vacuum is True)
-        assert POSTGRES_HEALTH.look(['"pg_class"']).vacuum is False
+        until(lambda: read_health(OURS).vacuum is True)
+        assert read_health(['"pg_class"']).vacuum is False
 
-    until(lambda: POSTGRES_HEALTH.look(OURS).vacuum is False)
+    until(lambda: read_health(OURS).vacuum is False)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_replication_lag_is_known_to_a_monitoring_role(
 
     def lags() -> bool:
         standby()
-        seen.append(POSTGRES_HEALTH.look(OURS).replication_lag_s or 0.0)
+        seen.append(read_health(OURS).replication_lag_s or 0.0)
         return seen[-1] > 0
 
     until(lags)
@@ -156,7 +156,7 @@ def test_replication_lag_is_unknown_to_an_unprivileged_role(
         separator = "&" if "?" in settings.database_url else "?"
         database.initialize(connect_to(f"{settings.database_url}{separator}user={role}&password=x"))
 
-        signs = POSTGRES_HEALTH.look(OURS)
+        signs = read_health(OURS)
 
         database.close()
         assert (signs.replication_lag_s, signs.waiting_locks, signs.trouble) == (None, 0, None)

@@ -17,7 +17,7 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.status import worker_status
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
-from housekeeping.sweeps.limits.wal_health import POSTGRES_WAL, WalRate, WalState
+from housekeeping.sweeps.limits.wal_health import WalRate, WalState, read_wal
 from housekeeping.testing import ManualClock
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, Impatient
@@ -44,7 +44,7 @@ class Wal:
     def __init__(self, *states: WalState) -> None:
         self._states = list(states)
 
-    def look(self) -> WalState:
+    def __call__(self) -> WalState:
         return self._states.pop(0) if len(self._states) > 1 else self._states[0]
 
 
@@ -68,10 +68,10 @@ def test_wal_rate_is_measured_between_two_looks() -> None:
 
 
 def test_postgres_reports_wal_and_the_slowest_slot(postgres: Database, admin: Connection, slot: None) -> None:
-    before = POSTGRES_WAL.look()
+    before = read_wal()
     with admin.cursor() as cursor:
         cursor.execute("CREATE TABLE filling AS SELECT repeat('x', 1000) AS text FROM generate_series(1, 2000)")
-    after = POSTGRES_WAL.look()
+    after = read_wal()
 
     assert before.position is not None and after.position is not None and after.slot_lag is not None
     assert after.position - before.position > 2_000_000
@@ -84,7 +84,7 @@ def test_slot_that_is_lost_keeps_no_wal(postgres: Database) -> None:
     found = []
     for status in ("extended", "lost"):
         postgres.execute_sql(f"CREATE TEMPORARY VIEW pg_replication_slots AS {slots.format(status)}")
-        found.append(POSTGRES_WAL.look())
+        found.append(read_wal())
         postgres.execute_sql("DROP VIEW pg_temp.pg_replication_slots")
 
     assert found[0].slot_lag and found[0].slot_lag > MB
