@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from housekeeping.middleware.deduplication import scripts
+from housekeeping.middleware.enqueueing import scripts as enqueueing_scripts
 
 Breaks = Callable[[pytest.MonkeyPatch], None]
 
@@ -34,5 +35,5 @@ def in_text(owner: Any, name: str, right: str, wrong: str) -> Breaks:
 
 
 def in_script(name: str, right: str, wrong: str) -> Breaks:
-    """Replace a text in a script of deduplication."""
-    return in_text(scripts, name, right, wrong)
+    """Replace a text in a script of deduplication or of enqueueing."""
+    return in_text(scripts if hasattr(scripts, name) else enqueueing_scripts, name, right, wrong)

@@ -15,13 +15,13 @@ from redis.sentinel import SentinelConnectionPool
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import StoreUnavailable
 from housekeeping.core.redis.client import retry_redis, text
-from housekeeping.middleware.deduplication import scripts as scripts
+from housekeeping.middleware.deduplication import scripts as key_scripts
 from housekeeping.middleware.deduplication.keys import DeduplicationKeys, KeyStep, Kind
 from housekeeping.middleware.dramatiq_internals import dispatch_arguments, dispatch_script
+from housekeeping.middleware.enqueueing import scripts
 
 #: Messages per script. Keeps what is on Lua's stack at a time, two values for each, far below its limit of 8000.
 AT_ONCE: Final = 1000
-_STEPS: Final[tuple[Kind, ...]] = ("claim", "retain", "release")
 
 #: Messages that one script enqueues, and the steps of their keys.
 _Command = list[tuple[Message[Any], KeyStep | None]]
@@ -39,11 +39,15 @@ class RedisQueues:
         self._prefix = keys.prefix if keys else ""
         self.has_keys = keys is not None
         self._dispatch = dispatch_script(broker)
-        steps = {"claim": scripts.CLAIM, "retain": scripts.RETAIN, "release": scripts.RELEASE}
+        steps: dict[Kind, str] = {
+            "claim": key_scripts.CLAIM,
+            "retain": key_scripts.RETAIN,
+            "release": key_scripts.RELEASE,
+        }
         lua = text(self._dispatch.script)
         self._scripts: dict[Kind, Any] = {
-            kind: broker.client.register_script(scripts.PACKED + scripts.with_enqueueing(steps[kind], lua))
-            for kind in _STEPS
+            kind: broker.client.register_script(scripts.PACKED + scripts.with_enqueueing(step, lua))
+            for kind, step in steps.items()
         }
         self._many: Any = broker.client.register_script(scripts.with_enqueueing_many(lua))
         self._many_without_keys: Any = broker.client.register_script(scripts.MANY_WITHOUT_KEYS % {"dispatch": lua})
