@@ -10,6 +10,7 @@ import pytest
 from housekeeping.core import cron_fields
 from housekeeping.core.cron import Cron
 from housekeeping.middleware.schedule import middleware, tick_recorder
+from housekeeping.middleware.schedule.due_ticks import DueTicks
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_store import TickState, TickStore
 from housekeeping.sweeps.engine import run_end
@@ -54,7 +55,9 @@ def _treats_sunday_as_saturday(patch: pytest.MonkeyPatch) -> None:
 
 
 def _catches_no_redis_error(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Schedule, "is_due", Schedule._is_due)
+    patch.setattr(
+        DueTicks, "is_due", lambda self, actor, now: self._is_due(actor, self._schedules[actor.actor_name], now)
+    )
 
 
 def _always(catch_up: str) -> Any:

@@ -6,14 +6,13 @@ import dataclasses
 import inspect
 import sys
 import time
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any, Final, Literal
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.middleware import Shutdown
-from peewee import PeeweeException
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, LeaseLost
@@ -25,12 +24,12 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import database
 from housekeeping.middleware.deduplication.options import RETRY_WAITS
-from housekeeping.middleware.schedule.setup_checks import SetupChecks
+from housekeeping.middleware.schedule.due_ticks import DueTicks
 from housekeeping.middleware.schedule.tick_recorder import (
+    MINUTE,
     TickRecorder,
     database_of,
     is_completed,
-    last_recorded,
     log_tick,
     outcome_row,
     records_its_runs,
@@ -41,7 +40,6 @@ from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
 
 logger = named_logger(__name__)
 
-_MINUTE: Final = timedelta(minutes=1)
 _ALREADY_SENT: Final = "tick_already_sent"  # the skip reason of a message whose tick has its outcome
 
 
@@ -73,18 +71,13 @@ class Schedule(Middleware):
     ) -> None:
         self._namespace = namespace
         self._zone = zone
-        self._catch_up = catch_up
         self._store = TickStore(client, namespace)
         self._recorder = TickRecorder(self._store, self._database_of)
         self._heartbeats = SchedulerHeartbeats(client, namespace)
-        self._setup = SetupChecks()
         self._schedules: dict[str, Cron] = {}
+        self._due = DueTicks(self._store, self._recorder, self._schedules, catch_up)
         #: By sweep: the name of its database.
         self._databases: dict[str, str] = {}
-        self._unavailable_at: datetime | None = None
-        self._flushed_at: datetime | None = None
-        #: By actor: the last tick that was over when Redis last knew the actor, or when this process first asked.
-        self._began_after: dict[str, datetime] = {}
 
     @property
     def actor_options(self) -> set[str]:
@@ -104,7 +97,7 @@ class Schedule(Middleware):
             raise InvalidOption(f"{actor.actor_name}: {error}") from None
         except TypeError as error:
             raise InvalidOption(f"{actor.actor_name}: a schedule sends no arguments: {error}") from None
-        cron.due = lambda cron, now: self.is_due(actor, cron, now)
+        cron.due = lambda cron, now: self.is_due(actor, now)
         actor.options["periodic"] = self._schedules[actor.actor_name] = cron
         metrics.TICKS_SENT.add(actor.actor_name, number=0)
         metrics.TICKS_MISSED.add(actor.actor_name, number=0)
@@ -122,7 +115,7 @@ class Schedule(Middleware):
                 tick,
                 token,
                 how,
-                last_missed=cron.latest(tick - _MINUTE),
+                last_missed=cron.latest(tick - MINUTE),
                 noting=self._recorder.has_ledger,
             )
         if not ours:
@@ -152,61 +145,10 @@ class Schedule(Middleware):
         skip = sys.exception()
         self.tick_skipped(message, "skipped" if skip is None else error_line(skip))
 
-    def is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
+    def is_due(self, actor: Actor[..., Any], now: datetime) -> bool:
         """Return whether to send the actor's latest tick; called by periodiq once a minute. Never raises."""
         self._heartbeats.wake()
-        if not self._setup.is_set_up(actor, now):
-            # Its schedule begins once it is set up. No tick before that counts as missed.
-            self._began_after[actor.actor_name] = cron.latest(now)
-            return False
-        self._began_after.setdefault(actor.actor_name, _last_before(cron, now))
-        if self._unavailable_at == now:
-            return False  # waiting for Redis once per actor would take more than a minute
-        try:
-            with fail_message_on_error():
-                if self._flushed_at != now:
-                    self._recorder.flush(self._schedules)
-                    self._flushed_at = now
-                return self._is_due(actor, cron, now)
-        except Exception as error:
-            self._unavailable_at = now
-            logger.error(
-                "Ticks could not be checked, tried again in a minute", worker=actor.actor_name, error=error_line(error)
-            )
-            return False
-
-    def _is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
-        tick = cron.latest(now)
-        in_its_minute = now - tick < _MINUTE
-        state = self._store.state_of(actor.actor_name, tick)
-        if state.actor_known:
-            self._began_after[actor.actor_name] = _last_before(cron, now)
-        if state.recorded or state.being_sent:
-            return False
-        known = state.actor_known
-        if not known:
-            try:
-                # A new actor, or Redis has lost its data: then the ledger has the last tick.
-                last = last_recorded(actor, tick + _MINUTE)
-            except PeeweeException as error:
-                logger.error("Ledger could not be read", worker=actor.actor_name, error=error_line(error))
-                return in_its_minute
-            if last is None and self._began_after[actor.actor_name] < _last_before(cron, now):
-                last = self._began_after[actor.actor_name]  # Redis has not answered since the first tick
-            if last is not None:
-                self._store.remember(actor.actor_name, last)
-                known = True
-            if last == tick:
-                return False
-        if in_its_minute or (known and self._catch_up == "latest"):
-            return True
-        if known:
-            # Settled, so that its message does not run if it is in the queue after all.
-            self._record_tick(actor.actor_name, tick, uuid4().hex, "missed")
-        else:
-            # A new actor's memory begins with this tick.
-            self._store.remember(actor.actor_name, tick)
-        return False
+        return self._due.is_due(actor, now)
 
     def claim(self, broker: Broker, message: Message[Any]) -> Message[Any]:
         """Claim the tick of a message from periodiq and return the message with its tick; return others unchanged.
@@ -226,7 +168,7 @@ class Schedule(Middleware):
         tick = cron.latest(datetime.fromisoformat(message.options["scheduled_at"]))
         token = uuid4().hex
         with fail_message_on_error():
-            free = self._store.claim(actor.actor_name, tick, token, cron.latest(tick - _MINUTE))
+            free = self._store.claim(actor.actor_name, tick, token, cron.latest(tick - MINUTE))
         if not free:
             raise SkipEnqueue(_ALREADY_SENT)
         # Without `scheduled_at`: periodiq's own middleware would drop late messages and retries because of it.
@@ -275,32 +217,21 @@ class Schedule(Middleware):
         row = None if skipped is None else outcome_row("skipped", skipped, claimed.message_id)
         try:
             with fail_message_on_error():
-                if self._record_tick(claimed.actor_name, tick, token, "sent", row) and skipped is not None:
+                ours, noted = self._store.record(
+                    claimed.actor_name,
+                    tick,
+                    token,
+                    "sent",
+                    last_missed=self._schedules[claimed.actor_name].latest(tick - MINUTE),
+                    noting=self._recorder.has_ledger,
+                    row=row,
+                )
+                if noted:
+                    self._recorder.flush(self._schedules)
+                if ours and skipped is not None:
                     log_tick(claimed.actor_name, "skipped", skipped, tick)
         except Exception as error:
             logger.error("Tick may be sent twice and runs once", worker=claimed.actor_name, error=error_line(error))
-
-    def _record_tick(
-        self,
-        actor: str,
-        tick: datetime,
-        token: str,
-        how: Literal["sent", "missed"],
-        row: dict[str, Any] | None = None,
-    ) -> bool:
-        last_missed = tick if how == "missed" else self._schedules[actor].latest(tick - _MINUTE)
-        ours, noted = self._store.record(
-            actor, tick, token, how, last_missed=last_missed, noting=self._recorder.has_ledger, row=row
-        )
-        if noted:
-            self._recorder.flush(self._schedules)
-        return ours
-
-
-def _last_before(cron: Cron, now: datetime) -> datetime:
-    """Return the last tick whose minute has passed."""
-    tick = cron.latest(now)
-    return cron.latest(tick - _MINUTE) if now - tick < _MINUTE else tick
 
 
 def sent_by_scheduler(message: Message[Any]) -> bool:

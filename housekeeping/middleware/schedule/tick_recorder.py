@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -30,7 +30,7 @@ _MAX_UNWRITTEN: Final = (
     1000  # rows kept in memory while neither database nor Redis answers; the oldest are dropped first
 )
 _MAX_COUNTED: Final = 600_000  # missed ticks of one gap: more than a year of minutes, counted within a second
-_MINUTE: Final = timedelta(minutes=1)
+MINUTE: Final = timedelta(minutes=1)
 _UNLESS_ANY: Final = "unless_any"  # in a note: write the row only if the ledger has none of this message
 #: Errors that one note causes. Any other error comes from the database and stops the writing of all notes.
 _UNWRITABLE: Final = (DataError, IntegrityError, ValueError, TypeError, KeyError, AttributeError)
@@ -110,7 +110,7 @@ class TickRecorder:
                 self._unwritten.appendleft(row)
                 raise
 
-    def flush(self, schedules: dict[str, Cron]) -> None:
+    def flush(self, schedules: Mapping[str, Cron]) -> None:
         """Write the rows that wait in Redis or in memory to the ledger.
 
         Raises:
@@ -137,7 +137,7 @@ class TickRecorder:
                 logger.error("Outcome of a tick could not be recorded yet", worker=note.worker, error=error_line(error))
                 unavailable.add(name)
 
-    def _write(self, note: Note, schedules: dict[str, Cron]) -> None:
+    def _write(self, note: Note, schedules: Mapping[str, Cron]) -> None:
         if not self.has_ledger:
             self._store.remove(note)
         elif note.kind == "fired":
@@ -179,7 +179,7 @@ def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> N
     with database.atomic():
         _lock_ticks(worker)
         # Ticks in the ledger are counted already, by a scheduler that died after it recorded this gap or a part of it.
-        known = _last_recorded(worker, last + _MINUTE)
+        known = _last_recorded(worker, last + MINUTE)
         missed = cron.count(max(after, known or after), last, _MAX_COUNTED)
         if not missed:
             return
