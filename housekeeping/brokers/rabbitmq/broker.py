@@ -15,11 +15,17 @@ from dramatiq import Broker, Consumer, Message
 from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker
 from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
-from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import AMQPChannelError, AMQPError, UnroutableError
 
 from housekeeping.brokers.rabbitmq.bulk import publish_together
-from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer, close_connection, pika_error_line
+from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer
 from housekeeping.brokers.rabbitmq.delay_queues import Level, declare, level_for, level_queue, level_queues
+from housekeeping.brokers.rabbitmq.errors import (
+    NotAccepted,
+    QueueDeclaredOtherwise,
+    close_connection,
+    translate_rabbitmq_errors,
+)
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
 from housekeeping.middleware.dramatiq_internals import change_class
 
@@ -32,15 +38,6 @@ _ATTEMPTS: Final = 3
 _CONNECTION: Final[Any] = vars(RabbitmqBroker)["connection"]
 #: Seconds before a message is sent again that RabbitMQ could not store. A queue chooses another leader within a second.
 _ELECTION_S: Final = 1.0
-_PRECONDITION_FAILED: Final = 406  # AMQP's code for: declared before, with other arguments
-
-
-class NotAccepted(ConnectionClosed):
-    """RabbitMQ could not store a message, for example while a queue chooses its leader."""
-
-
-class QueueDeclaredOtherwise(ConnectionClosed):
-    """A queue that exists with other arguments; the text names them."""
 
 
 class ReliableRabbitmqBroker(RabbitmqBroker):
@@ -281,25 +278,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def translate_rabbitmq_errors(step: Callable[[], T]) -> T:
-    """Run a step and turn pika's errors into ConnectionClosed, which Dramatiq retries.
-
-    Raises:
-      ConnectionClosed: When RabbitMQ does not answer, or rejects the step.
-    """
-    try:
-        return step()
-    except (AMQPError, OSError, AssertionError) as error:  # pika raises AssertionError on a half-closed connection
-        raise _closed(error) from None
-
-
-def _closed(error: BaseException) -> ConnectionClosed:
-    if isinstance(error, ChannelClosedByBroker) and error.reply_code == _PRECONDITION_FAILED:
-        return QueueDeclaredOtherwise(
-            f"RabbitMQ has this queue with other arguments: {error.reply_text}; "
-            "delete the queue when it is empty, or use another HOUSEKEEPING_NAMESPACE"
-        )
-    kind = NotAccepted if isinstance(error, NackError) else ConnectionClosed
-    return kind(f"RabbitMQ: {pika_error_line(error)}")

@@ -11,29 +11,14 @@ from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPError
 
 from housekeeping.brokers.rabbitmq.delay_queues import level_for
+from housekeeping.brokers.rabbitmq.errors import close_connection, pika_error_line
 from housekeeping.brokers.validation import read
-from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
 
 if TYPE_CHECKING:
     from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 
 logger = named_logger(__name__)
-
-
-def close_connection(connection: Any) -> None:
-    """Close a pika connection with all its sockets, in whatever state it is."""
-    try:
-        connection.close()
-    except (AMQPError, OSError, AssertionError):
-        # pika leaves some of a lost connection to the garbage collector.
-        connection._cleanup()
-
-
-def pika_error_line(error: BaseException) -> str:
-    """Return a pika error's text in one line; that of a failed connection is in its argument."""
-    inner = error.args[0] if error.args and not str(error) else error
-    return error_line(getattr(inner, "exception", inner))
 
 
 class _Delivery(_RabbitmqMessage):

@@ -10,8 +10,9 @@ from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker, translate_rabbitmq_errors
+from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 from housekeeping.brokers.rabbitmq.delay_queues import level_queues
+from housekeeping.brokers.rabbitmq.errors import translate_rabbitmq_errors
 from housekeeping.brokers.rabbitmq.settings import rabbitmq_broker
 from housekeeping.core.errors import BrokerUnavailable
 from housekeeping.core.settings import Settings

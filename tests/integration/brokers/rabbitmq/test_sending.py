@@ -18,8 +18,8 @@ from dramatiq.errors import ConnectionClosed
 from housekeeping.brokers import harden, message_broker
 from housekeeping.brokers.queues import queue_lengths
 from housekeeping.brokers.rabbitmq import broker as rabbitmq
-from housekeeping.brokers.rabbitmq.broker import QueueDeclaredOtherwise, ReliableRabbitmqBroker
-from housekeeping.brokers.rabbitmq.consumer import close_connection
+from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
+from housekeeping.brokers.rabbitmq.errors import QueueDeclaredOtherwise, close_connection
 from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
