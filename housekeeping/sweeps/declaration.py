@@ -7,31 +7,30 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from blinker import NamedSignal
 from peewee import Expression, Model, PeeweeException
 
-from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, HousekeepingError, SettingsError
 from housekeeping.core.sanitize import typed_error_line
 from housekeeping.core.settings import MAIN, WorkerSettings
 from housekeeping.database.connection import database as current_database
 from housekeeping.database.primary_key import identify
-from housekeeping.leases.renewal import SHORTEST_TTL
 from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.checks.predicates import check_hold, check_predicate
+from housekeeping.sweeps.checks.limits import check_limits
+from housekeeping.sweeps.checks.predicates import check_predicates
 from housekeeping.sweeps.checks.validation import check_form, check_names, check_stage
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
+from housekeeping.sweeps.only_stage import only_stage
 from housekeeping.sweeps.partitions.action import DropPartitions
 from housekeeping.sweeps.partitions.stage import PartitionStage
-from housekeeping.sweeps.stages.actions import Action, allowed_by
+from housekeeping.sweeps.stages.actions import Action
 from housekeeping.sweeps.stages.call import Call, CallStage
-from housekeeping.sweeps.stages.hold import ExceptHeld, Hold, held_condition
+from housekeeping.sweeps.stages.hold import Hold
 from housekeeping.sweeps.stages.row_log import RowLog
 from housekeeping.sweeps.stages.stage import Preflight, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -43,18 +42,6 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.options import SweepOptions
 
 DataConsistency = Literal["always", "sticky", "delayed"]
-
-#: Sidekiq's default, which every design document refers to (リトライ仕様).
-MAX_RETRIES: Final = 25
-
-#: Form of a name: it is used in URLs, Redis keys and on command lines.
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
-
-#: A time so long ago cannot be subtracted from every date.
-_LONGEST_AGE: Final = timedelta(days=36_525)
-
-#: Counts that the engine adds to a run.
-_RESERVED: Final = ("breaker", "clock_skew_s", "confirmed", "predicate", "throttled", "unconfirmed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +172,8 @@ class Sweep:
     partitioned: tuple[type[Model], ...] = ()
     enabled: bool = True
     setup_problem: Callable[[], SetupProblem | None] | None = None
-    #: Form of the name of a declared sweep. A run without a declaration, such as a purge, has another one.
-    _name_form: ClassVar[re.Pattern[str]] = _NAME
+    #: Form of the name, which is used in URLs, Redis keys and on command lines. A purge's name has another one.
+    _name_form: ClassVar[re.Pattern[str]] = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
     #: Whether the predicates could not be checked at declaration, because one of them raised.
     _unchecked: ClassVar[bool] = False
 
@@ -197,84 +184,29 @@ class Sweep:
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise DeclarationError(f'Sweep: name is {self.name!r}; write a text, such as "sessions.expired"')
-        if not self._name_form.fullmatch(self.name):
-            raise DeclarationError(
-                f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
-            )
         check_form(self)
         check_types(self.name, self)
-        if not self.counts and self.action is not None:
+        if self.action is not None:
+            counted = tuple(self.action.counted_as)
             failed = ("failed",) if isinstance(self.action, Call) else ()
-            object.__setattr__(self, "counts", (*self.action.counted_as, *failed, "batches", "out_of_time"))
-        if not self.progress_counts and self.action is not None:
-            object.__setattr__(self, "progress_counts", tuple(self.action.counted_as[:1]))
-        if reserved := [name for name in self.counts if name in _RESERVED]:
-            raise DeclarationError(
-                f"{self.name}: the engine itself counts {reserved[0]!r}; give this count another name"
-            )
-        if self.batch_size < 1 or self.max_runtime <= timedelta():
-            raise DeclarationError(f"{self.name}: batch_size must be at least 1 and max_runtime longer than nothing")
-        if self.max_rows_per_s is not None and self.max_rows_per_s <= 0:
-            raise DeclarationError(f"{self.name}: max_rows_per_s must be above 0, or None for no limit")
-        if self.rest < 0:
-            raise DeclarationError(f"{self.name}: rest must be 0 or more; 1 pauses as long as a batch takes")
-        if self.stale_after is not None and self.stale_after <= timedelta():
-            raise DeclarationError(
-                f"{self.name}: stale_after is {self.stale_after!r}, so rows that are not old yet would be stale; write "
-                "how old a row must be, such as timedelta(days=14), or None"
-            )
-        if self.stale_after is not None and self.stale_after > _LONGEST_AGE:
-            raise DeclarationError(
-                f"{self.name}: stale_after is {self.stale_after.days:,} days, over 100 years, so no row is ever stale; "
-                "write how old a row must be, such as timedelta(days=14)"
-            )
-        if self.shards < 1 or (self.shards > 1 and not self.divisible):
-            raise DeclarationError(
-                f"{self.name}: shards must be 1; only a sweep of tables without an argument can have more"
-            )
-        if self.lease is not None:
-            if self.lease.ttl < SHORTEST_TTL:
-                raise DeclarationError(f"{self.name}: the lease's ttl must be at least 3 seconds")
-            if self.max_runtime >= self.lease.ttl:
-                raise DeclarationError(f"{self.name}: max_runtime must be below the lease's ttl ({self.lease.ttl})")
-        if self.schedule is not None:
-            if self.argument_name is not None:
-                raise DeclarationError(f"{self.name} takes an argument ({self.argument_name}), so it has no schedule")
-            Cron(self.schedule)
+            object.__setattr__(self, "counts", self.counts or (*counted, *failed, "batches", "out_of_time"))
+            object.__setattr__(self, "progress_counts", self.progress_counts or counted[:1])
+        check_limits(self)
         for each in self.declared_stages():
             if isinstance(each, TableStage):
                 check_stage(self.name, each)
         try:
-            self._check_predicates()
+            check_predicates(self)
         except DeclarationError:
             raise
         except Exception:
             # It may need the database, or be wrong. It is checked again when the sweep is used.
             object.__setattr__(self, "_unchecked", True)
 
-    def _check_predicates(self) -> None:
-        for each in self.declared_stages():
-            if isinstance(each, TableStage):
-                # A stage of your own may join other tables.
-                model = each.model if type(each) in (TableStage, CallStage) else None
-                declared = each.stale.stale if isinstance(each.stale, ExceptHeld) else each.stale
-                stale = declared if self.stale is None else self.stale
-                check_predicate(self.name, stale, model=model, always_stale=self.always_stale)
-                if each.hold is not None:
-                    check_hold(self.name, each.hold, each.model)
-            elif isinstance(each, PartitionStage) and each.stale is not None:
-                # The age of the partition is checked anyway.
-                stale = self.stale or each.stale
-                check_predicate(self.name, stale, model=each.model, always_stale=True)
-            if isinstance(each, PartitionStage) and self.hold is not None:
-                check_hold(self.name, self.hold, each.model)
-
     def _check_now(self) -> None:
         """Check the predicates that could not be evaluated when the sweep was declared."""
         try:
-            self._check_predicates()
+            check_predicates(self)
         except (PeeweeException, HousekeepingError):
             raise
         except Exception as error:
@@ -358,44 +290,7 @@ class Sweep:
         """Return the stages of a run, in order, as declared, without a query."""
         if self.stages is not None:
             return tuple(self.stages(self))
-        if isinstance(self.action, DropPartitions):
-            column, stale = self.order[0], None if self.stale is None else self._stale_for_action
-            name = "partitions" if self.stage_name == "rows" else self.stage_name
-            hold = None if self.hold is None else partial(held_condition, self.hold, column.model)
-            return (PartitionStage(name, self.name, column.model, column, self.action, stale, hold),)
-        assert self.stale is not None and self.action is not None
-        stage_type: Any = CallStage if isinstance(self.action, Call) else TableStage
-        return (
-            stage_type(
-                name=self.stage_name,
-                stale=self._stale_for_action,
-                order=self.order,
-                action=self.action,
-                batch_size=self.batch_size,
-                columns={**self.columns, **self._further_event_columns()},
-                event=None if self.event is None else (self.event, self._event_keys()),
-                row_log=self.row_log if self.options.get("log_records", True) else None,
-                hold=self.hold,
-            ),
-        )
-
-    def _stale_for_action(self, now: datetime) -> Any:
-        """Return the predicate of the stale rows that the action can change.
-
-        Any other row would stay stale for ever: every run would meet it, and every plan count it.
-        """
-        assert self.stale is not None
-        stale: Any = self.stale(now - (self.stale_after or timedelta()))
-        allowed = allowed_by(self.action)
-        return stale if allowed is None else stale & allowed
-
-    def _event_keys(self) -> Mapping[str, str] | tuple[str, ...]:
-        named = {key: column.name for key, column in self.event_columns.items()}
-        return named or tuple(column.name for column in self.order)
-
-    def _further_event_columns(self) -> dict[str, Any]:
-        known = {column.name for column in self.order}
-        return {each.name: each for each in self.event_columns.values() if each.name not in known}
+        return (only_stage(self),)
 
     @property
     def divisible(self) -> bool:

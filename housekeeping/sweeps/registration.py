@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import dramatiq
 from dramatiq import Actor, Broker
@@ -14,11 +14,14 @@ from housekeeping.core.middleware_errors import Requeue
 from housekeeping.core.telemetry import metrics
 from housekeeping.database.connection import database
 from housekeeping.sweeps import actor_registry
-from housekeeping.sweeps.declaration import MAX_RETRIES, Sweep
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.runs import HEARTBEAT
 from housekeeping.sweeps.sharding import shards_of
+
+#: Sidekiq's default, which every design document refers to (リトライ仕様).
+MAX_RETRIES: Final = 25
 
 
 def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:

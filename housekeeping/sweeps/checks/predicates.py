@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from peewee import (
     ColumnBase,
@@ -27,9 +27,15 @@ from peewee import (
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.sanitize import described
 from housekeeping.sweeps.checks.parentheses import EACH_IN_PARENTHESES, JoinedConditions
-from housekeeping.sweeps.stages.hold import needs_no_row, outer_columns
+from housekeeping.sweeps.partitions.stage import PartitionStage
+from housekeeping.sweeps.stages.call import CallStage
+from housekeeping.sweeps.stages.hold import ExceptHeld, needs_no_row, outer_columns
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models.naming import EXAMPLE as ROW_EXAMPLE
 from housekeeping.sweeps.table_models.naming import HOLD_EXAMPLE, RowHold, RowPredicate, of_another_library
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.declaration import Sweep
 
 #: Two times that differ in every part, also in the day of the week.
 _TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
@@ -64,6 +70,30 @@ _watching = 0
 _ACCESSORS: Final[dict[Any, Any]] = {
     kind: kind.__get__ for kind in (FieldAccessor, ForeignKeyAccessor, ObjectIdAccessor)
 }
+
+
+def check_predicates(sweep: Sweep) -> None:
+    """Check the predicate and the hold of each stage; needs no database.
+
+    Raises:
+      DeclarationError: One may match more, or hold fewer, rows than its author means. The text says what to write.
+      Exception: One itself fails, so that nothing is known of it.
+    """
+    for each in sweep.declared_stages():
+        if isinstance(each, TableStage):
+            # A stage of your own may join other tables.
+            model = each.model if type(each) in (TableStage, CallStage) else None
+            declared = each.stale.stale if isinstance(each.stale, ExceptHeld) else each.stale
+            stale = declared if sweep.stale is None else sweep.stale
+            check_predicate(sweep.name, stale, model=model, always_stale=sweep.always_stale)
+            if each.hold is not None:
+                check_hold(sweep.name, each.hold, each.model)
+        elif isinstance(each, PartitionStage):
+            if each.stale is not None:
+                # The age of the partition is checked anyway.
+                check_predicate(sweep.name, sweep.stale or each.stale, model=each.model, always_stale=True)
+            if sweep.hold is not None:
+                check_hold(sweep.name, sweep.hold, each.model)
 
 
 def check_predicate(

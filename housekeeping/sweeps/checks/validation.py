@@ -30,6 +30,12 @@ def check_form(sweep: Any) -> None:
     """Reject a sweep that has neither stages nor all of stale, order and action. Reject mistakes that would fail
     later."""
     name, order, has_stages = sweep.name, sweep.order, sweep.stages is not None
+    if not isinstance(name, str):
+        raise DeclarationError(f'Sweep: name is {name!r}; write a text, such as "sessions.expired"')
+    if not sweep._name_form.fullmatch(name):
+        raise DeclarationError(
+            f"{name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
+        )
     given = {"stale": sweep.stale is not None, "order": bool(order), "action": sweep.action is not None}
     drops = isinstance(sweep.action, DropPartitions)
     missing = [field for field, there in given.items() if not there and not (drops and field == "stale")]
