@@ -64,24 +64,24 @@ def run_interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> 
     """
     thread_id = threading.get_ident()
     section = _sections.get(thread_id)
-    if section is not None:
-        return (
-            _unshielded(section, thread_id, function, *args, **kwargs)
-            if section.shielded
-            else function(*args, **kwargs)
-        )
+    if section is not None and not section.shielded:
+        return function(*args, **kwargs)
+    end = _leave if section is None else functools.partial(_shield, section)
     try:
-        with _lock:
-            section = _sections[thread_id] = _Section()
+        if section is None:
+            with _lock:
+                section = _sections[thread_id] = _Section()
+        elif (deferred := _unshield(section)) is not None:
+            raise deferred()
         return function(*args, **kwargs)
     except Interrupt as raised:
         _note_arrival(section, raised)
         raise
     finally:
         try:
-            _leave(thread_id)
+            end(thread_id)
         finally:
-            _leave(thread_id)  # an interrupt may have stopped the first call halfway
+            end(thread_id)  # an interrupt may have stopped the first call halfway
 
 
 def run_shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -102,22 +102,6 @@ def run_shielded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     if deferred is not None:
         raise deferred()
     return returned
-
-
-def _unshielded(section: _Section, thread_id: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    try:
-        deferred = _unshield(section)
-        if deferred is not None:
-            raise deferred()
-        return function(*args, **kwargs)
-    except Interrupt as raised:
-        _note_arrival(section, raised)
-        raise
-    finally:
-        try:
-            _shield(section, thread_id)
-        finally:
-            _shield(section, thread_id)  # as in `run_interruptibly`
 
 
 def interrupt(thread_id: int, kind: type[Interrupt]) -> bool:

@@ -249,22 +249,19 @@ class Database(PostgresqlDatabase):
         return super().connection()
 
     def execute_sql(self, sql: str, params: Any = None) -> Any:
-        return self._execute(lambda: self._execute_sql(sql, params))
+        with self._statement():
+            return self._execute_sql(sql, params)
 
     def fetch_at_once(self, text: bytes) -> list[tuple[Any, ...]]:
         """Execute statements in one round trip and a transaction of their own; return the rows of the last one.
 
         They are never repeated: after a lost connection it is unknown whether they have taken effect.
         """
-
-        def fetch() -> list[tuple[Any, ...]]:
-            with __exception_wrapper__:
-                cursor = self.cursor()
-                cursor.execute(text)
-                rows: list[tuple[Any, ...]] = cursor.fetchall()
-                return rows
-
-        return self._execute(fetch)
+        with self._statement(), __exception_wrapper__:
+            cursor = self.cursor()
+            cursor.execute(text)
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+            return rows
 
     def mogrify(self, sql: str, params: Any) -> bytes:
         """Return the statement with its parameters, as it is sent to the server."""
@@ -277,10 +274,12 @@ class Database(PostgresqlDatabase):
         prepared: dict[Any, list[str]] = connection.prepared
         return None if connection.transaction_settings else prepared
 
-    def _execute(self, step: Callable[[], T]) -> T:
+    @contextmanager
+    def _statement(self) -> Iterator[None]:
+        """Count the time of the block, and whether its statement names a column that does not exist."""
         with waiting_for("database"):
             try:
-                return step()
+                yield
             except ProgrammingError as error:
                 if sqlstate(error) == _UNDEFINED_COLUMN:
                     self.unknown_columns += 1

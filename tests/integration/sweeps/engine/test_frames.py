@@ -10,6 +10,7 @@ from typing import Any
 import dramatiq
 import pytest
 import redis
+from psycopg2.extensions import cursor as Cursor
 
 import housekeeping
 from housekeeping.core.settings import Settings
@@ -19,7 +20,6 @@ from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed
 from tests.integration.middleware.step_worker import StepWorker
-from tests.integration.statements import watch_statements
 from tests.integration.sweeps.engine.sizing import DUE
 
 _PACKAGE = str(Path(housekeeping.__file__).parent)
@@ -44,16 +44,20 @@ def working_on_statuses(settings: Settings, statuses: object, redis_client: redi
 
 
 def test_batch_statement_is_at_most_12_frames_below_its_actor(
-    working_on_statuses: dramatiq.Broker, add_statuses: AddStatuses, monkeypatch: pytest.MonkeyPatch
+    working_on_statuses: dramatiq.Broker, add_statuses: AddStatuses
 ) -> None:
     add_statuses(5, DUE)
     stacks: list[list[str]] = []
 
-    def note(sql: str) -> None:
-        if "DELETE" in sql:
-            stacks.append(frames_above(sys._getframe(2)))
+    class Watched(Cursor):
+        """The driver's cursor, so that every frame of the library is above its caller."""
 
-    watch_statements(monkeypatch, note)
+        def execute(self, query: Any, vars: Any = None) -> None:
+            if b"DELETE" in (query if isinstance(query, bytes) else query.encode()):
+                stacks.append(frames_above(sys._getframe(1)))
+            super().execute(query, vars)
+
+    database.connection().cursor_factory = Watched
 
     register(working_on_statuses, dataclasses.replace(sweep, schedule=None)).send()
     step_worker = StepWorker(working_on_statuses, sweep.queue)
