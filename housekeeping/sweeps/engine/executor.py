@@ -7,7 +7,6 @@ the others are a transaction (`Executor.commit`).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -30,19 +29,21 @@ from housekeeping.sweeps.engine.failures.failure_streak import MOST_FAILURES, Fa
 from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
 from housekeeping.sweeps.engine.run_lease import RunLease
-from housekeeping.sweeps.engine.run_state import (
+from housekeeping.sweeps.engine.run_watch import RunWatch
+from housekeeping.sweeps.engine.traversal import (
     DONE,
     OUT_OF_TIME,
     PAUSED,
     SHUTDOWN,
     STOPPED,
     THROTTLED,
+    Place,
     RunState,
+    Traversal,
     Verdict,
 )
-from housekeeping.sweeps.engine.traversal import Place, Traversal
 from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.overrides import Override, override_of
+from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.ledger.run_start import Attempt
 from housekeeping.sweeps.ledger.runs import Counts, Cursor
 from housekeeping.sweeps.limits.breaker import RowLimit
@@ -60,8 +61,6 @@ _RETRYABLE: Final = ("40001", "40P01")
 _TRIES: Final = 4
 _LONGEST_ERROR: Final = 300  # characters of an error in a log line
 _LOCK_TIMEOUT: Final = "55P03"
-#: Seconds after which a wait between batches looks at pauses, the lease and the heartbeat.
-_LONGEST_WAIT_S: Final = 1.0
 
 
 class Executor:
@@ -92,7 +91,6 @@ class Executor:
         self._stages = stages
         self._now = now
         self._budget = budget
-        self._lease = lease
         self._fence = attempt.fence
         self._row_limit = row_limit or RowLimit()
         self._traversal = Traversal(stages, attempt.cursor)
@@ -102,12 +100,19 @@ class Executor:
         self.sizer = BatchSizer(stages, target, budget, progress.clock, ignores_pause=request.force)
         self.sizer.apply(override)
         sweep, tables = request.sweep, throttled_tables(stages, now)
-        self._throttle = Throttle(sweep.throttle, tables, budget, request.stopping.wait, request.health)
-        self._pace = Pace(sweep.max_rows_per_s, sweep.rest, progress.clock, sweep.progress_counts, sweep.shards)
+        self.watch = RunWatch(
+            request,
+            attempt.run_id,
+            budget=budget,
+            lease=lease,
+            pace=Pace(sweep.max_rows_per_s, sweep.rest, progress.clock, sweep.progress_counts, sweep.shards),
+            throttle=Throttle(sweep.throttle, tables, budget, request.stopping.wait, request.health),
+            sizer=self.sizer,
+            one_round_trip=self._one_round_trip,
+        )
         self.streak = FailureStreak()
         #: State in which the run first left a stage because the same error repeated, and the error that ends the run.
         self._left_stage: tuple[RunState, SameErrorRepeated] | None = None
-        self._heartbeat_at = time.monotonic()
 
     def run(self) -> Verdict:
         """Process batches until the run ends, close its row, and return the verdict.
@@ -122,21 +127,21 @@ class Executor:
         state = RunState(self._progress.counts, self._traversal.start)
         is_first = True
         while state.verdict is None:
-            self._lease.check()
-            verdict = self._wait_for_pace() or self._wait_for_throttle(is_first=is_first)
+            self.watch.check_lease()
+            verdict = self.watch.wait(is_first=is_first)
             if verdict is not None:
                 return self._end_between_batches(state, verdict)
             is_first, before = False, state.counts
-            self._pace.begin()
+            self.watch.pace.begin()
             try:
                 state = self._process_batch(state)
             except OperationalError as error:
                 # A throttled run whose batch waits for locks ends early instead of failing; the next run resumes.
-                if not self._throttle.is_active or sqlstate(error) != _LOCK_TIMEOUT:
+                if not self.watch.throttle.is_active or sqlstate(error) != _LOCK_TIMEOUT:
                     raise
                 # A bisected batch may have committed some of its parts.
                 return self._end_between_batches(replace(state, counts=self._progress.counts), THROTTLED)
-            self._pace.end(before, state.counts)
+            self.watch.pace.end(before, state.counts)
         self._progress.saw_everything = (
             state.verdict[0] == "done" and self._request.sweep.shards == 1 and self._traversal.sees_everything()
         )
@@ -145,9 +150,9 @@ class Executor:
     def _process_batch(self, state: RunState) -> RunState:
         """Process and commit one batch. Bisect it if a row makes it fail."""
         number = state.place.stage
-        limits = (self._row_limit.left(state.counts), self._pace.batch_limit)
+        limits = (self._row_limit.left(state.counts), self.watch.pace.batch_limit)
         rows_left = min((each for each in limits if each is not None), default=None)
-        if self._throttle.is_active:
+        if self.watch.throttle.is_active:
             self.sizer.ease(number)
         stage = self.sizer.sized(number, self._stages[number], rows_left)
         batch = Batch(
@@ -157,11 +162,11 @@ class Executor:
             state.place.after,
             state.place.stage_end,
             self._request.argument,
-            self._time_is_up,
-            check=self._check,
+            self.watch.time_is_up,
+            check=self.watch.check,
             most=rows_left,
         )
-        with self.sizer.measured(number, stage, self._throttle.took if self._throttle.measures else None):
+        with self.sizer.measured(number, stage, self.watch.throttle.took if self.watch.throttle.measures else None):
             prepared = stage.prepare(batch)
             try:
                 if isinstance(stage, TableStage) and self._fits_one_round_trip(stage, state):
@@ -310,20 +315,9 @@ class Executor:
         result, state = self.commit(lambda: leave, state, self.record_batch)
         return self.after_batch(result, state)
 
-    def must_stop(self) -> bool:
-        """Return whether the run ends at once; send a heartbeat if one is due."""
-        self._lease.check()
-        if time.monotonic() - self._heartbeat_at > runs.HEARTBEAT.total_seconds():
-            with database.atomic():
-                self.sizer.apply(runs.beat(self._run_id))
-            self._one_round_trip.heartbeat_at = None
-            self._heartbeat_at = time.monotonic()
-        return self._request.stopping.is_set() or self.sizer.is_paused
-
     def end_within_batch(self, state: RunState) -> RunState:
         """End the run within a batch that is being bisected; the next run begins with the rest of it."""
-        verdict = SHUTDOWN if self._request.stopping.is_set() else OUT_OF_TIME
-        verdict = self._end_between_batches(state, PAUSED if self.sizer.is_paused else verdict)
+        verdict = self._end_between_batches(state, self.watch.stopped() or OUT_OF_TIME)
         return replace(state, counts=self._progress.counts, verdict=verdict)
 
     def _end_between_batches(self, state: RunState, verdict: Verdict) -> Verdict:
@@ -334,7 +328,7 @@ class Executor:
         """
         counts = flagged(state.counts, verdict, self._budget.exceeded)
         if verdict == THROTTLED:
-            counts |= self._throttle.as_count()
+            counts |= self.watch.throttle.as_count()
         state = replace(state, counts=counts)
         error = None if verdict in STOPPED else self._progress.preflight.error
         with database.atomic():
@@ -346,43 +340,6 @@ class Executor:
         if error is not None:
             raise error
         return verdict
-
-    def _wait_for_pace(self) -> Verdict | None:
-        """Wait until the next batch may begin. Return how the run ends here; None to continue."""
-        left_s = self._pace.left_s()
-        if left_s > 0 and left_s > self._budget.left():
-            return OUT_OF_TIME  # without waiting for it
-        while left_s > 0:
-            wait_s = min(left_s, _LONGEST_WAIT_S)
-            self._request.stopping.wait(wait_s)
-            if left_s >= _LONGEST_WAIT_S:
-                self._read_override()
-            if self.must_stop():
-                return SHUTDOWN if self._request.stopping.is_set() else PAUSED
-            # A clock that is set, as in tests, may stand still.
-            left_s = min(left_s - wait_s, self._pace.left_s())
-        return None
-
-    def _read_override(self) -> None:
-        """Read the worker's override between two batches, so that a pause ends a long wait."""
-        try:
-            self.sizer.apply(override_of(self._request.sweep.name))
-        except PeeweeException as error:
-            if not is_connection_lost(error):  # the next batch connects again
-                raise
-
-    def _wait_for_throttle(self, *, is_first: bool) -> Verdict | None:
-        """Wait while the throttle asks for it. Return how the run ends here; None to continue.
-
-        A run always processes its first batch, so that a throttle cannot stop the work altogether.
-        """
-        if self._throttle.hold(self._time_is_up) is None:
-            return None
-        if self._request.stopping.is_set():
-            return SHUTDOWN
-        if self.sizer.is_paused:
-            return PAUSED
-        return None if is_first else THROTTLED
 
     def _verdict(self, state: RunState, result: BatchResult) -> Verdict | None:
         if result.stop is not None:
@@ -402,16 +359,6 @@ class Executor:
         return (
             result.unreachable or (self._left_stage[1] if self._left_stage else None) or self._progress.preflight.error
         )
-
-    def _time_is_up(self) -> bool:
-        """Return whether the run must end, so that a stage starts no further effect outside. Sends due heartbeats."""
-        return self.must_stop() or self._budget.exceeded()
-
-    def _check(self) -> None:
-        """Raise unless the run's ledger row is still open. The lease alone is not proof: its clock stops while a
-        machine sleeps."""
-        self._lease.check()
-        runs.check(self._run_id)
 
     def _advance(self, counts: Counts, place: Place) -> Override | None:
         return runs.advance(self._run_id, counts, self._cursor(place), self._fence)

@@ -20,7 +20,7 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.compiled_query import Parameter
 from housekeeping.database.prepared_query import PreparedQuery
-from housekeeping.sweeps.engine.run_state import DONE, RunState
+from housekeeping.sweeps.engine.traversal import DONE, RunState
 from housekeeping.sweeps.ledger import batch_row
 from housekeeping.sweeps.ledger.overrides import Override, override_from
 from housekeeping.sweeps.ledger.run_start import Attempt

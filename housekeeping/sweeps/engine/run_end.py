@@ -18,8 +18,9 @@ from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW, initial_counts
 from housekeeping.sweeps.engine.failures.error_mapping import classify_error, is_unreachable, reason_of
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
-from housekeeping.sweeps.ledger import run_start, runs
+from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.runs import Counts, Outcome
+from housekeeping.sweeps.limits.breaker import processed_rows
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED
 
 logger = named_logger(__name__)
@@ -135,3 +136,26 @@ def stored_traceback(error: BaseException | None) -> str | None:
     text = "".join(traceback.format_exception(error, limit=-_FRAMES))
     # Shortened twice: the first cut may go through a password, and the second one removes what is around that cut.
     return shortened(printable(mask_secrets(shortened(text, _MASKED))), _LONGEST_TRACEBACK)
+
+
+def close_rejections(request: RunRequest, progress: RunProgress, end: RunEnd) -> None:
+    """Log, record and report the rejected rows, however the run ended."""
+    if progress.rejections is None:
+        return
+    progress.rejections.close(
+        complete=progress.saw_everything and end.outcome == "done",
+        processed_any=bool(processed_rows(progress.counts, request.sweep.progress_counts)),
+        rejected_before=progress.rejected_before,
+        position=progress.position,
+    )
+
+
+def remember_predicate(request: RunRequest, progress: RunProgress, end: RunEnd) -> None:
+    """Write the predicate's fingerprint, so that the next run notices a changed predicate; never raises."""
+    completed = end.outcome == "done" or (end.outcome == "partial" and end.reason != "shutdown")
+    if progress.predicate is None or progress.run_id is None or not (completed or request.confirmed):
+        return
+    try:
+        run_queries.remember_predicate(progress.run_id, progress.predicate)
+    except PeeweeException as error:
+        logger.warning("Could not write the predicate's fingerprint", error=error_line(error))

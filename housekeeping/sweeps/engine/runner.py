@@ -12,7 +12,6 @@ from peewee import PeeweeException
 
 from housekeeping.core.clock import Clock, RunBudget
 from housekeeping.core.errors import BreakerTripped, ClocksDiffer
-from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.context import WaitTimes, current_message, wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
@@ -31,13 +30,13 @@ from housekeeping.sweeps.engine.failures.rejection_store import subject_of
 from housekeeping.sweeps.engine.failures.rejections import Rejections
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
-from housekeeping.sweeps.engine.run_end import RunEnd, end_of_error, record_end
+from housekeeping.sweeps.engine.run_end import RunEnd, close_rejections, end_of_error, record_end, remember_predicate
 from housekeeping.sweeps.engine.run_lease import run_lease
 from housekeeping.sweeps.insight.alerts import breaker_alerts, send_alerts
 from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.breaker import RowLimit, Verdict, check, processed_rows, usual_rows
+from housekeeping.sweeps.limits.breaker import RowLimit, Verdict, check, usual_rows
 from housekeeping.sweeps.limits.db_health import HealthSource
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, check_first_run
 
@@ -132,8 +131,8 @@ def _run_and_record(request: RunRequest) -> RunResult:
             error=end.error,
             retry_after=end.retry_after,
         )
-        _close_rejections(request, progress, end)
-        _remember_predicate(request, progress, end)
+        close_rejections(request, progress, end)
+        remember_predicate(request, progress, end)
         _report(request, progress, result, wait_times().since(before), with_alerts=interrupt is None)
     if interrupt is not None:
         raise interrupt
@@ -271,29 +270,6 @@ def _report_breaker(sweep: Sweep, progress: RunProgress, verdict: Verdict) -> No
         logger.error("Breaker tripped", error=verdict.refusal)
     else:
         logger.warning("Breaker exceeded", action=count["action"], stale=count["stale"], allowed=count["allowed"])
-
-
-def _close_rejections(request: RunRequest, progress: RunProgress, end: RunEnd) -> None:
-    """Log, record and report the rejected rows, however the run ended."""
-    if progress.rejections is None:
-        return
-    progress.rejections.close(
-        complete=progress.saw_everything and end.outcome == "done",
-        processed_any=bool(processed_rows(progress.counts, request.sweep.progress_counts)),
-        rejected_before=progress.rejected_before,
-        position=progress.position,
-    )
-
-
-def _remember_predicate(request: RunRequest, progress: RunProgress, end: RunEnd) -> None:
-    """Write the predicate's fingerprint, so that the next run notices a changed predicate; never raises."""
-    completed = end.outcome == "done" or (end.outcome == "partial" and end.reason != "shutdown")
-    if progress.predicate is None or progress.run_id is None or not (completed or request.confirmed):
-        return
-    try:
-        run_queries.remember_predicate(progress.run_id, progress.predicate)
-    except PeeweeException as error:
-        logger.warning("Could not write the predicate's fingerprint", error=error_line(error))
 
 
 def _report(

@@ -1,13 +1,27 @@
-"""Order in which a run goes through its stages, and the cursor from which the next run resumes."""
+"""State of a run between two batches: where it is in its stages, what it has counted, and how it ends.
+
+A place becomes the cursor from which the next run resumes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from housekeeping.sweeps.ledger.runs import Cursor
+from housekeeping.sweeps.ledger.runs import Counts, Cursor, Outcome
 from housekeeping.sweeps.stages.stage import BatchResult, Position, Stage, as_cursor
 from housekeeping.sweeps.stages.table_stage import TableStage
+
+#: How a run ends: outcome and reason.
+Verdict = tuple[Outcome, str | None]
+DONE: Final[Verdict] = ("done", None)
+PAUSED: Final[Verdict] = ("partial", "paused")
+SHUTDOWN: Final[Verdict] = ("partial", "shutdown")
+OUT_OF_TIME: Final[Verdict] = ("partial", "out_of_time")
+THROTTLED: Final[Verdict] = ("partial", "gate")
+#: Verdicts of a run that was stopped. It does not fail with a pending error, because the next run meets it as well.
+STOPPED: Final = (SHUTDOWN, PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,21 @@ class Place:
     def stage_end(self) -> Position | None:
         """Last position of this stage for a resumed run that started again at the front; None: the stage's own end."""
         return self.until[1] if self.until is not None and self.until[0] == self.stage else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """State of a run between two batches.
+
+    Attributes:
+      counts: What the run has counted.
+      place: Where the next batch begins.
+      verdict: How the run ends; None while it continues.
+    """
+
+    counts: Counts
+    place: Place
+    verdict: Verdict | None = None
 
 
 class Traversal:

@@ -17,7 +17,7 @@ from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Fail
 
 if TYPE_CHECKING:
     from housekeeping.sweeps.engine.executor import Executor
-    from housekeeping.sweeps.engine.run_state import RunState
+    from housekeeping.sweeps.engine.traversal import RunState
 
 logger = named_logger(__name__)
 
@@ -41,7 +41,7 @@ class BatchBisection:
         part: Any = None
         try:
             while (part := bisection.next()) is not None:
-                if executor.must_stop() or bisection.took_too_long():
+                if executor.watch.must_stop() or bisection.took_too_long():
                     return executor.end_within_batch(state)
                 state = self._process_part(part, state)
                 if executor.streak.error is not None:

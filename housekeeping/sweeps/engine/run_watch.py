@@ -1,0 +1,120 @@
+"""What may end a run between its batches, or make it wait: shutdown, pause, lease, time, pace and throttle."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from peewee import PeeweeException
+
+from housekeeping.core.clock import RunBudget
+from housekeeping.database.connection import database, is_connection_lost
+from housekeeping.sweeps.engine.batch_sizing import BatchSizer
+from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
+from housekeeping.sweeps.engine.run_context import RunRequest
+from housekeeping.sweeps.engine.run_lease import RunLease
+from housekeeping.sweeps.engine.traversal import OUT_OF_TIME, PAUSED, SHUTDOWN, THROTTLED, Verdict
+from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.ledger.overrides import override_of
+from housekeeping.sweeps.limits.pace import Pace
+from housekeeping.sweeps.limits.throttle import Throttle
+
+#: Seconds after which a wait between batches looks at pauses, the lease and the heartbeat.
+_LONGEST_WAIT_S: Final = 1.0
+
+
+class RunWatch:
+    """Watches whether a run may continue, and sends its heartbeats.
+
+    Attributes:
+      pace: Pauses of the run between its batches.
+      throttle: Throttle of the run.
+    """
+
+    def __init__(
+        self,
+        request: RunRequest,
+        run_id: int,
+        *,
+        budget: RunBudget,
+        lease: RunLease,
+        pace: Pace,
+        throttle: Throttle,
+        sizer: BatchSizer,
+        one_round_trip: OneRoundTrip,
+    ) -> None:
+        self._request = request
+        self._run_id = run_id
+        self._budget = budget
+        self._lease = lease
+        self._sizer = sizer
+        self._one_round_trip = one_round_trip
+        self._heartbeat_at = time.monotonic()
+        self.pace = pace
+        self.throttle = throttle
+
+    def check_lease(self) -> None:
+        """Raise LeaseLost unless the lease is still held."""
+        self._lease.check()
+
+    def check(self) -> None:
+        """Raise unless the run's ledger row is still open.
+
+        The lease alone is not proof: its clock stops while a machine sleeps.
+        """
+        self._lease.check()
+        runs.check(self._run_id)
+
+    def stopped(self) -> Verdict | None:
+        """Return how a run ends that its process or an operator has stopped; None for any other."""
+        if self._request.stopping.is_set():
+            return SHUTDOWN
+        return PAUSED if self._sizer.is_paused else None
+
+    def must_stop(self) -> bool:
+        """Return whether the run ends at once; send a heartbeat if one is due."""
+        self._lease.check()
+        if time.monotonic() - self._heartbeat_at > runs.HEARTBEAT.total_seconds():
+            with database.atomic():
+                self._sizer.apply(runs.beat(self._run_id))
+            self._one_round_trip.heartbeat_at = None
+            self._heartbeat_at = time.monotonic()
+        return self.stopped() is not None
+
+    def time_is_up(self) -> bool:
+        """Return whether the run must end, so that a stage starts no further effect outside. Sends due heartbeats."""
+        return self.must_stop() or self._budget.exceeded()
+
+    def wait(self, *, is_first: bool) -> Verdict | None:
+        """Wait until the next batch may begin. Return how the run ends here; None to continue.
+
+        A run always processes its first batch, so that a throttle cannot stop the work altogether.
+        """
+        if (verdict := self._wait_for_pace()) is not None:
+            return verdict
+        if self.throttle.hold(self.time_is_up) is None:
+            return None
+        return self.stopped() or (None if is_first else THROTTLED)
+
+    def _wait_for_pace(self) -> Verdict | None:
+        left_s = self.pace.left_s()
+        if left_s > 0 and left_s > self._budget.left():
+            return OUT_OF_TIME  # without waiting for it
+        while left_s > 0:
+            wait_s = min(left_s, _LONGEST_WAIT_S)
+            self._request.stopping.wait(wait_s)
+            if left_s >= _LONGEST_WAIT_S:
+                self._read_override()
+            if self.must_stop():
+                return self.stopped()
+            # A clock that is set, as in tests, may stand still.
+            left_s = min(left_s - wait_s, self.pace.left_s())
+        return None
+
+    def _read_override(self) -> None:
+        """Read the worker's override between two batches, so that a pause ends a long wait."""
+        try:
+            self._sizer.apply(override_of(self._request.sweep.name))
+        except PeeweeException as error:
+            if not is_connection_lost(error):  # the next batch connects again
+                raise
