@@ -199,32 +199,13 @@ def _began() -> Any:
 def select_runs() -> Any:
     """Return the query that `record_of` reads."""
     columns = (each for each in Run._meta.sorted_fields if each.name not in _LONG)
-    return Run.select(*columns, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent"))
+    return Run.select(*columns, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent")).dicts()
 
 
-def record_of(run: Any) -> RunRecord:
+def record_of(row: dict[str, Any]) -> RunRecord:
     """Return one row of the query `select_runs`."""
-    ended = run.outcome is not None
-    return RunRecord(
-        run.id,
-        run.worker,
-        run.trigger,
-        run.tick,
-        run.message_id,
-        run.epoch,
-        run.started_at,
-        run.heartbeat_at,
-        run.finished_at,
-        run.outcome,
-        run.reason,
-        {name: value for name, value in run.counts.items() if name != PREDICATE},
-        run.cursor,
-        run.error,
-        run.backlog,
-        run.backlog_exact,
-        None if ended else (run.read_at - run.heartbeat_at).total_seconds(),
-        not ended and run.silent,
-        run.host,
-        run.pid,
-        database.selected,
-    )
+    run_id, read_at, silent = (row.pop(name) for name in ("id", "read_at", "silent"))
+    row["counts"] = {name: value for name, value in row["counts"].items() if name != PREDICATE}
+    ended = row["outcome"] is not None
+    silent_s = None if ended else (read_at - row["heartbeat_at"]).total_seconds()
+    return RunRecord(run_id, **row, silent_s=silent_s, lost=not ended and silent, database=database.selected)

@@ -42,17 +42,21 @@ class Override:
     batch_size: int | None = None
     max_runtime: timedelta | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the override as JSON values, times as ISO 8601."""
+    def columns(self) -> dict[str, Any]:
+        """Return the values of the tables' columns, without the worker and the time of the change."""
         return {
             "state": self.state,
             "reason": self.reason,
-            "until": self.until.isoformat() if self.until else None,
-            "since": self.since.isoformat() if self.since else None,
+            "until": self.until,
             "said_by": self.said_by,
             "batch_size": self.batch_size,
             "max_runtime_s": self.max_runtime.total_seconds() if self.max_runtime else None,
         }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the override as JSON values, times as ISO 8601."""
+        values = {**self.columns(), "since": self.since}.items()
+        return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values}
 
 
 def describe_override(override: Override) -> str:
@@ -88,15 +92,7 @@ def override_of(worker: str) -> Override | None:
 
 def switch(to: Override) -> None:
     """Replace the worker's override, and record the change in the same transaction."""
-    values: dict[str, Any] = {
-        "worker": to.worker,
-        "state": to.state,
-        "reason": to.reason,
-        "until": to.until,
-        "said_by": to.said_by,
-        "batch_size": to.batch_size,
-        "max_runtime_s": to.max_runtime.total_seconds() if to.max_runtime else None,
-    }
+    values = {"worker": to.worker, **to.columns()}
     with database.atomic():
         replaced: Any = {getattr(Switch, name): getattr(EXCLUDED, name) for name in values if name != "worker"}
         Switch.insert(**values, since=NOW).on_conflict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -57,15 +57,8 @@ class Standing:
 
     def as_json(self) -> dict[str, Any]:
         """Return one element of ``rejected`` in ``housekeeping status --json``."""
-        return {
-            "argument": self.argument,
-            "cause": self.cause,
-            "rows": self.rows,
-            "since": self.since.isoformat(),
-            "last_at": self.last_at.isoformat(),
-            "not_before": self.not_before.isoformat() if self.not_before else None,
-            "sample": self.sample,
-        }
+        values = asdict(self).items()
+        return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values}
 
 
 def subject_of(argument: Any) -> str:
