@@ -68,7 +68,7 @@ def _form(name: str, value: Any, hint: Any) -> str:
     if timedelta in kinds and isinstance(value, int | float) and not isinstance(value, bool):
         unit = "days" if name in ("stale_after", "older_than") else "seconds"
         forms = [f"timedelta({unit}={value})"]
-    elif name in _EXAMPLES:
+    elif name in _EXAMPLES and get_origin(hint) is not Literal:
         forms = [_EXAMPLES[name]]
     else:
         forms = [_form_of(kind) for kind in kinds if kind is not NoneType]

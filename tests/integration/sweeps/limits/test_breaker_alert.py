@@ -251,7 +251,7 @@ def test_database_that_goes_away_in_the_count_fails_the_run(add_statuses: AddSta
 
 
 def test_unknown_breaker_action_is_rejected() -> None:
-    with pytest.raises(DeclarationError, match="action is 'halt'; it should be alert, limit or stop"):
+    with pytest.raises(DeclarationError, match="action is 'halt'; write 'alert', 'limit', 'stop'"):
         Breaker(action="halt")  # type: ignore[arg-type]
 
 
