@@ -9,7 +9,7 @@ import pytest
 
 from housekeeping.core import cron_fields
 from housekeeping.core.cron import Cron
-from housekeeping.middleware.schedule import middleware, tick_recorder
+from housekeeping.middleware.schedule import due_ticks, tick_recorder
 from housekeeping.middleware.schedule.due_ticks import DueTicks
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_store import TickState, TickStore
@@ -34,7 +34,7 @@ def _remembers_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_ticks_during_a_redis_outage(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(middleware, "_last_before", lambda cron, now: cron.latest(now))
+    patch.setattr(due_ticks, "_last_before", lambda cron, now: cron.latest(now))
 
 
 def _counts_a_skip_as_recorded(patch: pytest.MonkeyPatch) -> None:
