@@ -12,14 +12,14 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.wording import counted
 from housekeeping.database.catalog import quoted_name
 from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.ledger.run_start import PastRun
-from housekeeping.sweeps.ledger.runs import Counts, Outcome
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 if TYPE_CHECKING:
     from housekeeping.sweeps.declaration import Sweep
+    from housekeeping.sweeps.ledger.run_start import PastRun
+    from housekeeping.sweeps.ledger.runs import Counts, Outcome
 
 logger = named_logger(__name__)
 

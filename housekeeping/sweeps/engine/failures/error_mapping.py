@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
 
 from housekeeping.core.errors import ClocksDiffer, DatabaseUnavailable, HousekeepingError
 from housekeeping.core.sanitize import error_line
-from housekeeping.database.connection import sqlstate
+from housekeeping.database.connection import is_connection_lost
 from housekeeping.sweeps.ledger import schema
-
-#: SQLSTATE classes of a server that shuts down or cannot be reached.
-_AWAY: Final = ("08", "57P")
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -22,10 +17,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 def is_unavailable(error: BaseException) -> bool:
     """Return whether the database does not answer; False for a rejected or slow statement."""
-    if isinstance(error, DatabaseUnavailable):
-        return True
-    state = sqlstate(error)
-    return is_unreachable(error) and (state is None or state.startswith(_AWAY))
+    return isinstance(error, DatabaseUnavailable) or is_connection_lost(error)
 
 
 def reason_of(error: BaseException) -> str:
