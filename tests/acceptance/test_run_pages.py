@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
-from tests.acceptance.browser import chromium, looks, require_chromium
+from tests.acceptance.browser import chromium, looks, require_chromium, violations
 from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.web.serving import serving_in_a_thread
 
@@ -120,3 +121,17 @@ def test_narrow_screen_hides_nothing(
     browser.get(f"{dashboard}{path}")
 
     assert wait.until(lambda page: page.execute_script(FITS))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_breaks_no_accessibility_rule(
+    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], path: str
+) -> None:
+    found = {}
+    for width, dark in itertools.product((320, 390, 1280), (False, True)):
+        looks(browser, width, 800, dark=dark, phone=width < 500)
+        browser.get(f"{dashboard}{path}")
+        wait.until(lambda page: page.execute_script(FITS))
+        found[width, dark] = violations(browser)
+
+    assert {each: broken for each, broken in found.items() if broken} == {}

@@ -86,6 +86,32 @@ def test_runs_are_filtered_by_outcome_and_time(command: Command, record: Record)
     assert command("runs", "--outcome", "lost").stdout == "no runs match\n"
 
 
+def test_runs_are_filtered_by_trigger_and_end_of_a_window(command: Command, record: Record) -> None:
+    old = NOW - timedelta(hours=3)
+    record(trigger="cli", outcome="done")
+    wanted = record(trigger="cli", outcome="done", started_at=old)
+    record(outcome="done", started_at=old)
+
+    found = json.loads(command("runs", "--trigger", "cli", "--since", "4h", "--until", "2h", "--json").stdout)["runs"]
+
+    assert [each["run_id"] for each in found] == [wanted]
+
+
+def test_details_of_a_failed_run_end_with_rejected_records_and_traceback(command: Command, record: Record) -> None:
+    group = {"cause": "odd", "rows": 12, "error": "odd row", "records": [{"id": 7}]}
+    failed = record(
+        outcome="failed", error="boom", host="app-1", pid=4711, rejected=[group], traceback="Traceback\n  File x\n"
+    )
+
+    shown = command("runs", str(failed)).stdout
+    answer = json.loads(command("runs", str(failed), "--json").stdout)
+
+    assert shown.endswith('\nrejected: 12 records: odd row\n  {"id": 7}\n\nTraceback\n  File x\n')
+    assert "app-1:4711" in shown
+    assert (answer["host"], answer["pid"], answer["traceback"]) == ("app-1", 4711, "Traceback\n  File x\n")
+    assert answer["rejected"] == [group]
+
+
 @pytest.mark.slow
 def test_run_details_show_all_ledger_columns(command: Command, record: Record) -> None:
     first = record(message_id="m-1", outcome="lost", reason="taken_over", epoch=6, counts={"deleted_rows": 100})
@@ -125,6 +151,8 @@ def test_run_details_show_all_ledger_columns(command: Command, record: Record) -
         (["runs", "user_status_cleanup.bach"], f"did you mean {WORKER}?"),
         (["runs", "--since", "soon"], "'soon' is not a time; it should be such as 2h, 3d"),
         (["runs", "--outcome", "good"], "'good' is not one of"),
+        (["runs", "--database", "ci"], "there is no database 'ci'; the databases are main"),
+        (["runs", "4711", "--trigger", "cli"], "run 4711 is a single run"),
         (["why", UPLOADS, "1"], f"run 1 belongs to {WORKER}: housekeeping why {WORKER} 1"),
     ],
 )

@@ -27,8 +27,10 @@ from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_recorder import TickRecorder
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
+from housekeeping.sweeps.ledger.history import run_label
 from housekeeping.sweeps.ledger.lease_admin import held_leases, release_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
+from housekeeping.sweeps.ledger.run_list import Position, RunFilter, read_page
 from housekeeping.sweeps.registration import register
 from housekeeping.sweeps.registry import by_database
 from housekeeping.testing import assert_idempotent, assert_survives_kill
@@ -331,3 +333,39 @@ def test_dashboard_shows_both_databases_and_names_the_unavailable_one(two: Setti
     assert "the database &#39;ci&#39; did not answer" in without
     assert 'href="/workers/housekeeping.old_runs"' in without and 'href="/workers/shop.entries"' not in without
     assert page.status_code == 200
+
+
+def began(name: str, seconds: int) -> str:
+    """Write a run of a database that began so many seconds after a full hour; return its label."""
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    given = {"worker": "shop.entries", "trigger": "schedule", "outcome": "done"}
+    with database.using(name):
+        run_id: int = Run.insert(**given, started_at=at, heartbeat_at=at, finished_at=at).execute()
+    return run_label(run_id, name)
+
+
+def test_pages_of_runs_go_through_both_databases_in_one_order(two: Settings) -> None:
+    labels = [began(name, seconds) for seconds in (0, 1, 1, 2) for name in (MAIN, CI)]
+    seen, before = list[str](), None
+    for _ in range(4):
+        page = read_page([CI, MAIN], lambda now: RunFilter(), limit=2, before=before)
+        seen += [each.label for each in page.runs]
+        before = Position.of(page.runs[-1])
+
+    assert seen == ["4", "ci:4", "3", "2", "ci:3", "ci:2", "1", "ci:1"] and set(seen) == set(labels)
+    assert (page.more, page.unavailable) == (False, [])
+
+
+def test_unavailable_database_hides_no_run_and_no_bar_of_the_other(two: Settings) -> None:
+    began(MAIN, 0)
+    with database.using(CI):
+        there = database.by_name()[CI]
+        database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
+    browser = create_app(two, {}, "a-token-of-the-tests", open_to_read=True).test_client()
+
+    pages = {path: browser.get(path).get_data(as_text=True) for path in ("/runs", "/processes", "/charts")}
+
+    with database.using(CI):
+        database.initialize(there)
+    assert 'href="/runs/1"' in pages["/runs"] and pages["/charts"].count("<figure") == 4
+    assert all("the database &#39;ci&#39; did not answer" in page for page in pages.values())

@@ -18,6 +18,8 @@ from tests.integration.many_runs import many_runs
 from tests.integration.statements import watch_statements
 from tests.integration.web.conftest import WORKER
 
+pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
+
 AT = datetime(2026, 1, 7, 12, 10, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
@@ -86,7 +88,8 @@ def test_charts_are_one_aggregate(client: FlaskClient, statements: list[str]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("length", "worker"), [("hour", None), ("day", None), ("hour", "shop.worker_7"), ("week", "shop.worker_7")]
+    ("length", "worker"),
+    [("hour", None), ("day", None), ("week", None), ("hour", "shop.worker_7"), ("week", "shop.worker_7")],
 )
 def test_charts_of_a_hundred_thousand_runs_are_read_by_an_index(
     postgres: Database, monkeypatch: pytest.MonkeyPatch, length: trends.Range, worker: str | None

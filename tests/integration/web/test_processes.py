@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from flask.testing import FlaskClient
 
 from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
@@ -13,6 +14,8 @@ from housekeeping.sweeps.ledger.models import ProcessRow, Run
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat
 from tests.integration.web.conftest import WORKER
+
+pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
 
 HOUR = timedelta(hours=1)
 WORKERS = Heartbeat(

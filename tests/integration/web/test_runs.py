@@ -17,6 +17,8 @@ from housekeeping.sweeps.ledger.models import Run
 from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.web.conftest import WORKER
 
+pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
+
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
 HOSTILE = "<script>alert('x')</script>\u202e"

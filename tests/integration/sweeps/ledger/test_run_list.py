@@ -17,6 +17,8 @@ from housekeeping.sweeps.ledger.run_list import RUNNING, Position, RunFilter, re
 from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.statements import watch_statements
 
+pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
+
 END: Final = datetime(2026, 1, 8, tzinfo=UTC)
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
