@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "pause": ("housekeeping.cli.commands.pause:pause", "Pause a worker."),
     "narrow": ("housekeeping.cli.commands.pause:narrow", "Temporarily lower a worker's limits."),
     "resume": ("housekeeping.cli.commands.pause:resume", "Resume a paused or narrowed worker."),
+    "acknowledge": ("housekeeping.cli.commands.acknowledge:acknowledge", "Acknowledge active alerts for a day."),
     "restore": ("housekeeping.cli.commands.restore:restore", "Restore what a run has moved to an archive."),
     "leases": ("housekeeping.cli.commands.leases:leases", "List and release leases."),
     "dedup": ("housekeeping.cli.commands.dedup:dedup", "List and release deduplication keys."),

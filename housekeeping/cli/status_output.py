@@ -26,6 +26,7 @@ from housekeeping.presentation.formatting import (
 )
 from housekeeping.sweeps.engine.failures.rejection_store import Standing
 from housekeeping.sweeps.insight.status import WorkerStatus, outcome_in_words
+from housekeeping.sweeps.ledger.acknowledgments import Acknowledged
 from housekeeping.sweeps.ledger.lease_admin import HeldLease
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.processes.heartbeats import Processes
@@ -66,7 +67,7 @@ def _print_alerts(report: StatusReport, statuses: list[WorkerStatus]) -> None:
         if found.error is not None:
             say(_unavailable_line(found))
     for alert in report.alerts:
-        say(_alert_line(str(alert), alert.name))
+        say(_alert_line(str(alert), alert.name, report.acknowledged("", alert)))
     for each in statuses:
         for rejection in each.rejected:
             say(_rejection_line(each.worker, rejection, report.now))
@@ -75,7 +76,7 @@ def _print_alerts(report: StatusReport, statuses: list[WorkerStatus]) -> None:
             say(Text.assemble(("REJECTED", "yellow"), f" {each.worker}: {more}"))
     for each in statuses:
         for alert in each.alarms:
-            say(_alert_line(f"{each.worker}: {alert}", alert.name))
+            say(_alert_line(f"{each.worker}: {alert}", alert.name, report.acknowledged(each.worker, alert)))
 
 
 def _unavailable_line(found: DatabaseReport) -> Text:
@@ -88,10 +89,11 @@ def _clock_line(clock: ClockSkew, of_database: str) -> Text:
     return _alert_line(f"{of_database}{clock}", "clock")
 
 
-def _alert_line(text: str, name: str) -> Text:
+def _alert_line(text: str, name: str, known: Acknowledged | None = None) -> Text:
     # The commands to type are at the end.
     whole = shortened(printable(text).replace("\n", "\\n"), _ALERT_WIDTH)
-    return Text.assemble(("ALERT", "bold red"), f" {whole} ({name})")
+    note = "" if known is None else f", acknowledged by {known.user}"
+    return Text.assemble(("ALERT", "yellow" if known else "bold red"), f" {whole} ({name}{note})")
 
 
 def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database: bool = False) -> Table:

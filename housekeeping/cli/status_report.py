@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from peewee import PeeweeException
+
 from housekeeping.brokers.queues import QueueLengths, queue_lengths
 from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable
 from housekeeping.core.redis.client import redis_client
-from housekeeping.core.settings import Settings
+from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.sweeps.declaration import SetupProblem, Sweep
@@ -18,6 +20,7 @@ from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.status import WorkerStatus
 from housekeeping.sweeps.insight.statuses import worker_statuses
 from housekeeping.sweeps.ledger import run_queries
+from housekeeping.sweeps.ledger.acknowledgments import Acknowledged, AlertKey, acknowledged_by, acknowledgments
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.processes.alerts import never_ran_alerts, process_alerts
 from housekeeping.sweeps.processes.heartbeats import Processes, read_processes
@@ -59,6 +62,18 @@ class StatusReport:
     processes: Processes
     alerts: list[Alert]
     has_several: bool
+    acknowledgments: dict[AlertKey, Acknowledged] = field(default_factory=dict)
+
+    def active_alerts(self) -> list[tuple[str, Alert]]:
+        """Return the alerts, each with its worker's name, which is empty for an alert of the whole installation."""
+        return [
+            *(("", alert) for alert in self.alerts),
+            *((each.worker, alert) for each in self.statuses for alert in each.alarms),
+        ]
+
+    def acknowledged(self, worker: str, alert: Alert) -> Acknowledged | None:
+        """Return who has acknowledged an alert; None: nobody."""
+        return acknowledged_by(self.acknowledgments, worker, alert.name, alert.since)
 
     @property
     def problems(self) -> dict[str, SetupProblem]:
@@ -140,7 +155,16 @@ def read_status(settings: Settings, sweeps: dict[str, Sweep], name: str | None =
         processes,
         alerts,
         bool(settings.databases),
+        _acknowledgments(),
     )
+
+
+def _acknowledgments() -> dict[AlertKey, Acknowledged]:
+    try:
+        with database.using(MAIN), translate_postgres_errors():
+            return acknowledgments()
+    except (DatabaseUnavailable, PeeweeException):  # the report has it as unavailable
+        return {}
 
 
 def _read(name: str, workers: list[Sweep], settings: Settings) -> DatabaseReport:

@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response
 
 from housekeeping.core.wording import counted
 from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.ledger.acknowledgments import Acknowledged, AlertKey, acknowledge
+from housekeeping.sweeps.ledger.acknowledgments import Acknowledged, AlertKey, acknowledge, acknowledged_by
 from housekeeping.sweeps.ledger.action_log import record_action
 from housekeeping.web.security import current_user
 
@@ -82,8 +82,7 @@ def group_alerts(
     """
     groups: dict[tuple[str, bool], AlertGroup] = {}
     for worker, alert in alerts:
-        known = acknowledgments.get((worker, alert.name))
-        known = known if known is not None and known.covers(alert.since) else None
+        known = acknowledged_by(acknowledgments, worker, alert.name, alert.since)
         group = groups.setdefault((alert.name, known is not None), AlertGroup(alert.name))
         group.members.append(Member(worker, alert, known))
     return sorted(groups.values(), key=lambda each: (each.acknowledged is not None, -len(each.members), each.name))

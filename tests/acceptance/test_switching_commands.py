@@ -127,3 +127,32 @@ def test_why_distinguishes_sent_from_unsent_ticks(
         "waiting",
         "unknown",
     ]
+
+
+def test_acknowledged_alert_names_its_user_in_status(made: None, command: Command) -> None:
+    at = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), AT)
+    Run.create(worker=WORKER, trigger="schedule", outcome="failed", reason="gone", **at)
+
+    done = command("acknowledge", "last_run", WORKER)
+    status = command("status")
+    wrong = command("acknowledge", "backlog")
+    logged = json.loads(command("actions", "--json").stdout)["actions"]
+
+    assert done.stdout == f"last_run acknowledged for {WORKER}\n"
+    [line] = [line for line in status.stdout.splitlines() if "(last_run" in line]
+    assert ", acknowledged by " in line
+    assert wrong.returncode == 2 and "no alert 'backlog' is active; active alerts: last_run" in wrong.stderr
+    assert [(each["action"], each["target"]) for each in logged] == [("acknowledge", "last_run")]
+
+
+def test_every_change_of_a_worker_is_in_the_log_of_actions(made: None, command: Command) -> None:
+    command("pause", WORKER, "--reason", "peak")
+    command("resume", WORKER)
+    command("run", WORKER, "--confirm")
+
+    listed = command("actions", "--target", WORKER)
+    logged = json.loads(command("actions", "--json").stdout)["actions"]
+
+    assert [each["action"] for each in logged] == ["confirm", "resume", "pause"]
+    assert logged[2]["result"] == f"{WORKER} is paused until it is resumed: peak" and "@" in logged[2]["user"]
+    assert logged[0]["result"].endswith("done") and "no actions" not in listed.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -32,6 +32,14 @@ class Acknowledged:
     def covers(self, since: datetime | None) -> bool:
         """Return whether an alert that began at that time is the acknowledged one; None: unknown, and it is."""
         return since is None or since <= self.at
+
+
+def acknowledged_by(
+    known: Mapping[AlertKey, Acknowledged], worker: str, alert: str, since: datetime | None
+) -> Acknowledged | None:
+    """Return the acknowledgment of an alert that began at a time; None: it has none, or began later."""
+    found = known.get((worker, alert))
+    return found if found is not None and found.covers(since) else None
 
 
 def acknowledge(alerts: Iterable[AlertKey], user: str) -> None:
