@@ -22,7 +22,7 @@ from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
-from tests.acceptance.browser import looks
+from tests.acceptance.browser import looks, violations
 from tests.acceptance.test_dashboard import TOKEN, WORKER, focused, text_of
 from tests.acceptance.test_dashboard import browser as browser
 from tests.acceptance.test_dashboard import dashboard as dashboard
@@ -35,6 +35,9 @@ from tests.integration.web.serving import serving_in_a_thread
 pytestmark = pytest.mark.slow
 
 Wait = WebDriverWait[ChromiumDriver]
+screens = pytest.mark.parametrize(
+    ("width", "dark"), [(width, dark) for width in (320, 390, 1280) for dark in (False, True)]
+)
 _FITS: Final = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
@@ -135,30 +138,52 @@ def test_live_updates_keep_search_order_and_an_open_form(
     assert focused(browser) == search and search.get_property("value") == "job_07"
 
 
-@pytest.mark.parametrize("path", ["/?group=family&problems=1&q=mail", "/?group=family"])
-def test_sixty_workers_fit_a_narrow_screen(many_workers: str, browser: ChromiumDriver, wait: Wait, path: str) -> None:
-    looks(browser, 320, 640, phone=True)
-
-    browser.get(f"{many_workers}{path}")
-
-    assert wait.until(lambda page: page.execute_script(_FITS))
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"/workers/{WORKER}/plan",
-        f"/workers/{WORKER}/run?rows=3&exact=1",
-        f"/workers/{WORKER}/message?id=5f0c2a9e-1f0a-4a43-a7d9-0d7c1f0c2a9e",
-        "/dead-letters?actor=charge",
-        "/dead-letters/all/delete?all=1",
-    ],
-)
-def test_pages_of_changes_fit_a_narrow_screen(
-    letters: Any, logged_in: str, browser: ChromiumDriver, wait: Wait, path: str
+@screens
+def test_sixty_workers_are_accessible_on_every_screen(
+    many_workers: str, browser: ChromiumDriver, wait: Wait, width: int, dark: bool
 ) -> None:
-    looks(browser, 320, 640, phone=True)
+    looks(browser, width, 800, dark=dark, phone=width < 500)
 
-    browser.get(f"{logged_in}{path}")
+    found = broken_rules(browser, wait, many_workers, ["/?group=family", "/?q=mail&problems=1&sort=-backlog"])
 
-    assert wait.until(lambda page: page.execute_script(_FITS))
+    assert found == []
+
+
+@screens
+def test_pages_of_changes_are_accessible_on_every_screen(
+    letters: Any,
+    logged_in: str,
+    browser: ChromiumDriver,
+    wait: Wait,
+    add: Callable[[int], None],
+    width: int,
+    dark: bool,
+) -> None:
+    add(3)
+    looks(browser, width, 800, dark=dark, phone=width < 500)
+
+    found = broken_rules(
+        browser,
+        wait,
+        logged_in,
+        [
+            f"/workers/{WORKER}/plan",
+            f"/workers/{WORKER}/run?rows=3&exact=1",
+            f"/workers/{WORKER}/message?id=5f0c2a9e-1f0a-4a43-a7d9-0d7c1f0c2a9e",
+            "/dead-letters?actor=charge&since=soon",
+            "/dead-letters/all/delete?all=1",
+        ],
+    )
+
+    assert found == []
+
+
+def broken_rules(browser: ChromiumDriver, wait: Wait, address: str, paths: list[str]) -> list[str]:
+    """Return the accessibility rules that each page breaks; a page must not be wider than the screen."""
+    found = []
+    for path in paths:
+        browser.get(f"{address}{path}")
+        # The browser applies the emulated width shortly after the page's load event.
+        wait.until(lambda page: page.execute_script(_FITS))
+        found += [f"{path}: {each}" for each in violations(browser)]
+    return found
