@@ -42,6 +42,8 @@ def _defaults(settings: Settings) -> Finding:
             text = f"{nodes} nodes, but each classic queue is on one of them and away with it"
             return Finding("warning", "broker", "queues", text, "set HOUSEKEEPING_RABBITMQ_QUEUE_TYPE=quorum")
         text = f"RabbitMQ: confirmed sends to {settings.rabbitmq_queue_type} queues, one prefetched message per thread"
+        if nodes > 1:
+            text += f"; {nodes} nodes, of which a minority may fail"
         return Finding("fine", "broker", "defaults", text)
     requeue_s, kept_days = broker.heartbeat_timeout // 1000, broker.dead_message_ttl // 86_400_000
     kept = counted(kept_days, "day")

@@ -73,13 +73,16 @@ def test_any_node_that_is_killed_costs_no_message(
     assert done == set(range(MESSAGES))
 
 
-@pytest.mark.parametrize(("queue_type", "level"), [("classic", "warning"), ("quorum", "fine")])
+@pytest.mark.parametrize(
+    ("queue_type", "level", "text"),
+    [("classic", "warning", "3 nodes, but each classic queue"), ("quorum", "fine", "quorum queues")],
+)
 def test_classic_queues_on_several_nodes_are_a_warning(
-    nodes: list[Node], settings: Settings, postgres: Any, redis_client: Any, queue_type: str, level: str
+    nodes: list[Node], settings: Settings, postgres: Any, redis_client: Any, queue_type: str, level: str, text: str
 ) -> None:
     urls = ";".join(each.url for each in nodes)
     given = settings.model_copy(update={"broker_url": urls, "rabbitmq_queue_type": queue_type})
 
     found = [each for each in brokers.examine(given, {}) if each.subject in ("queues", "defaults")]
 
-    assert [(each.level, queue_type in each.text) for each in found] == [(level, True)]
+    assert [(each.level, text in each.text, "3 nodes" in each.text) for each in found] == [(level, True, True)]

@@ -8,12 +8,14 @@ import dramatiq
 import pytest
 from dramatiq import Message
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
 from housekeeping.brokers import message_broker
 from housekeeping.brokers.dead_letters import dead_letters_of, requeue
 from housekeeping.brokers.dead_letters.bulk import apply
 from housekeeping.brokers.dead_letters.models import DeadLetterStore
 from housekeeping.brokers.dead_letters.search import LetterFilter, matching, search
+from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
 from housekeeping.core.errors import BrokerUnavailable, DeadLetterRefused
 from housekeeping.core.settings import Settings
 from tests.faults import Crash, at_step, crash
@@ -48,6 +50,31 @@ def test_dead_letters_are_read_without_being_moved(broker: Any, store: DeadLette
     assert all(letter.died_at is not None for letter in newest)
     assert store.counts() == {"default": 3}
     assert bodies(broker, "default.XQ") == before
+
+
+@pytest.mark.parametrize(
+    ("queue", "arguments"),
+    [
+        ("default", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "{}.default.XQ"}),
+        ("default.DQ", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "{}.default.XQ"}),
+        ("default.XQ", {"x-message-ttl": DEAD_MESSAGE_TTL_MS}),
+    ],
+)
+def test_quorum_queue_has_no_delivery_limit_that_messages_reach(
+    settings: Settings, queue: str, arguments: dict[str, Any]
+) -> None:
+    # R6: RabbitMQ 4 would delete a dead letter that was read 20 times.
+    broker: Any = message_broker(settings.model_copy(update={"rabbitmq_queue_type": "quorum"}))
+    broker.declare_queue("default", ensure=True)
+    given = {
+        name: each.format(settings.namespace) if isinstance(each, str) else each for name, each in arguments.items()
+    }
+
+    with pytest.raises(ChannelClosedByBroker, match="'x-delivery-limit'.* current is '2147483647'"):
+        broker.channel.queue_declare(
+            broker.physical(queue), durable=True, arguments={**given, "x-queue-type": "quorum", "x-delivery-limit": 20}
+        )
+    broker.close()
 
 
 def test_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: DeadLetterStore) -> None:  # R6
