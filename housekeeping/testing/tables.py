@@ -107,7 +107,7 @@ class Tables:
     """All tables in the database's search path and those of the sweep, on a connection of its own.
 
     Raises:
-      Refused: When no database is set or there is no table.
+      Refused: When no database is set, there is no table, or the connection leads through a pooler.
     """
 
     def __init__(self, sweep: Sweep) -> None:
@@ -115,6 +115,10 @@ class Tables:
             raise Refused("no database is set; use the fixture housekeeping_database, or call housekeeping.install")
         if database.in_transaction():
             raise Refused("a transaction is open on the library's connection; end it, because runs do not see its rows")
+        if database.prepared() is None:
+            raise Refused(
+                "the connection leads through a pooler, which keeps no session; use the URL of PostgreSQL itself"
+            )
         stages = sweep.stages_for_run()
         if any(isinstance(each, PartitionStage) for each in stages):
             raise Refused(f"{sweep.name}: tables that it drops cannot be restored; test it by run_sweep and plan")

@@ -11,16 +11,20 @@ from uuid import uuid4
 
 import psycopg2
 import pytest
+import redis
 from peewee import OperationalError, Select, fn
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import SettingsError
+from housekeeping.core.errors import Refused, SettingsError
 from housekeeping.core.settings import Settings
 from housekeeping.database.compiled_query import Parameter
 from housekeeping.database.connection import Database, connect_to, database
 from housekeeping.database.pooler import PreparedStatements
 from housekeeping.database.prepared_query import PreparedQuery
 from housekeeping.middleware.interrupts.statements import StatementInProgress, statement_of_this_thread
+from housekeeping.testing import assert_idempotent, assert_survives_kill
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.conftest import Urls
 from tests.integration.middleware.applications import eventually
 from tests.pgbouncer_server import POOL_SIZE, PgBouncer, pgbouncer
@@ -221,6 +225,14 @@ def test_statement_through_a_pooler_can_be_canceled(pooled: Database, admin: Con
     assert statement is not None and statement.cancel()
     thread.join(timeout=10)
     assert "canceling statement due to user request" in str(errors[0])
+
+
+def test_assertions_of_the_kit_refuse_a_pooler(pooled: Database, redis_client: redis.Redis) -> None:
+    pooled.create_tables([UserStatus])
+
+    for check in (assert_idempotent, assert_survives_kill):
+        with pytest.raises(Refused, match="leads through a pooler"):
+            check(sweep)
 
 
 def test_next_transaction_works_after_a_restart_of_the_pooler(urls: Urls) -> None:

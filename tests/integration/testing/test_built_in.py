@@ -19,6 +19,9 @@ from tests.integration.workers.ci_stuck_builds.conftest import add_builds as add
 from tests.integration.workers.ci_stuck_builds.conftest import bound as bound
 from tests.integration.workers.ci_stuck_builds.conftest import builds as builds
 from tests.integration.workers.ci_stuck_builds.tables import AddBuilds
+from tests.session_settings import NEEDS_SESSION
+
+pytestmark = NEEDS_SESSION
 
 _DUE = "timestamptz '2026-01-01 00:00:00+00' + interval '1 minute' * (n - 3)"
 

@@ -22,6 +22,9 @@ from tests.integration.testing.sessions import (
     replaced_in,
     sweep,
 )
+from tests.session_settings import NEEDS_SESSION
+
+pytestmark = NEEDS_SESSION
 
 
 def test_idempotent_sweep_passes_and_keeps_its_changes(sessions: type[Session]) -> None:

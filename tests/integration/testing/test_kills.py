@@ -32,9 +32,10 @@ from tests.integration.testing.sessions import (
     replaced_in,
     sweep,
 )
+from tests.session_settings import NEEDS_SESSION
 
 #: Starts many processes.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, NEEDS_SESSION]
 
 
 def test_run_is_killed_at_each_statement_and_tables_restored(sessions: type[Session]) -> None:
