@@ -57,8 +57,6 @@ ONE_DATABASE: Final = {
     "tests/integration/sweeps/ledger/test_schema.py": _CONNECTS,
     "tests/integration/sweeps/limits/test_db_health.py": _CONNECTS,
     "tests/integration/sweeps/limits/test_sick_database.py": _CONNECTS,
-    "tests/integration/sweeps/table_models/test_django_models.py": _CONNECTS,
-    "tests/integration/sweeps/table_models/test_sqlalchemy_tables.py": _CONNECTS,
     "tests/integration/web/test_pages.py": "the test names runs of the only database",
     "tests/integration/workers/bulk_imports/test_other_tables.py": _CONNECTS,
     "tests/integration/workers/batched_git_ref_updates/test_tables.py": _CONNECTS,

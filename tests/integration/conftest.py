@@ -29,6 +29,13 @@ Locked = Callable[[str], AbstractContextManager[None]]
 
 
 @pytest.fixture
+def application_url(urls: Urls, settings: Settings) -> str:
+    """URL of an application's own connections to the database of its tables, direct with every topology."""
+    separator = "&" if "?" in urls.database else "?"
+    return f"{urls.database}{separator}options=-csearch_path%3D{settings.namespace}"
+
+
+@pytest.fixture
 def statuses(postgres: Database) -> type[UserStatus]:
     """The empty table of user statuses."""
     postgres.create_tables([UserStatus])

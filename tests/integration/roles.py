@@ -11,6 +11,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.doctor.grants import grants
+from tests.session_settings import set_in_session
 
 
 @contextmanager
@@ -31,9 +32,9 @@ def connected_as_a_role(
         cursor.execute(f"SET search_path TO {theirs}")
         for statement in grants(name, rights):
             cursor.execute(statement)
-    postgres.execute_sql(f"SET SESSION AUTHORIZATION {name}")
+    set_in_session(postgres, f"SESSION AUTHORIZATION {name}")
     yield name
-    postgres.execute_sql("RESET SESSION AUTHORIZATION")
+    set_in_session(postgres, "SESSION AUTHORIZATION DEFAULT")
     with admin.cursor() as cursor:
         cursor.execute(f"DROP OWNED BY {name}")
         cursor.execute(f"DROP ROLE {name}")

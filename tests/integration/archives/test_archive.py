@@ -32,6 +32,7 @@ from tests.integration.archives.tickets import (
     sweep,
     value,
 )
+from tests.session_settings import NEEDS_SESSION
 
 CLOCK = ManualClock(NOW)
 
@@ -140,11 +141,13 @@ def test_trigger_that_keeps_rows_out_of_the_archive_stops_the_run(archive: None)
     assert (result.outcome, len(rows()), len(rows("old_tickets"))) == ("failed", 7, 0)
 
 
+@NEEDS_SESSION
 def test_archive_sweep_is_idempotent(archive: None) -> None:
     assert_idempotent(sweep(), now=NOW)
 
 
 @pytest.mark.slow
+@NEEDS_SESSION
 def test_killed_run_leaves_each_row_in_one_table(archive: None, housekeeping_redis: redis.Redis) -> None:
     points = assert_survives_kill(leased(), now=NOW, ignoring=ADDED)
 

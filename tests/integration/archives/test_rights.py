@@ -19,8 +19,6 @@ from tests.integration.roles import connected_as_a_role
 
 CLOCK = ManualClock(NOW)
 
-pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
-
 
 @pytest.fixture
 def role(archive: None, postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:

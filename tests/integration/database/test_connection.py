@@ -21,6 +21,7 @@ from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import Database, connect_to, database, translate_postgres_errors
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.faults import at_step, once
+from tests.session_settings import set_in_session
 
 _PID = "SELECT pg_backend_pid()"
 PATIENCE_S = 20
@@ -248,7 +249,7 @@ def test_connections_of_this_library_have_distinct_names(postgres: Database, adm
 def test_failed_first_statement_is_not_retried_and_keeps_the_connection(
     postgres: Database, admin: Connection, settings: Settings
 ) -> None:
-    postgres.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(postgres, "lock_timeout = '50ms'")
     before = postgres.execute_sql("SELECT pg_backend_pid()").fetchone()
     admin.autocommit = False
     with admin.cursor() as cursor:

@@ -38,6 +38,7 @@ from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.middleware.applications import close_all, installed
+from tests.session_settings import NEEDS_SESSION
 from tests.two_databases import OtherDatabase
 
 pytestmark = pytest.mark.one_database_only(reason="it configures several databases itself")
@@ -170,6 +171,7 @@ def test_old_runs_of_each_database_are_deleted(two: Settings) -> None:
     assert (ledger(MAIN, two), ledger(CI, two)) == (["x"], ["housekeeping.old_runs.ci"])
 
 
+@NEEDS_SESSION
 def test_assertions_on_a_sweep_compare_the_tables_of_its_database(two: Settings, redis_client: redis.Redis) -> None:
     add_entry(CI)
 

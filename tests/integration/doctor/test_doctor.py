@@ -23,6 +23,7 @@ from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers import configured_sweeps
 from tests.integration.doctor.conftest import Found
 from tests.pgbouncer_server import PgBouncer
+from tests.session_settings import set_in_session
 
 
 def said(found: Found, *levels: str) -> list[tuple[str, str]]:
@@ -117,10 +118,8 @@ def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LONG", timedelta())
 
 
-@pytest.mark.direct_only(reason="it connects with the options of a direct connection")
-def test_long_transaction_is_reported_with_its_remedy(found: Found, settings: Settings, long_ago: None) -> None:
-    assert settings.database_url is not None
-    with psycopg2.connect(settings.database_url, application_name="a night's report") as other:
+def test_long_transaction_is_reported_with_its_remedy(found: Found, application_url: str, long_ago: None) -> None:
+    with psycopg2.connect(application_url, application_name="a night's report") as other:
         with other.cursor() as cursor:
             cursor.execute("SELECT 1")
 
@@ -133,9 +132,8 @@ def test_long_transaction_is_reported_with_its_remedy(found: Found, settings: Se
     other.close()
 
 
-@pytest.mark.direct_only(reason="it changes a session")
 def test_read_only_server_is_an_error(found: Found, complete: Settings, tables: None) -> None:
-    database.execute_sql("SET default_transaction_read_only = on")
+    set_in_session(database, "default_transaction_read_only = on")
 
     assert ("postgres", "writing") in said(found, "error")
 
@@ -241,7 +239,7 @@ def other_server(postgres: Database, settings: Settings, admin: Connection) -> I
 
 
 def test_server_that_only_speaks_the_protocol_is_an_error(found: Found, other_server: str, postgres: Database) -> None:
-    postgres.execute_sql(f"SET {other_server.removeprefix('-c ').replace('=', ' TO ')}")
+    set_in_session(postgres, other_server.removeprefix("-c ").replace("=", " TO "))
 
     texts = [(each.text, each.way_out) for each in found("error") if each.area == "postgres"]
 

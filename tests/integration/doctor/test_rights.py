@@ -26,8 +26,6 @@ from tests.integration.roles import connected_as_a_role
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
-pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
-
 
 @pytest.fixture
 def role(tables: None, postgres: Database, settings: Settings, admin: Connection) -> Iterator[str]:

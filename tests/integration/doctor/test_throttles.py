@@ -11,6 +11,7 @@ from housekeeping.database.connection import Database
 from housekeeping.doctor import examine, throttles
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.session_settings import set_in_session
 
 
 def findings(settings: Settings, limits: ThrottleLimits) -> list[tuple[str, str, str]]:
@@ -29,12 +30,10 @@ def test_wal_limits_that_can_be_read_are_fine(settings: Settings, postgres: Data
 
 
 def test_wal_limit_that_cannot_be_read_is_a_warning(settings: Settings, postgres: Database) -> None:
-    # A temporary view comes before the catalog's one.
-    postgres.execute_sql("CREATE TEMPORARY VIEW pg_replication_slots AS SELECT 1 AS restart_lsn")
-    try:
-        ((level, subject, text),) = findings(settings, ThrottleLimits(slot_lag_mb=1000))
-    finally:
-        postgres.execute_sql("DROP VIEW pg_temp.pg_replication_slots")
+    postgres.execute_sql("CREATE VIEW pg_replication_slots AS SELECT 1 AS restart_lsn")
+    set_in_session(postgres, f"search_path TO {settings.namespace}, pg_catalog")
+
+    ((level, subject, text),) = findings(settings, ThrottleLimits(slot_lag_mb=1000))
 
     assert (level, subject) == ("warning", "gates slot_lag_mb")
     assert text.endswith("; runs continue without this throttle")

@@ -21,6 +21,7 @@ from housekeeping.testing.points import Ended, run_in_process
 from housekeeping.workers.outbox.worker import sweep as outbox_sweep
 from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Order, note, noted, orders_expired, sweep
+from tests.session_settings import NEEDS_SESSION
 
 #: Many processes.
 pytestmark = pytest.mark.slow
@@ -49,6 +50,7 @@ def delivered(file: Path) -> list[int]:
     return sorted({int(line) for line in file.read_text().split()}) if file.exists() else []
 
 
+@NEEDS_SESSION
 def test_outbox_delivers_every_row_of_a_killed_run(orders: type[Order], received: Path) -> None:
     def restore() -> None:
         OutboxRow.delete().execute()
@@ -81,6 +83,7 @@ def test_outbox_sweep_that_is_killed_loses_no_row(orders: type[Order], received:
     assert any(str(received) in point for point in trials[-1][0].points)
 
 
+@NEEDS_SESSION
 def test_handler_within_the_transaction_wrote_for_the_rows_that_changed(orders: type[Order], on: On) -> None:
     on(orders_expired, note, within_transaction=True)
 

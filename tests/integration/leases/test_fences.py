@@ -25,6 +25,7 @@ from housekeeping.sweeps.ledger.models import Lease
 from tests.faults import at_step
 from tests.integration.leases.own_connection import own_connection
 from tests.integration.middleware.applications import eventually
+from tests.session_settings import set_in_session
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
@@ -309,7 +310,7 @@ def test_lease_is_released_if_its_epoch_cannot_be_issued(
     with ThreadPoolExecutor(1) as another:
         sleeping = another.submit(zombie)
         assert began.wait(PATIENCE_S)
-        postgres.execute_sql("SET lock_timeout = '50ms'")
+        set_in_session(postgres, "lock_timeout = '50ms'")
         lease = ExclusiveLease(KEY, TTL)
         with pytest.raises(OperationalError, match="lock timeout"):
             lease.try_obtain()

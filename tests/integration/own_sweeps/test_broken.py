@@ -27,6 +27,7 @@ from housekeeping.sweeps.registry import declared_by
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from tests.integration.conftest import Locked
+from tests.session_settings import set_in_session
 
 
 class Basket(BaseModel):
@@ -118,7 +119,7 @@ def test_doctor_examines_the_sweeps_beside_a_broken_one(
 
 
 def test_sweep_whose_table_is_locked_hides_no_other(baskets: None, locked: Locked) -> None:
-    database.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(database, "lock_timeout = '50ms'")
 
     with locked("LOCK TABLE basket IN ACCESS EXCLUSIVE MODE"):
         [text] = unseen(WHOLE)

@@ -21,8 +21,6 @@ from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
 from tests.integration.roles import connected_as_a_role
 
-pytestmark = pytest.mark.direct_only(reason="it changes the role of a session")
-
 
 @pytest.fixture
 def rights(settings: Settings) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.restore import restoration_of
 from housekeeping.testing import assert_survives_kill
 from tests.integration.purge.conftest import EXPIRED, Left, purge
+from tests.session_settings import NEEDS_SESSION
 
 REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=4, archive_to="old_sessions")
 
@@ -60,5 +61,6 @@ def test_wrong_name_of_an_archive_is_rejected_in_one_line(sessions: Left) -> Non
 
 
 @pytest.mark.slow
+@NEEDS_SESSION
 def test_purge_with_an_archive_survives_kill_at_every_point(archive: None, sessions: Left) -> None:
     assert_survives_kill(sweep_of(REQUEST), ignoring=["archived_at", "archived_by_run"])

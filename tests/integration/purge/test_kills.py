@@ -17,6 +17,7 @@ from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.testing import assert_survives_kill
 from housekeeping.testing.points import Ended, run_in_process
 from tests.integration.purge.conftest import ADD_SESSIONS, EXPIRED, Left, purge
+from tests.session_settings import NEEDS_SESSION
 
 #: A new process for each point.
 pytestmark = pytest.mark.slow
@@ -76,5 +77,6 @@ def test_purge_killed_at_any_point_is_resumed(
     assert sum("DELETE FROM" in point for point in points) >= 1
 
 
+@NEEDS_SESSION
 def test_purge_survives_kill_at_every_point(sessions: Left) -> None:
     assert_survives_kill(sweep_of(PurgeRequest(table="sessions", where=EXPIRED, batch_size=4)))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.recipes import (
     django_admin_log,
@@ -24,12 +23,11 @@ from housekeeping.recipes import (
 )
 from housekeeping.testing import assert_survives_kill
 from tests.integration.recipes.checked import assert_leaves, keys_of, needs
+from tests.session_settings import NEEDS_SESSION
 
 pytestmark = [
     pytest.mark.slow,
     needs("django", "psycopg"),
-    pytest.mark.direct_only(reason="Django sends options when it connects"),
-    pytest.mark.one_database_only(reason="Django creates its tables in the main database"),
 ]
 
 #: Creates and fills the tables of an application, and returns the keys that its own cleanup would leave.
@@ -37,15 +35,15 @@ Filled = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def filled(postgres: Database, settings: Settings) -> Filled:
-    given = parse_dsn(settings.require_database_url())
+def filled(postgres: Database, application_url: str) -> Filled:
+    given = parse_dsn(application_url)
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-    database = {names[name]: value for name, value in given.items() if name in names}
+    database = {names[name]: given.pop(name) for name in names if name in given}
 
     def fill(application: str) -> list[str]:
         finished = subprocess.run(
             [sys.executable, "-m", "tests.integration.recipes.django_project", application],
-            env={**os.environ, "DATABASE": json.dumps({**database, "OPTIONS": {"options": given["options"]}})},
+            env={**os.environ, "DATABASE": json.dumps({**database, "OPTIONS": given})},
             cwd=Path(__file__).parents[3],
             capture_output=True,
             text=True,
@@ -106,6 +104,7 @@ def test_expired_tokens_go_with_their_blacklist_entries(filled: Filled, postgres
 
 
 @needs("rest_framework_simplejwt")
+@NEEDS_SESSION
 def test_deletion_of_tokens_survives_a_kill_at_every_point(filled: Filled) -> None:
     filled("tokens")
 

@@ -6,30 +6,26 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.recipes import flask_session
 from tests.integration.recipes.checked import assert_leaves, needs
 
 pytestmark = [
     needs("flask", "flask_session", "flask_sqlalchemy", "psycopg"),
-    pytest.mark.direct_only(reason="the package sends options when it connects"),
-    pytest.mark.one_database_only(reason="the package creates its table in the main database"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
 
-def test_expired_sessions_go(postgres: Database, settings: Settings) -> None:
+def test_expired_sessions_go(postgres: Database, application_url: str) -> None:
     import flask
     import psycopg
     from flask_session.sqlalchemy import SqlAlchemySessionInterface
     from flask_sqlalchemy import SQLAlchemy
 
-    url = settings.require_database_url()
     application = flask.Flask(__name__)
     application.config["SQLALCHEMY_ENGINES"] = {}
     application.config["SQLALCHEMY_DATABASE_URI"] = "postgresql+psycopg://"
-    application.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"creator": lambda: psycopg.connect(url)}
+    application.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"creator": lambda: psycopg.connect(application_url)}
     client = SQLAlchemy(application)
     model = SqlAlchemySessionInterface(application, client).sql_session_model
     now = datetime.now(UTC).replace(tzinfo=None)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.recipes import apscheduler_jobs, procrastinate_jobs
 from tests.integration.recipes.checked import assert_leaves, keys_of, needs
@@ -18,23 +17,18 @@ from tests.integration.recipes.checked import assert_leaves, keys_of, needs
 if TYPE_CHECKING:
     import psycopg
 
-pytestmark = [
-    pytest.mark.direct_only(reason="the packages send options when they connect"),
-    pytest.mark.one_database_only(reason="the packages create their tables in the main database"),
-]
-
 #: Status of a job -> days since its last event.
 JOBS = (("succeeded", 40), ("succeeded", 31), ("failed", 40), ("succeeded", 29), ("cancelled", 40), ("todo", 40))
 
 
 @pytest.fixture
-def jobs(postgres: Database, settings: Settings) -> Iterator[psycopg.Connection[Any]]:
+def jobs(postgres: Database, application_url: str) -> Iterator[psycopg.Connection[Any]]:
     """The tables of procrastinate with a job for each of `JOBS`, and a job without an event."""
     import procrastinate
     import psycopg
 
     schema = Path(procrastinate.__file__).parent / "sql" / "schema.sql"
-    with psycopg.connect(settings.require_database_url(), autocommit=True) as connection:
+    with psycopg.connect(application_url, autocommit=True) as connection:
         connection.execute(schema.read_bytes())
         for status, days in JOBS:
             connection.execute(
@@ -95,15 +89,14 @@ def _job(scheduler: Any, name: str, due: datetime | None) -> Any:
 
 
 @pytest.fixture
-def scheduled(postgres: Database, settings: Settings) -> Iterator[None]:
+def scheduled(postgres: Database, application_url: str) -> Iterator[None]:
     """Jobs of APScheduler that are due later, were due 40 and 20 days ago, and one that is paused."""
     import psycopg
     import sqlalchemy
     from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
     from apscheduler.schedulers.background import BackgroundScheduler
 
-    url = settings.require_database_url()
-    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url))
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(application_url))
     store, scheduler = SQLAlchemyJobStore(engine=engine), BackgroundScheduler(timezone=UTC)
     store.start(scheduler, "default")
     now = datetime.now(UTC)

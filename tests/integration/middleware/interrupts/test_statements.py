@@ -44,8 +44,10 @@ def active(admin: Connection, settings: Settings, postgres: Database) -> Iterato
     def find(statement: str) -> list[int]:
         with admin.cursor() as cursor:
             cursor.execute(
-                "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND query = %s AND pid <> pg_backend_pid()",
-                [statement],
+                "SELECT pid FROM pg_stat_activity "
+                # Through a pooler, settings precede the statement.
+                "WHERE state = 'active' AND right(query, length(%s)) = %s AND pid <> pg_backend_pid()",
+                [statement, statement],
             )
             return [pid for (pid,) in cursor.fetchall()]
 

@@ -18,6 +18,7 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.table_stage import TableStage
+from tests.session_settings import set_in_session
 
 Do = Callable[[str], None]
 
@@ -178,16 +179,15 @@ def test_partitioned_referencing_table_is_named_once(do: Do) -> None:
     assert str(finding.way_out).startswith("CREATE INDEX ON item (cart_id); ")
 
 
-@pytest.mark.direct_only(reason="it changes the role of a session")
 def test_unreadable_table_is_not_counted(do: Do, postgres: Database, settings: Settings) -> None:
     do(ITEMS.format(on_delete=""))
     do("CREATE INDEX ON item (cart_id)")
     role = f"{settings.namespace}_reader"
     do(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {settings.namespace} TO {role}; GRANT SELECT ON cart TO {role}")
-    postgres.execute_sql(f"SET SESSION AUTHORIZATION {role}")
+    set_in_session(postgres, f"SESSION AUTHORIZATION {role}")
 
     (finding,) = found(carts)
 
-    postgres.execute_sql("RESET SESSION AUTHORIZATION")
+    set_in_session(postgres, "SESSION AUTHORIZATION DEFAULT")
     do(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert "not counted, this role cannot read it" in finding.text

@@ -17,6 +17,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.executed import DUE, SMALL
+from tests.session_settings import set_in_session
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_held_lock_fails_the_run_in_bounded_time_and_the_next_resumes(
 ) -> None:
     # F8. Another session holds the whole table; the wait is the session's lock_timeout, here shortened.
     add_statuses(25, DUE)
-    database.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(database, "lock_timeout = '50ms'")
 
     with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
         held = run_sweep(SMALL)

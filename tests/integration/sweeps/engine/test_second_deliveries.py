@@ -15,6 +15,7 @@ from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.run_start import Attempt
 from tests.faults import at_step
+from tests.session_settings import set_in_session
 
 PATIENCE_S = 20
 
@@ -39,7 +40,7 @@ def test_delayed_delivery_of_a_completed_message_starts_no_run(
         finally:
             postgres.close()
 
-    postgres.execute_sql("SET lock_timeout = '100ms'")
+    set_in_session(postgres, "lock_timeout = '100ms'")
     with at_step(run_queries, "completed", "after", sleep_after_it_asked), ThreadPoolExecutor(1) as another:
         sleeper = another.submit(sleep)
         try:

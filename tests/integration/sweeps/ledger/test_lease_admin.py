@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 
-import psycopg2
 import pytest
 import redis
 
@@ -19,6 +18,8 @@ from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, UnknownLease, held_leases, release_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
 from tests.faults import at_step, once
+from tests.integration.leases.own_connection import own_connection
+from tests.session_settings import set_in_session
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
@@ -255,15 +256,14 @@ def test_release_fences_off_a_holder_that_has_not_fenced_yet(
         held.fence()
 
 
-@pytest.mark.direct_only(reason="it changes its session")
 def test_open_transaction_of_the_holder_prevents_the_release(
     release: Release, run_at_work: run_start.Attempt, settings: Settings, postgres: Database
 ) -> None:
     # L3: it has asked for its epoch, and may commit at any moment
-    own = psycopg2.connect(settings.database_url)
+    own = own_connection(settings)
     with own.cursor() as cursor:
         cursor.execute(f"SELECT 1 FROM {settings.schema_name}.leases FOR SHARE")
-    postgres.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(postgres, "lock_timeout = '50ms'")
 
     with pytest.raises(HousekeepingError, match="a transaction of its holder is open, so nothing was released"):
         release()

@@ -32,9 +32,8 @@ def until(question: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def background(url: str | None, *statements: str) -> Iterator[int]:
+def background(url: str, *statements: str) -> Iterator[int]:
     """Run statements in a session of its own, that may wait or fail; gives its process id."""
-    assert url is not None
     session = psycopg2.connect(url)
     session.autocommit = True
 
@@ -71,14 +70,14 @@ def test_missing_tables_have_no_signals(postgres: Database) -> None:
     ids=["the table", "a row"],
 )
 def test_sessions_waiting_for_a_table_or_its_rows_are_counted(
-    add_statuses: AddStatuses, locked: Locked, settings: Settings, statement: str
+    add_statuses: AddStatuses, locked: Locked, application_url: str, statement: str
 ) -> None:
     add_statuses(1, "now()")
 
     with (
         locked("SELECT * FROM user_statuses FOR UPDATE"),
-        background(settings.database_url, f"BEGIN; {statement}"),
-        background(settings.database_url, f"BEGIN; {statement}"),
+        background(application_url, f"BEGIN; {statement}"),
+        background(application_url, f"BEGIN; {statement}"),
     ):
         until(lambda: read_health(OURS).waiting_locks == 2)
         assert read_health(['"pg_class"']).waiting_locks == 0
@@ -87,24 +86,26 @@ def test_sessions_waiting_for_a_table_or_its_rows_are_counted(
 
 
 def test_sessions_waiting_for_a_partition_are_counted(
-    postgres: Database, admin: Connection, locked: Locked, settings: Settings
+    postgres: Database, admin: Connection, locked: Locked, application_url: str
 ) -> None:
     with admin.cursor() as cursor:
         cursor.execute(
             "CREATE TABLE parted (id int) PARTITION BY LIST (id); CREATE TABLE part PARTITION OF parted DEFAULT"
         )
 
-    with locked("LOCK TABLE part"), background(settings.database_url, "BEGIN; LOCK TABLE part"):
+    with locked("LOCK TABLE part"), background(application_url, "BEGIN; LOCK TABLE part"):
         until(lambda: read_health(['"parted"']).waiting_locks == 1)
 
 
-def test_running_vacuum_of_the_table_is_seen(add_statuses: AddStatuses, admin: Connection, settings: Settings) -> None:
+def test_running_vacuum_of_the_table_is_seen(
+    add_statuses: AddStatuses, admin: Connection, application_url: str
+) -> None:
     add_statuses(20_000, "now()")
     with admin.cursor() as cursor:
         cursor.execute("DELETE FROM user_statuses")
     slowly = ("SET vacuum_cost_delay = 100", "SET vacuum_cost_limit = 1", "SET vacuum_cost_page_dirty = 100")
 
-    with background(settings.database_url, *slowly, "VACUUM user_statuses"):
+    with background(application_url, *slowly, "VACUUM user_statuses"):
         until(lambda: read_health(OURS).vacuum is True)
         assert read_health(['"pg_class"']).vacuum is False
 
@@ -146,15 +147,13 @@ def test_replication_lag_is_known_to_a_monitoring_role(
 
 
 def test_replication_lag_is_unknown_to_an_unprivileged_role(
-    settings: Settings, postgres: Database, standby: Callable[[], None], admin: Connection
+    settings: Settings, application_url: str, postgres: Database, standby: Callable[[], None], admin: Connection
 ) -> None:
     role = settings.namespace
     with admin.cursor() as cursor:
         cursor.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
     try:
-        assert settings.database_url is not None
-        separator = "&" if "?" in settings.database_url else "?"
-        database.initialize(connect_to(f"{settings.database_url}{separator}user={role}&password=x"))
+        database.initialize(connect_to(f"{application_url}&user={role}&password=x"))
 
         signs = read_health(OURS)
 

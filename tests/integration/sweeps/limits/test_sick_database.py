@@ -24,8 +24,9 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
+from tests.session_settings import set_in_session
 
-pytestmark = pytest.mark.direct_only(reason="it changes and ends sessions")
+_DIRECT = pytest.mark.direct_only(reason="it ends or counts the server's connections, which a pooler hides")
 
 SMALL = dataclasses.replace(sweep, batch_size=10)
 DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
@@ -100,7 +101,7 @@ def test_row_that_stays_locked_fails_the_run_and_the_next_continues(
     with admin.cursor() as cursor:
         cursor.execute("CREATE TABLE totals (number integer); INSERT INTO totals VALUES (50)")
     sicken("UPDATE totals SET number = number - 1")
-    database.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(database, "lock_timeout = '50ms'")
 
     with locked("UPDATE totals SET number = number"):
         held = run_sweep(SMALL)
@@ -117,7 +118,7 @@ def test_statement_timeout_fails_the_run_and_the_next_continues(
     resumed: Callable[[], bool], sicken: Sicken, last_run: Callable[[], Run]
 ) -> None:
     sicken("PERFORM pg_sleep(600)")
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
 
     slow = run_sweep(SMALL)
     row = last_run()
@@ -143,7 +144,7 @@ def test_locked_ledger_row_is_closed_by_the_next_run(
     resumed: Callable[[], bool], locked: Locked, admin: Connection, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Neither the batch nor the end of the run can be written.
-    database.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(database, "lock_timeout = '50ms'")
 
     with ExitStack() as stack:
         holder = locked(f"SELECT * FROM {settings.schema_name}.runs FOR UPDATE")
@@ -157,6 +158,7 @@ def test_locked_ledger_row_is_closed_by_the_next_run(
     assert (free.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
 
 
+@_DIRECT
 def test_failover_to_a_read_only_server_fails_the_run_but_no_row(
     resumed: Callable[[], bool],
     fail_over: FailOver,
@@ -189,11 +191,11 @@ def test_session_that_becomes_read_only_fails_the_run_but_no_row(
     postgres: Database, reported: list[dict[str, Any]], last_run: Callable[[], Run]
 ) -> None:
     # What a pooler in front does, which holds our connection while the servers behind it change.
-    def become(characteristic: str) -> None:
-        postgres.execute_sql(f"SET SESSION CHARACTERISTICS AS TRANSACTION {characteristic}")
+    def become_read_only() -> None:
+        set_in_session(postgres, "default_transaction_read_only = on")
 
-    failed = run_sweep(SMALL, on_batch=_after(2, lambda: become("READ ONLY")))
-    become("READ WRITE")
+    failed = run_sweep(SMALL, on_batch=_after(2, become_read_only))
+    set_in_session(postgres, "default_transaction_read_only = off")
 
     assert (failed.outcome, failed.counts["deleted_rows"]) == ("failed", 20)
     assert "failed" not in failed.counts
@@ -201,6 +203,7 @@ def test_session_that_becomes_read_only_fails_the_run_but_no_row(
     assert last_run().outcome is None, "the next one marks it lost"
 
 
+@_DIRECT
 def test_no_free_connection_at_the_start_fails_the_run_only(
     as_nobody_special: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,6 +217,7 @@ def test_no_free_connection_at_the_start_fails_the_run_only(
     assert (free.outcome, free.counts["deleted_rows"], _outcomes()) == ("done", 50, [("done", None)])
 
 
+@_DIRECT
 def test_no_free_connection_in_a_run_fails_it_and_the_next_continues(
     resumed: Callable[[], bool],
     as_nobody_special: Database,

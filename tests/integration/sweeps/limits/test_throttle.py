@@ -24,6 +24,7 @@ from housekeeping.workers.object_storage.worker import sweep as uploads
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, WELL, Impatient, Told
+from tests.session_settings import set_in_session
 
 LONG = dataclasses.replace(SMALL, max_runtime=timedelta(minutes=10))
 LAGGING = DbHealth(99.0, 0, False)
@@ -111,7 +112,7 @@ def test_throttled_run_that_waits_too_long_for_a_lock_does_not_fail(
     add_statuses: AddStatuses, clock: ManualClock, locked: Locked
 ) -> None:
     add_statuses(5, DUE)
-    database.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(database, "lock_timeout = '50ms'")
 
     with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
         result = run_sweep(
@@ -136,7 +137,7 @@ def test_throttled_run_that_ends_in_a_bisection_keeps_its_parts_counts(
             "$$ BEGIN UPDATE totals SET number = number - 1; RETURN OLD; END $$;"
             "CREATE TRIGGER count_down BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION count_down()"
         )
-    database.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(database, "lock_timeout = '50ms'")
 
     with locked("UPDATE totals SET number = number"):
         result = run_sweep(LONG, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
@@ -232,15 +233,12 @@ def test_unavailable_health_check_is_logged_once_and_ignored(
     assert {record.levelname for record in unknown} == {"INFO"}
 
 
-@pytest.mark.direct_only(reason="it sets the search path of a session, which a pooler does not keep")
 def test_unreadable_statistics_view_is_ignored(
     add_statuses: AddStatuses, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_statuses(15, DUE)
-    database.execute_sql(
-        "CREATE VIEW pg_stat_replication AS SELECT 1 AS of_another_release;"
-        f"SET search_path TO {settings.namespace}, pg_catalog"
-    )
+    database.execute_sql("CREATE VIEW pg_stat_replication AS SELECT 1 AS of_another_release")
+    set_in_session(database, f"search_path TO {settings.namespace}, pg_catalog")
 
     with caplog.at_level("INFO"):
         result = run_sweep(SMALL)

@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import ThrottleSettings, WorkerSettings
+from housekeeping.core.settings import Settings, ThrottleSettings, WorkerSettings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.status import worker_status
@@ -21,6 +21,7 @@ from housekeeping.sweeps.limits.wal_health import WalRate, WalState, read_wal
 from housekeeping.testing import ManualClock
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, Impatient
+from tests.session_settings import set_in_session
 
 LONG = dataclasses.replace(SMALL, max_runtime=timedelta(minutes=10))
 OFF: dict[str, Any] = {"replication_lag_s": None, "waiting_locks": None}
@@ -78,14 +79,13 @@ def test_postgres_reports_wal_and_the_slowest_slot(postgres: Database, admin: Co
     assert after.slot_lag > 2_000_000 and after.trouble is None
 
 
-def test_slot_that_is_lost_keeps_no_wal(postgres: Database) -> None:
-    # A temporary view comes before the catalog's one.
+def test_slot_that_is_lost_keeps_no_wal(postgres: Database, settings: Settings) -> None:
+    set_in_session(postgres, f"search_path TO {settings.namespace}, pg_catalog")
     slots = "SELECT '0/0'::pg_lsn AS restart_lsn, '{}'::text AS wal_status"
     found = []
     for status in ("extended", "lost"):
-        postgres.execute_sql(f"CREATE TEMPORARY VIEW pg_replication_slots AS {slots.format(status)}")
+        postgres.execute_sql(f"CREATE OR REPLACE VIEW pg_replication_slots AS {slots.format(status)}")
         found.append(read_wal())
-        postgres.execute_sql("DROP VIEW pg_temp.pg_replication_slots")
 
     assert found[0].slot_lag and found[0].slot_lag > MB
     assert (found[1].slot_lag, found[1].trouble) == (0, None)

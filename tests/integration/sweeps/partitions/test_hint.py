@@ -18,6 +18,7 @@ from housekeeping.sweeps.partitions.hint import hint_of
 from housekeeping.testing import ManualClock
 from tests.faults import Crash, at_step, crash
 from tests.integration.sweeps.partitions.events import NOW, Event, create, run, sweep
+from tests.session_settings import set_in_session
 
 
 def _deleting(stale: Any = lambda limit: Event.happened_at < limit, **given: Any) -> Sweep:
@@ -108,16 +109,15 @@ def test_doctor_reports_a_table_whose_partitions_cannot_be_dropped(
     assert finding.level == "error" and "partitioned" in finding.text
 
 
-@pytest.mark.direct_only(reason="it changes the role of its session")
 def test_doctor_reports_partitions_of_another_owner(months: None, settings: Settings) -> None:
     role = f"{settings.namespace}_other"
     database.execute_sql(f"CREATE ROLE {role}")
     database.execute_sql(f"GRANT USAGE ON SCHEMA {settings.namespace} TO {role}")
     try:
-        database.execute_sql(f"SET ROLE {role}")
+        set_in_session(database, f"ROLE {role}")
         (finding,) = _findings(settings, sweep())
     finally:
-        database.execute_sql("RESET ROLE")
+        set_in_session(database, "ROLE NONE")
         database.execute_sql(f"DROP OWNED BY {role}")
         database.execute_sql(f"DROP ROLE {role}")
 

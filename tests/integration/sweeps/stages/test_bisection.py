@@ -20,6 +20,7 @@ from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.sweeps.engine.executed import DUE, SMALL
 from tests.integration.sweeps.orders import Order, Outside, add
 from tests.integration.sweeps.orders import sweep as orders_sweep
+from tests.session_settings import set_in_session
 
 #: Makes the deletion of the statuses that the SQL condition holds for do this first, in PL/pgSQL.
 Plant = Callable[[str, str], None]
@@ -49,7 +50,7 @@ def test_row_slower_than_the_statement_timeout_fails_alone(
 ) -> None:
     add_statuses(350, DUE)
     on_delete(f"OLD.user_id = {slow}", "PERFORM pg_sleep(60)")
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
 
     result = run_sweep(sweep)
 
@@ -64,7 +65,7 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
     with admin.cursor() as cursor:
         cursor.execute("CREATE TABLE totals (number integer); INSERT INTO totals VALUES (50)")
     on_delete("OLD.user_id = 14", "UPDATE totals SET number = number - 1")
-    database.execute_sql("SET lock_timeout = '200ms'")
+    set_in_session(database, "lock_timeout = '200ms'")
 
     with locked("UPDATE totals SET number = number"):
         result = run_sweep(SMALL)
@@ -78,7 +79,7 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
 def test_table_of_slow_rows_is_processed_in_smaller_batches(add_statuses: AddStatuses, on_delete: Plant) -> None:
     add_statuses(60, DUE)
     on_delete("true", "PERFORM pg_sleep(0.05)")
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
 
     result = run_sweep(dataclasses.replace(sweep, batch_size=30))
 
@@ -90,7 +91,7 @@ def test_run_fails_after_three_probes_when_everything_times_out(
 ) -> None:
     add_statuses(50, DUE)
     on_delete("true", "PERFORM pg_sleep(60)")
-    database.execute_sql("SET statement_timeout = '300ms'")
+    set_in_session(database, "statement_timeout = '300ms'")
 
     result = run_sweep(SMALL)
 
@@ -103,7 +104,7 @@ def test_run_fails_after_three_probes_when_everything_times_out(
 def test_next_run_continues_behind_the_batch_that_timed_out(add_statuses: AddStatuses, on_delete: Plant) -> None:
     add_statuses(50, DUE)
     on_delete("OLD.user_id <= 10", "PERFORM pg_sleep(60)")
-    database.execute_sql("SET statement_timeout = '300ms'")
+    set_in_session(database, "statement_timeout = '300ms'")
 
     outcomes = [run_sweep(SMALL).outcome for _ in range(2)]
     on_delete("true", "PERFORM 1")
@@ -173,7 +174,7 @@ def test_row_too_slow_to_change_after_its_call_fails_alone(postgres: Database, a
             "$$ BEGIN IF OLD.id = 3 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
             "CREATE TRIGGER slow BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slow()"
         )
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
     outside = Outside()
 
     result = run_sweep(orders_sweep(outside, batch_size=6), clock=ManualClock())

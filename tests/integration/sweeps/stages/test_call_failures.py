@@ -11,6 +11,7 @@ from housekeeping.database.connection import Database
 from housekeeping.sweeps import Call, Delete, run_sweep
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.orders import Order, Outside, add, expired, sweep
+from tests.session_settings import set_in_session
 
 
 @pytest.fixture(autouse=True)
@@ -111,17 +112,16 @@ def refuse(postgres: Database, number: int, when: str, kind: str, how: str = "")
     postgres.execute_sql(f"CREATE {kind} refused {when} ON orders {how} FOR EACH ROW EXECUTE FUNCTION refuse()")
 
 
-@pytest.mark.direct_only(reason="it changes a session")
 def test_read_only_server_fails_the_run_but_no_row(
     clock: ManualClock, postgres: Database, reported: list[dict[str, Any]]
 ) -> None:
     add(3)
 
     def fail_over(order: Order) -> None:
-        postgres.execute_sql("SET default_transaction_read_only = on")
+        set_in_session(postgres, "default_transaction_read_only = on")
 
     result = run_sweep(sweep(fail_over), clock=clock)
-    postgres.execute_sql("SET default_transaction_read_only = off")
+    set_in_session(postgres, "default_transaction_read_only = off")
 
     assert (result.outcome, result.counts["failed"], expired()) == ("failed", 0, [])
     assert len(reported) == 1, "the run, not three rows"

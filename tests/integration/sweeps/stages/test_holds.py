@@ -23,6 +23,7 @@ from housekeeping.testing import ManualClock, assert_idempotent, assert_survives
 from tests.integration.pausing import changed_in_the_gap, pausing
 from tests.integration.sweeps.documents import DOCUMENTS, NOW, Document, LegalHold, held_users, left
 from tests.integration.sweeps.documents import documents as documents
+from tests.session_settings import NEEDS_SESSION
 
 #: The ways to write a hold of the users 2 and 5.
 FORMS: Final[dict[str, Callable[[], Any]]] = {
@@ -198,6 +199,7 @@ def test_hold_of_columns_by_name_is_honored(documents: None, clock: ManualClock)
     assert left() == [2, 5, 6]
 
 
+@NEEDS_SESSION
 def test_second_run_with_a_hold_changes_nothing(documents: None) -> None:
     assert_idempotent(DOCUMENTS, now=NOW)
 
@@ -205,5 +207,6 @@ def test_second_run_with_a_hold_changes_nothing(documents: None) -> None:
 
 
 @pytest.mark.slow
+@NEEDS_SESSION
 def test_rows_on_hold_stay_wherever_the_run_is_killed(documents: None) -> None:
     assert_survives_kill(dataclasses.replace(DOCUMENTS, max_rows_per_s=1_000_000, rest=0.001), now=NOW)

@@ -18,6 +18,7 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registry import declared_by
 from tests.database_times import DatabaseTimes
 from tests.integration.sweeps.orders import Status
+from tests.session_settings import set_in_session
 
 OLD = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -66,7 +67,7 @@ def parcels(request: pytest.FixtureRequest, postgres: Database) -> Iterator[None
     postgres.create_tables([Parcel])
     for number in range(3):
         Parcel.create(due_at=OLD + timedelta(seconds=number))
-    postgres.execute_sql(f"SET TIME ZONE '{request.param}'")
+    set_in_session(postgres, f"TIME ZONE '{request.param}'")
     yield
     postgres.close()
 

@@ -16,25 +16,23 @@ from psycopg2.extensions import parse_dsn
 
 from housekeeping import Call, Delete, StateMachine, Sweep, Transition, UtcDateTimeField, events
 from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import Action, model_of, run_sweep
 from housekeeping.testing import assert_survives_kill
 from tests.integration.sweeps.table_models import django_shop as shop
-
-pytestmark = pytest.mark.direct_only(reason="Django sends options when it connects")
+from tests.session_settings import NEEDS_SESSION
 
 TOKYO = "tests.integration.sweeps.table_models"
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def tables(settings: Settings, postgres: Database) -> Iterator[None]:
+def tables(application_url: str, postgres: Database) -> Iterator[None]:
     """The application's tables, made by Django."""
-    given = parse_dsn(settings.require_database_url())
+    given = parse_dsn(application_url)
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-    connection.settings_dict.update({names[name]: value for name, value in given.items() if name in names})
-    connection.settings_dict["OPTIONS"] = {"options": given["options"]}
+    connection.settings_dict.update({names[name]: given.pop(name) for name in names if name in given})
+    connection.settings_dict["OPTIONS"] = given
     with connection.schema_editor() as editor:
         for model in (shop.Customer, shop.Session):
             editor.create_model(model)
@@ -172,6 +170,7 @@ def test_event_carries_the_named_columns(tables: None) -> None:
     assert told == [{"session": session.pk, "ended": NOW}]
 
 
+@NEEDS_SESSION
 def test_killed_run_on_uuid_keys_resumes(tables: None) -> None:
     add_sessions(*(NOW - timedelta(hours=n) for n in range(5)))
 
@@ -251,10 +250,10 @@ def test_predicate_on_missing_column_is_rejected_with_the_columns() -> None:
 
 @pytest.mark.parametrize("use_tz", ["on", "off"])
 def test_expired_row_is_deleted_with_use_tz_on_and_off(
-    environment: dict[str, str], postgres: Database, use_tz: str
+    environment: dict[str, str], postgres: Database, application_url: str, use_tz: str
 ) -> None:
     command = [sys.executable, "-W", "error", "-m", f"{TOKYO}.tokyo"]
-    given = {"USE_TZ": use_tz, "DJANGO_SETTINGS_MODULE": f"{TOKYO}.tokyo_settings"}
+    given = {"USE_TZ": use_tz, "APPLICATION_URL": application_url, "DJANGO_SETTINGS_MODULE": f"{TOKYO}.tokyo_settings"}
 
     ended = subprocess.run(command, env={**environment, **given}, capture_output=True, text=True, timeout=60)
 

@@ -17,23 +17,20 @@ from sqlalchemy.orm import Session as OrmSession
 
 from housekeeping import Delete, StateMachine, Sweep, Transition, UtcDateTimeField
 from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps import NaiveUtcDateTimeField, model_of, run_sweep
 from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.table_models.columns import EnumField, SqlField
 from tests.integration.sweeps.table_models import sqlalchemy_shop as shop
 
-pytestmark = pytest.mark.direct_only(reason="SQLAlchemy sends options when it connects")
-
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 Session = shop.Session
 
 
 @pytest.fixture
-def engine(settings: Settings, postgres: Database) -> Iterator[Engine]:
+def engine(application_url: str, postgres: Database) -> Iterator[Engine]:
     """The application's engine, with its tables made by SQLAlchemy."""
-    given = parse_dsn(settings.require_database_url())
+    given = parse_dsn(application_url)
     names = {"username": given.pop("user"), "password": given.pop("password", None), "database": given.pop("dbname")}
     engine = create_engine(URL.create("postgresql+psycopg2", **names, query=given))
     shop.Base.metadata.create_all(engine)

@@ -8,13 +8,13 @@ from typing import Any, Final
 from psycopg2.extensions import parse_dsn
 
 _NAMES: Final = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-_given: Final = parse_dsn(os.environ["HOUSEKEEPING_DATABASE_URL"])
+_given: Final = parse_dsn(os.environ["APPLICATION_URL"])
 
 DATABASES: dict[str, dict[str, Any]] = {
     "default": {
         "ENGINE": "django.db.backends.postgresql",
-        **{_NAMES[name]: value for name, value in _given.items() if name in _NAMES},
-        "OPTIONS": {"options": _given["options"]},
+        **{_NAMES[name]: _given.pop(name) for name in _NAMES if name in _given},
+        "OPTIONS": _given,
     }
 }
 TIME_ZONE = "Asia/Tokyo"

@@ -21,6 +21,7 @@ from tests.database_times import DatabaseTimes
 from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Pending, Watched
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+from tests.session_settings import set_in_session
 
 
 def test_refs_are_deleted_and_rows_processed(
@@ -185,7 +186,7 @@ def test_row_too_slow_to_mark_fails_alone(
             "CREATE TRIGGER slow BEFORE UPDATE ON batched_git_ref_updates_deletions "
             "FOR EACH ROW EXECUTE FUNCTION slow()"
         )
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
 
     result = run_sweep(SMALL, 1)
 

@@ -18,6 +18,7 @@ from housekeeping.workers.bulk_imports.worker import sweep
 from tests.database_times import DatabaseTimes
 from tests.integration.conftest import Locked
 from tests.integration.workers.bulk_imports.conftest import EACH, STALE, Tables, heard
+from tests.session_settings import set_in_session
 
 SMALL = dataclasses.replace(sweep, batch_size=10)
 #: The state of an entity, and those of its trackers.
@@ -215,8 +216,8 @@ def test_the_batch_never_exceeds_its_size_under_a_nested_loop(
     tables.add_imports(35)
     tables.add_entities(35)
     tables.add_trackers(EACH, "1, 3")
-    postgres.execute_sql("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_hashagg = off")
-    postgres.execute_sql("SET enable_material = off; SET enable_sort = off")
+    set_in_session(postgres, "enable_hashjoin = off", "enable_mergejoin = off", "enable_hashagg = off")
+    set_in_session(postgres, "enable_material = off", "enable_sort = off")
     # PostgreSQL 13 has none of it.
     postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
     small = dataclasses.replace(SMALL, options={"page_size": 10, "log_records": True})

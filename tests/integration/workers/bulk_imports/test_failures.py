@@ -20,6 +20,7 @@ from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
 from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, sweep
 from tests.integration.workers.bulk_imports.conftest import EACH, STALE, Tables
+from tests.session_settings import set_in_session
 
 SMALL = dataclasses.replace(sweep, batch_size=10, options={"page_size": 10, "log_records": True})
 Lines = Callable[[str], list[dict[str, Any]]]
@@ -175,7 +176,7 @@ def test_entity_too_slow_to_change_fails_alone_with_its_trackers(
     tables.add_trackers(EACH, "0, 1")
     slow = "OLD.id" if table == "bulk_import_entities" else "OLD.bulk_import_entity_id"
     tables.refuse(table, f"{slow} = 8", "PERFORM pg_sleep(60)")
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
 
     result = run_sweep(SMALL, clock=clock)
 

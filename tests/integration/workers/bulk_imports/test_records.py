@@ -15,6 +15,7 @@ from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntit
 from housekeeping.workers.bulk_imports.states import ImportStatus, TrackerStatus
 from tests.integration.conftest import Locked
 from tests.integration.workers.bulk_imports.conftest import NOW, STALE, Tables
+from tests.session_settings import set_in_session
 
 #: Event -> (states it may come from, state it leads to), by the numbers in document 65.
 IMPORTS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -134,7 +135,7 @@ def test_wait_for_a_tracker_ends_at_the_lock_timeout(tables: Tables, locked: Loc
     tables.add_entities(1)
     tables.add_trackers(1, "0, 1")
     entity = BulkImportEntity.get_by_id(1)
-    postgres.execute_sql("SET lock_timeout = '50ms'")
+    set_in_session(postgres, "lock_timeout = '50ms'")
 
     with locked("SELECT * FROM bulk_import_trackers WHERE status = 1 FOR UPDATE"), pytest.raises(OperationalError):
         entity.cleanup_stale()

@@ -19,6 +19,7 @@ from housekeeping.workers.ci_stuck_builds.worker import LONGEST_RUN, drop_cancel
 from tests.database_times import DatabaseTimes
 from tests.integration.statements import watch_statements
 from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds, Refuse, by_status, lines
+from tests.session_settings import set_in_session
 
 #: Refuses to be dropped, not to be doomed.
 UNDROPPABLE = "NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id"
@@ -229,7 +230,7 @@ def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBu
     # "any StandardError in drop -> doom", a timeout too.
     add_builds(30, "canceling", STALE, STALE)
     _slow_down(admin, f"{UNDROPPABLE} = 4")
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
 
     result = run_sweep(SMALL, clock=ManualClock())
 
@@ -242,7 +243,7 @@ def test_build_too_slow_to_change_at_all_fails_alone(
 ) -> None:
     add_builds(30, "canceling", STALE, STALE)
     _slow_down(admin, f"{UNTOUCHABLE} = 4")
-    database.execute_sql("SET statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '1s'")
 
     result = run_sweep(SMALL, clock=ManualClock())
 

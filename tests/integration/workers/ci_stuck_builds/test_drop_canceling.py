@@ -28,6 +28,7 @@ from tests.integration.workers.ci_stuck_builds.tables import (
     by_status,
     lines,
 )
+from tests.session_settings import set_in_session
 
 
 def test_only_builds_created_and_updated_more_than_an_hour_ago_are_dropped(
@@ -52,7 +53,7 @@ def test_dropped_build_has_failed_with_its_reason_at_the_time_of_its_batch(
 ) -> None:
     # 出力データ, データベース操作仕様: UPDATE status, failure_reason.
     add_builds(2, "canceling", STALE, STALE)
-    postgres.execute_sql(f"SET TIME ZONE '{zone}'")
+    set_in_session(postgres, f"TIME ZONE '{zone}'")
 
     run_sweep(dataclasses.replace(drop_canceling, batch_size=1), clock=clock, on_batch=times.note)
 

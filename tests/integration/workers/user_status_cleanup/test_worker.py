@@ -19,6 +19,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.pausing import changed_in_the_gap, pausing
+from tests.session_settings import set_in_session
 
 #: The manual clock's time, in SQL.
 NOW = "timestamptz '2026-01-01 00:00:00+00'"
@@ -137,8 +138,8 @@ def _locked_ids() -> set[int]:
 
 def test_nested_loop_deletes_no_more_than_the_batch(postgres: Database, add_statuses: AddStatuses) -> None:
     add_statuses(10 * sweep.batch_size, NOW)
-    postgres.execute_sql("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_hashagg = off")
-    postgres.execute_sql("SET enable_material = off; SET enable_sort = off")
+    set_in_session(postgres, "enable_hashjoin = off", "enable_mergejoin = off", "enable_hashagg = off")
+    set_in_session(postgres, "enable_material = off", "enable_sort = off")
     # PostgreSQL 13 has none of it.
     postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
 
