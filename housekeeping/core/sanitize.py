@@ -17,6 +17,8 @@ _NAMED_SECRET: Final = re.compile(
     r"[\"']?\s*[=:]\s*)(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[\"']\S+|[^\s&\"']+)",
     re.IGNORECASE,
 )
+#: How libpq begins the line of each host that it has tried.
+_ATTEMPT: Final = "connection to server "
 
 
 def mask_secrets(text: str) -> str:
@@ -73,12 +75,18 @@ def _first_line(error: BaseException) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text in a form that PostgreSQL can store, passwords masked."""
-    text = text.strip()
-    if not text:
+    """Return the first line of a text in a form that PostgreSQL can store, passwords masked.
+
+    If libpq has tried several hosts, its text has a line for each. All of them are returned: the first host may be only
+    a replica, and the second one the primary that has failed.
+    """
+    lines = text.strip().splitlines()
+    if not lines:
         return ""
+    attempts = [line for line in lines if line.startswith(_ATTEMPT)]
+    line = "; ".join(attempts) if lines[0] in attempts else lines[0]
     # Escaped because PostgreSQL stores neither NUL nor lone surrogates, and the line is stored in the ledger.
-    storable = text.splitlines()[0].replace("\0", r"\x00").encode(errors="backslashreplace").decode()
+    storable = line.replace("\0", r"\x00").encode(errors="backslashreplace").decode()
     return mask_secrets(storable)
 
 

@@ -69,6 +69,10 @@ def test_text_without_a_password_is_unchanged(text: str) -> None:
     assert mask_secrets(text) == text
 
 
+#: As libpq begins the line of each host.
+_AT = 'connection to server at "db",'
+
+
 @pytest.mark.parametrize(
     ("error", "line", "typed"),
     [
@@ -79,6 +83,11 @@ def test_text_without_a_password_is_unchanged(text: str) -> None:
             ValueError("postgresql://me:hunter2@host"),
             "postgresql://me:***@host",
             "ValueError: postgresql://me:***@host",
+        ),
+        (
+            ValueError(f"{_AT} 1 failed: session is read-only\n{_AT} 2 failed: refused\n\tIs it running?"),
+            f"{_AT} 1 failed: session is read-only; {_AT} 2 failed: refused",
+            f"ValueError: {_AT} 1 failed: session is read-only; {_AT} 2 failed: refused",
         ),
         # PostgreSQL takes neither; the latter stands for a byte of a file's name that is no UTF-8.
         (ValueError("a\0b"), r"a\x00b", r"ValueError: a\x00b"),
