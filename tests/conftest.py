@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Final
 
 import psycopg2
 import pytest
@@ -24,6 +25,7 @@ from housekeeping.testing import ManualClock, plugin
 from tests import two_databases
 from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
+from tests.failover_servers import synchronous_pair
 from tests.pgbouncer_server import PgBouncer, pgbouncer
 from tests.rabbitmq_server import amqp_url as amqp_url
 from tests.sentinel_servers import SentinelServers, sentinel_servers
@@ -35,16 +37,20 @@ from tests.twins.running import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.twins.running import twin as twin
 from tests.two_databases import OtherDatabase
 
+#: Topology -> the marker of tests that it leaves out.
+_LEFT_OUT: Final = {"pgbouncer": "direct_only", "failover": "one_server_only", "sentinel": "plain_redis_only"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     running.add_option(parser)
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
     parser.addoption(
         "--topology",
-        choices=("direct", "pgbouncer", "sentinel", "two-databases", "rabbitmq-cluster"),
+        choices=("direct", "pgbouncer", "failover", "sentinel", "two-databases", "rabbitmq-cluster"),
         default="direct",
-        help="what leads to the servers of the tests: a pooler to PostgreSQL, or Sentinel to Redis; or that workers "
-        "have another database than main; or that three nodes of RabbitMQ with quorum queues carry the messages",
+        help="what leads to the servers of the tests: a pooler or a URL of two hosts to PostgreSQL, or Sentinel to "
+        "Redis; or that workers have another database than main; or that three nodes of RabbitMQ with quorum queues "
+        "carry the messages",
     )
 
 
@@ -93,15 +99,19 @@ def sentinels() -> Iterator[SentinelServers]:
 def urls(request: pytest.FixtureRequest) -> Iterator[Urls]:
     """Where PostgreSQL and Redis are; embedded ones unless the environment names others.
 
-    With ``--topology=sentinel``, Redis is the primary that the Sentinels name.
+    With ``--topology=sentinel``, Redis is the primary that the Sentinels name. With ``--topology=failover``,
+    PostgreSQL is an embedded primary with a synchronous replica.
     """
-    database_url = os.getenv("HOUSEKEEPING_TEST_DATABASE_URL")
+    topology = request.config.getoption("topology")
+    database_url = None if topology == "failover" else os.getenv("HOUSEKEEPING_TEST_DATABASE_URL")
     redis_url = os.getenv("HOUSEKEEPING_TEST_REDIS_URL")
-    if request.config.getoption("topology") == "sentinel":
+    if topology == "sentinel":
         redis_url = request.getfixturevalue("sentinels").direct_url
     with ExitStack() as stack:
         if not (database_url and redis_url):
             servers = stack.enter_context(embedded.start(postgres=not database_url, redis=not redis_url))
+        if topology == "failover":
+            database_url = stack.enter_context(synchronous_pair(servers.database_url))
         yield Urls(database_url or servers.database_url, redis_url or servers.redis_url)
 
 
@@ -129,9 +139,7 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
     topology = request.config.getoption("topology")
     if topology == "rabbitmq-cluster":
         return housekeeping_settings.model_copy(update={"rabbitmq_queue_type": "quorum"})
-    if topology in ("direct", "two-databases"):
-        return housekeeping_settings
-    marker = request.node.get_closest_marker("plain_redis_only" if topology == "sentinel" else "direct_only")
+    marker = request.node.get_closest_marker(_LEFT_OUT.get(topology, ""))
     if marker is not None:
         pytest.skip(marker.kwargs["reason"])
     if topology == "sentinel":
@@ -139,6 +147,8 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
         if housekeeping_settings.redis_url != servers.direct_url:
             return housekeeping_settings  # the test's folder has servers of its own
         return housekeeping_settings.model_copy(update={"redis_url": servers.url})
+    if topology != "pgbouncer":
+        return housekeeping_settings
     pooler: PgBouncer = request.getfixturevalue("pooler")
     url = housekeeping_settings.require_database_url()
     if not pooler.leads_to(url):

@@ -159,6 +159,7 @@ def test_locked_ledger_row_is_closed_by_the_next_run(
 
 
 @_DIRECT
+@pytest.mark.one_server_only(reason="a URL of several hosts rejects a server that is read-only")
 def test_failover_to_a_read_only_server_fails_the_run_but_no_row(
     resumed: Callable[[], bool],
     fail_over: FailOver,
