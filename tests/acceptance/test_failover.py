@@ -1,14 +1,16 @@
-"""Failover of PostgreSQL: the primary is killed in the middle of a run, and its replica is promoted."""
+"""Failover of PostgreSQL as in docs/howto/failover.md: the primary is killed in a run, and its replica promoted."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg2
 import pytest
@@ -16,15 +18,19 @@ import redis
 
 from housekeeping import embedded
 from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from tests.acceptance.processes import eventually, started
 from tests.acceptance.test_several_hosts import BUILDS, DROP_CANCELING, Queue
 from tests.acceptance.test_several_hosts import commits as commits
 from tests.conftest import Urls
+from tests.failover_servers import make_synchronous
 from tests.integration.database.replicas.standby import Standby
 from tests.spare_schema import SpareSchema
+from tests.unit.docs.blocks import ROOT, blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.direct_only(reason="the pooler would have to follow the primary")]
 
+PAGE: Final = ROOT / "docs/howto/failover.md"
 #: After the promotion; what docs/howto/failover.md promises, and time for a busy machine.
 PATIENCE_S = 90.0
 
@@ -70,10 +76,7 @@ def test_killed_primary_costs_one_batch_and_the_next_attempt_continues(  # F1, F
 ) -> None:
     primary, replica = pair
     if is_synchronous:
-        with closing(psycopg2.connect(primary.url)) as connection:
-            connection.autocommit = True
-            connection.cursor().execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        primary.ask("SELECT pg_reload_conf()")
+        make_synchronous(primary.url)
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({DROP_CANCELING: {"batch_size": 5, "log_records": False}})
     worker = [sys.executable, "-m", "housekeeping", "worker", "--processes", "1", "--threads", "2"]
 
@@ -107,3 +110,24 @@ def test_killed_primary_costs_one_batch_and_the_next_attempt_continues(  # F1, F
     assert read(replica, "SELECT outcome FROM runs ORDER BY id")[-1] == ("done",)
     epochs = [epoch for (epoch,) in read(replica, "SELECT epoch FROM commits ORDER BY id")]
     assert epochs == sorted(epochs)
+
+
+def test_doctor_of_the_page_names_both_hosts_and_the_replica(
+    pair: tuple[Standby, Standby], urls: Urls, postgres: Database, environment: dict[str, str]
+) -> None:
+    make_synchronous(pair[0].url)
+    [commands] = (block.text for block in blocks(PAGE) if block.kind == "sh")
+    address, shown = "user:password@db1:5432,db2:5432/app?", blocks(PAGE)[1].text
+    assert address in commands
+    ours = commands.replace(address, urls.database.removeprefix("postgresql://").partition("target_session")[0])
+
+    printed = subprocess.run(
+        ["bash", "-c", ours],
+        env=environment | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    ).stdout
+
+    lines = [line.split() for line in printed.splitlines()]
+    assert [line for line in shown.splitlines() if line.split() not in lines] == [], printed
