@@ -16,7 +16,7 @@ from housekeeping.purge.request import PurgeRequest
 from housekeeping.purge.target import model_of_table
 from housekeeping.sweeps.checks.conditions import as_condition, check_expression
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.limits.declared import Breaker
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.table_models.naming import keyset_order
 

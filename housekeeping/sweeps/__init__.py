@@ -39,9 +39,7 @@ from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.outbox import store as store_in_outbox
 from housekeeping.sweeps.ledger.run_queries import at_work
 from housekeeping.sweeps.ledger.runs import HEARTBEAT
-from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.throttle import ThrottleLimits
+from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker, ThrottleLimits
 from housekeeping.sweeps.partitions.action import DropPartitions
 from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.actions import Action, Delete, Transition, Write

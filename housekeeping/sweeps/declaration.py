@@ -22,9 +22,7 @@ from housekeeping.sweeps.checks.limits import check_limits
 from housekeeping.sweeps.checks.predicates import check_predicates
 from housekeeping.sweeps.checks.validation import check_form, check_names, check_stage
 from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.throttle import ThrottleLimits
+from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker, ThrottleLimits
 from housekeeping.sweeps.only_stage import only_stage
 from housekeeping.sweeps.partitions.action import DropPartitions
 from housekeeping.sweeps.partitions.stage import PartitionStage

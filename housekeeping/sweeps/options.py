@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
     from housekeeping.sweeps.declaration import DataConsistency, SetupProblem
     from housekeeping.sweeps.lease_config import LeaseConfig
-    from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
-    from housekeeping.sweeps.limits.breaker import Breaker
-    from housekeeping.sweeps.limits.throttle import ThrottleLimits
+    from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker, ThrottleLimits
     from housekeeping.sweeps.stages.row_log import RowLog
     from housekeeping.sweeps.stages.stage import Preflight
 

@@ -29,7 +29,7 @@ from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger import overrides, run_queries, runs
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.ledger.runs import RESTORE
-from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.limits.declared import Breaker
 from housekeeping.sweeps.stages.archive import ADDED, ARCHIVED_BY_RUN
 from housekeeping.sweeps.stages.restore import CONFLICTS, RESTORED, Restore
 from housekeeping.sweeps.stages.table_stage import TableStage

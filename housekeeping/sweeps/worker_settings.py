@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from housekeeping.core.errors import DeclarationError, SettingsError
 from housekeeping.core.sanitize import described, typed_error_line
 from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
+from housekeeping.sweeps.limits.declared import AlertThresholds
 from housekeeping.sweeps.stages.table_stage import TableStage
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.wording import counted
 from housekeeping.database.catalog import quoted_name
-from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.limits.bounded_counts import CountFailed, count_stale, estimated_rows
+from housekeeping.sweeps.limits.declared import Action
+from housekeeping.sweeps.limits.declared import Breaker as Breaker
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 logger = named_logger(__name__)
 
-Action = Literal["alert", "limit", "stop"]
-
 #: Minimum number of past runs for a usual number of rows.
 ENOUGH: Final = 10
 #: Rows that never exceed the breaker by history: a worker that processed three a day may process a few thousand after
@@ -32,31 +31,6 @@ ENOUGH: Final = 10
 FLOOR: Final = 10_000
 #: Options that bound what one run processes, however much is stale.
 _AT_MOST: Final = ("max_deletes", "max_projects")
-
-
-@dataclass(frozen=True, slots=True)
-class Breaker:
-    """Limit on the rows of one run, and the action when more are stale.
-
-    Attributes:
-      times_history: Allow this many times the most rows that a past run processed, and at least 10,000. Applies after
-        ten runs. None: no such limit.
-      share: Allow this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half. Applies from the first
-        run. None: no such limit.
-      action: ``alert``: the run continues and raises an alert. ``limit``: the run processes the allowed number of rows,
-        ends as ``partial: breaker`` and raises an alert; the next run resumes. ``stop``: the run ends as
-        ``failed: breaker`` before the first change.
-
-    Raises:
-      DeclarationError: The action is unknown.
-    """
-
-    times_history: float | None = 100
-    share: float | None = None
-    action: Action = "alert"
-
-    def __post_init__(self) -> None:
-        check_types("Breaker", self)
 
 
 @dataclass(frozen=True, slots=True)

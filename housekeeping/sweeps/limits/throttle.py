@@ -1,7 +1,7 @@
 """Throttle: slows a run down while the database is overloaded, and ends it early if that lasts.
 
-To add a check, add its limit to `ThrottleLimits`, its measured value to `DbHealth` in `db_health`, and the comparison
-to `Throttle._found`. Operators set the limits by the key ``gates``.
+To add a check, add its limit to `ThrottleLimits` in `declared`, its measured value to `DbHealth` in `db_health`, and
+the comparison to `Throttle._found`. Operators set the limits by the key ``gates``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 from housekeeping.core.clock import RunBudget
 from housekeeping.core.sanitize import described, first_line, shortened, typed_error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.limits.db_health import DbHealth, HealthSource, read_health
+from housekeeping.sweeps.limits.declared import ThrottleLimits as ThrottleLimits
 from housekeeping.sweeps.limits.wal_health import WalRate, WalRateNow
 
 logger = named_logger(__name__)
@@ -24,48 +24,6 @@ _CHECK_INTERVAL_S: Final = 2.0  # seconds between two checks; health changes no 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 1.0
 _LONGEST_REASON: Final = 200  # characters
-
-
-@dataclass(frozen=True, slots=True)
-class ThrottleLimits:
-    """Health of the database above which a run is throttled. None or False disables a check.
-
-    Attributes:
-      replication_lag_s: Seconds that a standby lags. 30: a healthy one lags under a second, and readers notice half
-        a minute.
-      waiting_locks: Sessions that wait for locks on the sweep's tables. 10: single ones are normal under load. Ten of
-        them mean a migration or a hot row, which the run would delay.
-      vacuum: Whether a vacuum of the tables throttles. Off, because every cleanup is followed by one.
-      batch_s: Average seconds of the run's batches since the last check. Off, because it differs by table.
-      wait_s: How long a run waits before its first batch, and how long it then continues slowly before it ends. It
-        always processes one batch.
-      wal_mb_per_s: Megabytes of WAL that the whole server writes per second. Off, because it differs by server.
-      slot_lag_mb: Megabytes of WAL that the server keeps for the slowest replication slot. Off, because it differs by
-        server.
-      custom: Returns None, or the reason to wait as text. Called at most every two seconds, outside of transactions.
-    """
-
-    replication_lag_s: float | None = 30
-    waiting_locks: int | None = 10
-    vacuum: bool = False
-    batch_s: float | None = None
-    wait_s: float = 10
-    wal_mb_per_s: float | None = None
-    slot_lag_mb: float | None = None
-    custom: Callable[[], str | None] | None = None
-
-    def __post_init__(self) -> None:
-        check_types("ThrottleLimits", self)
-
-    @property
-    def queries_database(self) -> bool:
-        """Whether any check queries the database."""
-        return self.replication_lag_s is not None or self.waiting_locks is not None or self.vacuum
-
-    @property
-    def queries_wal(self) -> bool:
-        """Whether any check queries the server's WAL."""
-        return self.wal_mb_per_s is not None or self.slot_lag_mb is not None
 
 
 @dataclass(frozen=True, slots=True)

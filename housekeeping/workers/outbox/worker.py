@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
-from housekeeping.sweeps.limits.breaker import Breaker
+from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker
 from housekeeping.workers.outbox.delivery import OutboxStage
 
 SCHEDULE: Final = "* * * * *"

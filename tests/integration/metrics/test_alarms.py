@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
+from housekeeping.sweeps.limits.declared import AlertThresholds
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.metrics.conftest import Exported

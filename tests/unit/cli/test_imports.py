@@ -51,7 +51,7 @@ def test_list_imports_no_clients_of_servers(tmp_path: Path, arguments: tuple[str
 
     assert {name.split(".")[0] for name in imported} & _CLIENTS == set()
     assert not any(name.startswith(("housekeeping.middleware", "housekeeping.brokers")) for name in imported)
-    assert len({name for name in imported if name.startswith("housekeeping")}) < 150
+    assert len({name for name in imported if name.startswith("housekeeping")}) < 147
 
 
 def test_command_is_imported_when_it_is_used(tmp_path: Path) -> None:

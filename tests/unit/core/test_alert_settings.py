@@ -6,7 +6,7 @@ import pytest
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
+from housekeeping.sweeps.limits.declared import AlertThresholds
 from housekeeping.workers.ci_stuck_builds.worker import drop_canceling
 from housekeeping.workers.user_status_cleanup.worker import sweep
 

@@ -17,7 +17,7 @@ from housekeeping.sweeps.ledger import run_start
 from housekeeping.sweeps.ledger.models import NOW, Run, Switch
 from housekeeping.sweeps.ledger.overrides import Override, overrides, switch
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.alert_thresholds import AlertThresholds
+from housekeeping.sweeps.limits.declared import AlertThresholds
 from housekeeping.web import alert_help
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
