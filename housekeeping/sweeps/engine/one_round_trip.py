@@ -8,11 +8,13 @@ finds out what is wrong.
 from __future__ import annotations
 
 import json
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, Final
 
-from peewee import JOIN, OP, SQL, Case, Expression, Query, Select, Value, fn
+from peewee import CTE, JOIN, OP, SQL, Case, Expression, Query, Select, Value, fn
 
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.context import span
@@ -25,6 +27,7 @@ from housekeeping.sweeps.ledger import batch_row
 from housekeeping.sweeps.ledger.overrides import Override, override_from
 from housekeeping.sweeps.ledger.run_start import Attempt
 from housekeeping.sweeps.ledger.runs import Counts, Cursor
+from housekeeping.sweeps.stages.actions import Write
 from housekeeping.sweeps.stages.batch_statement import (
     changes,
     columns_of,
@@ -33,7 +36,6 @@ from housekeeping.sweeps.stages.batch_statement import (
     is_changed,
     lock_statement,
     order_of,
-    text_of,
 )
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -91,12 +93,12 @@ class OneRoundTrip:
         own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self.heartbeat_at, ends_run)
         with span("housekeeping.batch"):
             rows = statement.rows_at_once(*(batch.after or ()), *own)
-        width = 1 + len(stage.order) + len(stage.columns) + len(stage.as_text) if with_rows else 0
+        width = 1 + len(stage.order) + len(stage.columns) if with_rows else 0
         position, picked, override, self.heartbeat_at, _, *numbers = rows[0][width:]
         return Committed(
             BatchResult(
                 counted(stage, numbers),
-                *stage.position_after(batch, None if position is None else tuple(position), picked),
+                *stage.position_after(batch, None if position is None else tuple(json.loads(position)), picked),
                 rows=stage.records([row[1:] for row in rows if row[0]]) if with_rows else (),
             ),
             override_from(self._worker, override),
@@ -135,60 +137,65 @@ class OneRoundTrip:
         table = table_if_visible(stage.model)
         # By a declared key that is not unique, more rows change than were picked, which undoes the batch. Not by ctid.
         by_ctid = table.plain and table.is_unique(column.column_name for column in stage.key)
-        picked, write = changes(stage, batch, by_ctid=by_ctid)
+        picked, write = changes(stage, batch, by_ctid=by_ctid, with_texts=False)
         names = [f"n{number}" for number in range(len(write.ctes))]
         totals = [count_of(each).alias(name) for name, each in zip(names, write.ctes, strict=True)]
-        numbers = Select(columns=[count_of(picked).alias("picked"), *totals]).cte("numbers", materialized=True)
-
-        def number(name: str) -> Any:
-            return Select((numbers,), [getattr(numbers.c, name)])
-
-        order = order_of(stage, picked)
-        texts = {column.column_name: getattr(picked.c, text_of(column)) for column in stage.as_text}
-        values = [texts.get(column.column_name, place) for column, place in zip(stage.order, order, strict=True)]
-        last = (
-            Select((picked,), [fn.JSONB_BUILD_ARRAY(*values).alias("position")])
-            .order_by(*(column.desc() for column in order))
-            .limit(1)
-            .cte("last", materialized=True)
-        )
-        position = Select((last,), [last.c.position])
-        # Queries have no + either, which makes a UNION of them.
-        changed: Any = reduce(lambda one, other: Expression(one, OP.ADD, other), map(number, names))
-        added = [
-            part
-            for key, value in [*zip(write.counts, map(number, names), strict=True)]
-            + ([("batches", Case(None, [(Expression(changed, OP.GT, 0), 1)], 0))] if "batches" in before else [])
-            for part in (Value(key), fn.JSONB_EXTRACT_PATH_TEXT(counts, key).cast("bigint") + value)
-        ]
-        place = fn.JSONB_BUILD_OBJECT("pass", stage.name, "after", position)
+        last = _last_position(stage, picked).alias("position")
+        numbers = Select(columns=[last, count_of(picked).alias("picked"), *totals]).cte("numbers", materialized=True)
+        done = [getattr(numbers.c, name) for name in names]
+        added = dict(zip(write.counts, done, strict=True))
+        if "batches" in before:
+            added["batches"] = Case(None, [(reduce(operator.add, done) > 0, 1)], 0)
+        place = fn.JSONB_BUILD_OBJECT("pass", stage.name, "after", numbers.c.position)
         advanced, accepted = batch_row.advance_cte(
             self._run_id,
             self._fence,
-            counts=counts.concat(fn.JSONB_BUILD_OBJECT(*added)),
-            cursor=Case(None, [(number("picked") > 0, place)], cursor),
-            is_done=ends_run & (number("picked") < stage.batch_size),
+            numbers,
+            counts=counts.concat(_sums(counts, added)),
+            cursor=Case(None, [(numbers.c.picked > 0, place)], cursor),
+            is_done=ends_run & (numbers.c.picked < stage.batch_size),
             heartbeat=heartbeat,
         )
-        # Not ==, which compares two queries as Python objects.
-        is_complete = write.holds or Expression(number("picked"), OP.EQ, number(names[0]))
+        is_complete = write.holds or numbers.c.picked == done[0]
         if write.requires is not None:
             is_complete = Expression(is_complete, OP.AND, write.requires)
         is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & is_complete
         scalars = [
-            position,
-            number("picked"),
-            Select((advanced,), [advanced.c.override]),
-            Select((advanced,), [advanced.c.heartbeat_at]),
-            Select(columns=[Case(None, [(is_expected, "true")], REFUSED).cast("boolean")]),
-            *(number(name) for name in names),
+            # As text: the driver would read the JSON of each row.
+            numbers.c.position.cast("text"),
+            numbers.c.picked,
+            advanced.c.override,
+            advanced.c.heartbeat_at,
+            Case(None, [(is_expected, "true")], REFUSED).cast("boolean"),
+            *done,
         ]
-        ctes = (picked, *write.before, *write.ctes, numbers, last, advanced, accepted)
-        if not with_rows:
-            return Select(columns=scalars).with_cte(*ctes)
-        # The ledger's part needs one result row even if no row was picked.
-        one = Select(columns=[SQL("1").alias("one")]).alias("one")
-        flag = order[-1].is_null(False) if write.holds is None else is_changed(stage, picked, write)
-        columns = (flag, *columns_of(stage, picked), *scalars)
-        query = Select((one,), columns).join(picked, JOIN.LEFT_OUTER, on=SQL("true"))
-        return query.order_by(*order).with_cte(*ctes)
+        ctes = (picked, *write.before, *write.ctes, numbers, advanced, accepted)
+        # Outer joins: the ledger's part is one row even if no row was picked or the run was taken over.
+        columns = _row_columns(stage, picked, write) if with_rows else []
+        query = Select((numbers,), [*columns, *scalars]).join(advanced, JOIN.LEFT_OUTER, on=SQL("true"))
+        if with_rows:
+            query = query.join(picked, JOIN.LEFT_OUTER, on=SQL("true")).order_by(*order_of(stage, picked))
+        return query.with_cte(*ctes)
+
+
+def _last_position(stage: TableStage, picked: CTE) -> Select:
+    """Return the position of the last picked row, as JSON."""
+    order = order_of(stage, picked)
+    as_text = {id(column) for column in stage.as_text}
+    values = [
+        place.cast("text") if id(column) in as_text else place for column, place in zip(stage.order, order, strict=True)
+    ]
+    query = Select((picked,), [fn.JSONB_BUILD_ARRAY(*values)])
+    return query.order_by(*(column.desc() for column in order)).limit(1)
+
+
+def _sums(counts: Any, added: Mapping[str, Any]) -> Any:
+    """Return the counts that grow, with their new values, as JSON."""
+    sums = {key: fn.JSONB_EXTRACT_PATH_TEXT(counts, key).cast("bigint") + value for key, value in added.items()}
+    return fn.JSONB_BUILD_OBJECT(*(part for key, each in sums.items() for part in (Value(key), each)))
+
+
+def _row_columns(stage: TableStage, picked: CTE, write: Write) -> list[Any]:
+    """Return whether a picked row was changed, and its columns."""
+    changed = order_of(stage, picked)[-1].is_null(False) if write.holds is None else is_changed(stage, picked, write)
+    return [changed, *columns_of(stage, picked)]

@@ -24,7 +24,7 @@ class Resynchronized:
 
 
 def advance_cte(
-    run_id: int, fence: Fence | None, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
+    run_id: int, fence: Fence | None, numbers: CTE, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
 ) -> tuple[CTE, CTE]:
     """Return two CTEs for the statement of a batch: the update of the run's row, and the check of run and lease.
 
@@ -32,18 +32,23 @@ def advance_cte(
     The first one returns the worker's override as JSON and the time of the heartbeat.
 
     Parameters:
+      numbers: What the batch has done, as one row. The other parameters may use its columns.
       counts, cursor: SQL for the new values.
       is_done: SQL that is true if the run ends as done with this batch.
       heartbeat: SQL for the heartbeat that the row must have; NULL: any. If the statement's answer is lost while the
         server is still executing it, it can then not commit after `resynchronize`.
     """
-    run = Run.update(
-        counts=counts,
-        cursor=cursor,
-        heartbeat_at=NOW,
-        outcome=Case(None, [(is_done, "done")]),
-        finished_at=Case(None, [(is_done, NOW)]),
-    ).where(is_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))
+    run = (
+        Run.update(
+            counts=counts,
+            cursor=cursor,
+            heartbeat_at=NOW,
+            outcome=Case(None, [(is_done, "done")]),
+            finished_at=Case(None, [(is_done, NOW)]),
+        )
+        .from_(numbers)
+        .where(is_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))
+    )
     beat = Run.heartbeat_at.cast("text").alias("heartbeat_at")
     advanced = run.returning(OVERRIDE.alias("override"), beat).cte("advanced")
     if fence is None:

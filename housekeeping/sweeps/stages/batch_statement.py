@@ -35,7 +35,7 @@ def lock_statement(stage: TableStage, batch: Batch) -> Query:
     return Select(columns=[fn.SET_CONFIG("housekeeping.batch", keys, True)]).with_cte(rows)
 
 
-def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False) -> tuple[CTE, Write]:
+def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False, with_texts: bool = True) -> tuple[CTE, Write]:
     """Return the CTE of the batch's locked rows, and the action's CTEs that change them.
 
     The first is materialized: PostgreSQL may run a subquery with ``LIMIT`` once for each row of the outer statement,
@@ -44,8 +44,9 @@ def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False) -> tuple[
     Parameters:
       by_ctid: Find the picked rows by their place in the table, without the index. A row that another session has
         changed since the statement began is then picked, but not changed. Only for a table that is `Table.plain`.
+      with_texts: See `TableStage.rows`.
     """
-    rows = stage.rows(batch, is_locked=stage.locks_first)
+    rows = stage.rows(batch, is_locked=stage.locks_first, with_texts=with_texts)
     if by_ctid:
         rows = rows.select_extend(_ctid(stage).alias(_CTID))
     picked = rows.for_update(skip_locked=True).cte("picked", materialized=True)
@@ -79,9 +80,8 @@ def count_of(cte: CTE) -> Select:
 
 
 def columns_of(stage: TableStage, picked: CTE) -> list[Any]:
-    """Return the columns of the picked rows, as `TableStage.rows` selects them."""
-    names = [column.column_name for column in (*stage.order, *stage.columns.values())]
-    return [getattr(picked.c, name) for name in (*names, *map(text_of, stage.as_text))]
+    """Return the columns of the picked rows, as `TableStage.rows` selects them without texts."""
+    return [getattr(picked.c, column.column_name) for column in (*stage.order, *stage.columns.values())]
 
 
 def order_of(stage: TableStage, picked: CTE) -> list[Any]:
@@ -106,7 +106,8 @@ def checked_statement(stage: TableStage, batch: Batch) -> Query:
         for condition in (write.holds, write.requires)
     ]
     numbers = (*conditions, *(count_of(each) for each in write.ctes))
-    query = Select((picked,), (*columns_of(stage, picked), is_changed(stage, picked, write), *numbers))
+    texts = [getattr(picked.c, text_of(column)) for column in stage.as_text]
+    query = Select((picked,), (*columns_of(stage, picked), *texts, is_changed(stage, picked, write), *numbers))
     return query.order_by(*order_of(stage, picked)).with_cte(picked, *write.before, *write.ctes)
 
 

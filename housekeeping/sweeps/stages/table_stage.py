@@ -178,13 +178,14 @@ class TableStage:
         """Array of the keys of the batch's rows, for the action of a stage that `locks_first`."""
         return LOCKED_KEYS
 
-    def rows(self, batch: Batch, *, is_locked: bool = False) -> ModelSelect[Any]:
+    def rows(self, batch: Batch, *, is_locked: bool = False, with_texts: bool = True) -> ModelSelect[Any]:
         """Return the query of a batch's rows: order columns, further columns, then texts for `position_of`.
 
         Parameters:
           is_locked: Only the rows that `lock_statement` has locked.
+          with_texts: Whether the texts are selected; PostgreSQL makes those of a time slowly.
         """
-        texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
+        texts = [column.cast("text").alias(text_of(column)) for column in self.as_text] if with_texts else []
         query = self.model.select(*self.order, *self.columns.values(), *texts)
         if is_locked:
             return query.where(self.key[0] == fn.ANY(LOCKED_KEYS)).order_by(*self.order)
