@@ -22,6 +22,8 @@ SHORTEST_TTL: Final = timedelta(seconds=3)
 #: Part of the ttl by which a holder gives up before the server expires its key.
 _MARGIN: Final = 0.1
 _FINISH_EVERY_S: Final = 1.0
+#: How long the thread of an idle process stays awake. A running mark is renewed after 10 s.
+_LINGER_S: Final = 10.0
 
 #: Clock that continues while the machine is suspended, as the server's does. It is looked up at each reading, so that a
 #: simulator can replace it here.
@@ -171,10 +173,12 @@ class _TimerThread:
         self._act = act
         self._changed = threading.Condition(lock)
         self._wakes_at = 0.0
+        self._is_used = False
         self._thread = threading.Thread(target=self._run, name=f"housekeeping-{name}", daemon=True)
 
     def schedule(self, renewal: Renewal) -> None:
         """Start the thread, or wake it if this renewal is due first. Called with the lock held."""
+        self._is_used = True
         if self._thread.ident is None:
             self._thread.start()
         elif self._due(renewal) < self._wakes_at:
@@ -193,9 +197,14 @@ class _TimerThread:
         with self._changed:
             while True:
                 # There are as many renewals as current messages: few enough to compare all.
-                renewal = min(self._active, key=self._due, default=None)
-                self._wakes_at = math.inf if renewal is None else self._due(renewal)
-                left = self._wakes_at - elapsed()
+                renewal, now = min(self._active, key=self._due, default=None), elapsed()
+                if renewal is not None:
+                    self._wakes_at = self._due(renewal)
+                else:
+                    # Most messages end long before their renewal is due. With a time to wake at, the next ones need
+                    # not wake the thread.
+                    self._wakes_at, self._is_used = (now + _LINGER_S if self._is_used else math.inf), False
+                left = self._wakes_at - now
                 if renewal is not None and left < 0:
                     return renewal
                 self._changed.wait(None if math.isinf(left) else max(left, 0.001))
