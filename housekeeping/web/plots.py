@@ -17,6 +17,7 @@ _GAP: Final = 1.5
 _HEIGHT: Final = 100
 _STEPS: Final = 4  # lines of a grid
 _MINIMUM: Final = 1.5  # height of the smallest value, so that it is visible
+_OVERLAID: Final = ("longest", "mean")
 
 #: Parts of a bar from the bottom up, with the outcomes that each one counts.
 OUTCOMES: Final = {
@@ -132,18 +133,25 @@ def name_of(interval: Interval) -> str:
 
 def _slot(place: int, parts: Sequence[tuple[str, float]], top: float, text: str) -> str:
     left, bars, base = place * _SLOT, "", float(_HEIGHT)
-    for name, value in parts:
-        height = max(_MINIMUM, _HEIGHT * value / top) if value else 0.0
-        # The parts of a mean lie on top of each other, all others are stacked.
-        bottom = _HEIGHT if name in ("longest", "mean") else base
-        base = bottom - height
+    for (name, _), height in zip(parts, _heights(parts, top), strict=True):
+        # The mean lies on top of the longest duration; all other parts are stacked.
+        base = (_HEIGHT if name in _OVERLAID else base) - height
         if height:
             bars += (
-                f'<rect class="{name}" x="{left + _GAP / 2}" y="{max(0.0, base):.1f}" width="{_SLOT - _GAP}" '
-                f'height="{min(height, bottom):.1f}"/>'
+                f'<rect class="{name}" x="{left + _GAP / 2}" y="{base:.1f}" width="{_SLOT - _GAP}" '
+                f'height="{height:.1f}"/>'
             )
     area = f'<rect class="area" x="{left}" y="0" width="{_SLOT}" height="{_HEIGHT}"/>'
     return f'<g class="slot"><title>{escape(text)}</title>{area}{bars}</g>'
+
+
+def _heights(parts: Sequence[tuple[str, float]], top: float) -> list[float]:
+    """Return the height of each part. Small ones are enlarged to be visible, at the cost of the largest."""
+    heights = [max(_MINIMUM, _HEIGHT * value / top) if value else 0.0 for _, value in parts]
+    over = sum(heights) - _HEIGHT
+    if over > 0 and parts[0][0] not in _OVERLAID:
+        heights[heights.index(max(heights))] -= over
+    return heights
 
 
 def _by_outcome(interval: Interval) -> list[tuple[str, float]]:
@@ -165,7 +173,7 @@ def _round_up(value: float, *, seconds: bool) -> float:
     if not seconds and value <= _STEPS:
         return float(_STEPS)
     size = 10.0 ** math.floor(math.log10(value / _STEPS))
-    return next(_STEPS * size * factor for factor in (1, 2, 2.5, 5, 10) if _STEPS * size * factor >= value * 0.999)
+    return next(_STEPS * size * factor for factor in (1, 2, 2.5, 5, 10) if _STEPS * size * factor >= value * (1 - 1e-9))
 
 
 def _number(value: float) -> str:

@@ -118,8 +118,7 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
         if name not in database.by_name():
             abort(404, "no database has this name")
         with snapshots.reading(name):
-            found = history.find(run_id) if run_id < 2**63 else None
-            row = found or abort(404, "no run has this id, or it is older than 30 days")
+            row = history.find(run_id) or abort(404, "no run has this id, or it is older than 30 days")
             sweep = snapshots.sweeps.get(row.worker)
             now = database_now()
             answer = explain_run(row, sweep, now, snapshots.settings.timezone)

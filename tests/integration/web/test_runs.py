@@ -14,6 +14,8 @@ from flask.testing import FlaskClient
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
 from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.processes import heartbeats
+from housekeeping.sweeps.processes.heartbeats import Heartbeat
 from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.web.conftest import WORKER
 
@@ -149,3 +151,25 @@ def test_open_run_that_is_not_the_last_shows_its_rate(read: Callable[[str], str]
 
 def test_number_beyond_any_id_is_not_found(make_app: Callable[[bool], Flask]) -> None:
     assert make_app(True).test_client().get(f"/runs/{2**64}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/runs", f"/workers/{WORKER}"])
+def test_lists_read_no_traceback_and_no_rejected_records(client: FlaskClient, statements: list[str], path: str) -> None:
+    recorded(outcome="failed", traceback="Traceback")
+    del statements[:]
+
+    client.get(path)
+
+    assert any('"runs"' in sql for sql in statements)
+    assert not any(name in sql for sql in statements for name in ('"traceback"', '"rejected"'))
+
+
+@pytest.mark.parametrize("path", ["/runs", "/runs?outcome=done", "/processes"])
+def test_poll_of_an_unchanged_page_has_no_body(client: FlaskClient, path: str) -> None:
+    recorded()
+    heartbeats.write_row("one", Heartbeat(kind="worker", host="app", pid=7, threads=8, version="1", up_s=60.0))
+    first = client.get(path)
+
+    again = client.get(path, headers={"If-None-Match": first.headers["ETag"]})
+
+    assert (again.status_code, again.data) == (304, b"")

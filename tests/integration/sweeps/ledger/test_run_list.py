@@ -137,14 +137,19 @@ def test_filters_are_combined_and_include_their_start(postgres: Database, wanted
     assert ids(wanted) == [made[place] for place in places]
 
 
-def test_locked_ledger_is_named_within_its_time_limit(postgres: Database, admin: Connection) -> None:
+def test_locked_ledger_is_named_within_its_time_limit(
+    postgres: Database, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _run()
+    sent: list[str] = []
+    watch_statements(monkeypatch, sent.append, with_values=True)
     with admin.cursor() as cursor:
         cursor.execute(f'BEGIN; LOCK TABLE "{Run._meta.schema}".runs')
         page = read_page([MAIN], lambda now: RunFilter(), limit=5)
         cursor.execute("ROLLBACK")
 
     assert page.runs == [] and ["lock timeout" in str(each) for each in page.unavailable] == [True]
+    assert any("('statement_timeout', 2000), ('lock_timeout', 300)" in sql for sql in sent)
 
 
 def _run(**columns: Any) -> int:
