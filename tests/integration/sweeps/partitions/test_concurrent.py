@@ -16,6 +16,7 @@ from housekeeping.database.connection import database
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.run_start import begin
 from housekeeping.sweeps.partitions import detaching
 from housekeeping.sweeps.partitions.candidates import Candidates
 from housekeeping.sweeps.partitions.stage import PartitionStage
@@ -119,6 +120,23 @@ def test_run_that_lost_its_lease_after_detaching_drops_nothing(
 
     assert (zombie.outcome, zombie.counts["dropped_partitions"]) == ("lost_lease", 0)
     assert successor.count("dropped_partitions") == 2 and tables() == KEPT
+
+
+@_CONCURRENTLY
+def test_database_refuses_the_drop_once_another_run_has_begun(
+    months: None, redis_client: redis.Redis, settings: Settings
+) -> None:
+    """The other run has the lease, and has not looked at any partition yet."""
+
+    def take_over() -> None:
+        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        elsewhere(lambda: begin(LEASED.name, message_id=None, tick=None, trigger="cli", lease=("events", "another")))()
+
+    with at_step(PartitionStage, "prepare", "after", at_number(1, take_over)):
+        zombie = run(LEASED)
+
+    assert (zombie.outcome, zombie.counts["dropped_partitions"]) == ("lost_lease", 0)
+    assert tables() == ["events_09", "events_10", *KEPT] and "events_09" not in partitions()
 
 
 @_CONCURRENTLY
