@@ -221,11 +221,13 @@ def test_column_dropped_since_is_named(archive: None) -> None:
 def test_key_that_one_run_archived_twice_is_restored_once(archive: None) -> None:
     run_id = archived()
     database.execute_sql(
-        "INSERT INTO old_tickets (id, closed_at, archived_at, archived_by_run) "
-        "SELECT id, closed_at, archived_at + interval '1 second', archived_by_run FROM old_tickets WHERE id = 5"
+        "INSERT INTO old_tickets (id, closed_at, email, archived_at, archived_by_run) "
+        "SELECT id, closed_at, 'newest', archived_at + interval '1 second', archived_by_run FROM old_tickets "
+        "WHERE id = 5"
     )
 
     result = restoration_of(sweep(batch_size=10), run_id).carry_out(pause=True)
 
     assert (result.outcome, result.counts["restored"], result.counts["conflicts"]) == ("done", 5, 1)
+    assert value("SELECT email FROM ticket WHERE id = 5") == "newest"
     assert value("SELECT count(*) FROM old_tickets") == 1
