@@ -133,12 +133,15 @@ def test_condition_that_is_no_expression_is_rejected(archive: None, where: str) 
 def test_dry_run_counts_and_changes_nothing(archive: None) -> None:
     run_id = archived()
     database.execute_sql("INSERT INTO ticket (id, closed_at) OVERRIDING SYSTEM VALUE VALUES (2, '2026-09-01')")
+    database.execute_sql(
+        "INSERT INTO old_tickets (id, closed_at, archived_at, archived_by_run) VALUES (9, now(), now(), 0)"
+    )
     last, before = Run.select().count(), rows()
 
     result = restoration_of(sweep(), run_id).dry_run()
 
     assert (result.counts, result.dry_run) == ({"restored": 4, "conflicts": 1}, True)
-    assert (rows(), len(rows("old_tickets")), Run.select().count()) == (before, 5, last)
+    assert (rows(), len(rows("old_tickets")), Run.select().count()) == (before, 6, last)
 
 
 def test_sweep_is_paused_afterward(archive: None) -> None:
@@ -200,6 +203,18 @@ def test_row_that_violates_a_constraint_stays_in_the_archive(archive: None) -> N
     result = restore(run_id)
 
     assert (result.counts["restored"], result.counts["failed"], len(rows("old_tickets"))) == (4, 1, 1)
+
+
+def test_row_that_cannot_leave_the_archive_is_not_copied(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql(
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
+        "CREATE TRIGGER stay BEFORE DELETE ON old_tickets FOR EACH ROW EXECUTE FUNCTION nothing()"
+    )
+
+    result = restore(run_id)
+
+    assert (result.counts["restored"], len(rows()), len(rows("old_tickets"))) == (0, 2, 5)
 
 
 def test_column_added_since_gets_its_default(archive: None) -> None:
