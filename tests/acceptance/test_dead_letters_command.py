@@ -65,6 +65,17 @@ def test_dead_letter_list_shows_actor_and_error(command: Command, dead: Message[
     assert "\x1b" not in finished.stdout and "hunter2" not in finished.stdout
 
 
+def test_dead_letter_list_fits_80_columns_with_whole_ids(
+    command: Command, dead: Message[Any], environment: dict[str, str]
+) -> None:
+    environment["COLUMNS"] = "80"
+
+    shown = command("deadletters", "list").stdout
+
+    assert f"ID         {dead.message_id}" in shown
+    assert [line for line in shown.splitlines() if len(line.rstrip()) > 80] == []
+
+
 def test_dead_letter_json_has_the_newest_and_the_total(command: Command, dead: Message[Any]) -> None:
     listed = json.loads(command("deadletters", "list", "--json", "--limit", "1").stdout)
 

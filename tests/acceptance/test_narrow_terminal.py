@@ -42,6 +42,8 @@ def busy(command: Command, add: Callable[[int], None], environment: dict[str, st
         ("status",),
         ("status", STATUSES),
         ("runs",),
+        ("runs", "--outcome", "done"),
+        ("actions",),
         ("runs", "1"),
         ("why", STATUSES),
         ("why", WORKER),
