@@ -22,7 +22,6 @@ from housekeeping.sweeps.ledger.overrides import Override, switch
 from tests.acceptance.browser import chromium, looks
 
 IMAGES: Final = Path(__file__).parent / "images"
-PAUSED: Final = "ci.stuck_jobs"
 SHOWN: Final = "user_status_cleanup.batch"
 #: Ended runs of the shown worker, which runs every minute.
 RUNS: Final = 4
@@ -39,7 +38,7 @@ def main() -> None:
                 ready.check(processes)
                 time.sleep(_POLL_S)
             until = database_now() + timedelta(hours=2)
-            switch(Override(PAUSED, "paused", "migration of ci_builds", until, said_by="kim@ops-1"))
+            switch(Override(SHOWN, "paused", "migration of user_statuses", until, said_by="kim@ops-1"))
             _take_all(ready, address)
 
 
@@ -51,6 +50,8 @@ def _take_all(ready: Stage, address: str) -> None:
     with chromium(ready.servers.folder / "profile") as browser:
         take(browser, address, "light", width=1200, height=780)
         take(browser, f"{address}workers/{SHOWN}", "dark", width=1200, height=780, dark=True)
+        take(browser, f"{address}workers/{SHOWN}/plan", "plan", width=1200, height=780)
+        take(browser, f"{address}charts?range=hour", "charts", width=1200, height=900, dark=True)
         take(browser, address, "phone", width=390, height=844, phone=True)
 
 

@@ -72,6 +72,16 @@ def test_run_without_its_ledger_fails_and_names_the_remedy(command: Command, pre
     assert finished.stderr.splitlines()[-1].endswith(way_out)
 
 
+def test_error_of_a_run_is_printed_once_beside_the_logs(command: Command) -> None:
+    command("init")
+
+    finished = command("run", WORKER, BUILT_IN="user_status_cleanup")
+
+    printed = [line for line in (finished.stdout + finished.stderr).splitlines() if not line.startswith("{")]
+    assert sum("user_statuses" in line for line in printed) == 1
+    assert printed[-1].startswith(f"housekeeping: {WORKER} failed: ")
+
+
 def test_run_without_its_table_is_skipped_and_names_it(command: Command) -> None:
     command("init")
 
