@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -87,14 +86,10 @@ class StatusReport:
 
     @property
     def has_alerts(self) -> bool:
-        """Whether there is an alert, or a database does not answer."""
-        return bool(self.alerts) or any(self._troubles())
-
-    def _troubles(self) -> Iterator[bool]:
-        for each in self.databases:
-            yield each.error is not None or (each.clock is not None and each.clock.exceeded)
-        for status in self.statuses:
-            yield bool(status.alarms)
+        """Whether there is an alert that is not acknowledged, or a database does not answer."""
+        if any(self.acknowledged(worker, alert) is None for worker, alert in self.active_alerts()):
+            return True
+        return any(each.error is not None or (each.clock and each.clock.exceeded) for each in self.databases)
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of ``housekeeping status --json``."""

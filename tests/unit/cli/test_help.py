@@ -37,6 +37,7 @@ CHANGING = [
     ("dedup", "release"),
     ("deadletters", "requeue"),
     ("deadletters", "delete"),
+    ("acknowledge",),
 ]
 
 

@@ -12,6 +12,7 @@ from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.status import WorkerStatus
+from housekeeping.sweeps.ledger.acknowledgments import Acknowledged
 from housekeeping.sweeps.processes.heartbeats import UNKNOWN
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,5 +38,16 @@ def test_alerts_of_workers_processes_and_databases_count(
     found: DatabaseReport, statuses: list[WorkerStatus], alerts: list[Alert], fails: bool
 ) -> None:
     report = StatusReport(NOW, [found], statuses, {}, [], None, UNKNOWN, alerts, has_several=False)
+
+    assert report.has_alerts is fails
+
+
+@pytest.mark.parametrize(("since", "fails"), [(NOW - timedelta(hours=1), False), (NOW + timedelta(hours=1), True)])
+def test_acknowledged_alert_counts_again_once_it_begins_anew(since: datetime, fails: bool) -> None:
+    alert = Alert("backlog", "more than 10,000 rows wait", since=since)
+    status = dataclasses.replace(WELL, alarms=[alert])
+    known = {("shop.carts", "backlog"): Acknowledged("kim", NOW)}
+
+    report = StatusReport(NOW, [database()], [status], {}, [], None, UNKNOWN, [], False, known)
 
     assert report.has_alerts is fails
