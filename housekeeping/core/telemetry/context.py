@@ -95,6 +95,8 @@ def tracing_api() -> Any:
     It is never imported here: code that sets up a provider has imported it.
     """
     trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
     # While another thread imports the module, it exists without its names.
     if not hasattr(trace, "ProxyTracerProvider") or not hasattr(trace, "get_tracer_provider"):
         return None

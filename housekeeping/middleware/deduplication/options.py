@@ -18,8 +18,6 @@ DEFAULT_TTL: Final = timedelta(hours=1)  # docs/reference/actor-options.md
 
 _STRATEGIES: Final = ("until_executed", "until_executing")
 _OPTIONS: Final = {"ttl", "key", "if_deduplicated", "including_scheduled"}
-#: Message options of a message that others depend on. It is never dropped (promise D2).
-_WAITED_FOR: Final = ("pipe_target", "group_completion_uuid", "on_success", "on_failure")
 
 #: The message option with the deduplication state of a message, and its values.
 DEDUP_STATE: Final = "deduplication_standing"
@@ -29,6 +27,8 @@ SECOND_DELIVERY: Final = "second_delivery"  # another delivery of it is running 
 SUPERSEDED: Final = "superseded"  # its retry is in the queue and has the key, if any
 RETRY_WAITS: Final = "retry_waits"  # the skip reason of such a delivery
 _NEVER_DROPPED: Final = "never_dropped"
+#: Message options of a message that others depend on. It is never dropped (promise D2).
+_WAITED_FOR: Final = frozenset({"pipe_target", "group_completion_uuid", "on_success", "on_failure", _NEVER_DROPPED})
 
 #: The message option with the name of its key, so that any release that ends the message frees the right key.
 KEY: Final = "deduplication_key"
@@ -56,7 +56,8 @@ class DeduplicationConfig:
 
 def has_dependents(message: Message[Any] | MessageProxy) -> bool:
     """Return whether other messages depend on this one, so that it must not be dropped."""
-    return any(message.options.get(name) for name in (*_WAITED_FOR, _NEVER_DROPPED))
+    options = message.options
+    return not _WAITED_FOR.isdisjoint(options) and any(options.get(name) for name in _WAITED_FOR)
 
 
 def never_drop(message: Message[Any]) -> None:
