@@ -64,6 +64,14 @@ def test_only_a_table_without_default_is_detached_concurrently(months: None, sta
     assert [sql for sql in statements if "CONCURRENTLY" in sql] == []
 
 
+@pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
+def test_dropped_partition_costs_sixteen_statements(months: None, statements: list[str]) -> None:
+    run(sweep())
+
+    first, second = (number for number, sql in enumerate(statements) if sql.startswith("DROP TABLE"))
+    assert second - first == 16
+
+
 @pytest.mark.parametrize(
     ("end", "dropped"), [(timedelta(microseconds=-1), 0), (timedelta(), 1), (timedelta(microseconds=1), 1)]
 )
