@@ -1,4 +1,5 @@
 """Dashboard, rendered on the server without external resources. Start with `application`.
 
-`snapshot` reads what the pages show, `actions` handles the forms, and `security` checks the token and the forms.
+`snapshot` keeps what `snapshot_reader` reads for the pages, `security` and `login_pages` check tokens, logins and forms
+with `logins`, `responses` keeps answers small. Each other module is a page or a family of forms.
 """
