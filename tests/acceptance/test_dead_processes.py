@@ -104,6 +104,8 @@ def test_killed_worker_is_dead_its_queue_alerts_and_its_run_is_lost(
     eventually(lambda: "lost? no heartbeat for" in command("status").stdout)
 
     assert (seen["queues"], seen["threads"], before) == (["cronjob", "git_refs"], 2, [])
+    run = Run.select().where(Run.cursor.is_null(False)).get()
+    assert (run.host, run.pid) == (seen["host"], seen["pid"])
     assert alive(status, "worker") == []
     [alert] = [text for text in alerts(status, "no_worker") if "'cronjob'" in text]
     assert alert.startswith("no worker serves the queue 'cronjob' since ") and "start `housekeeping worker`" in alert
