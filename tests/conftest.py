@@ -282,9 +282,13 @@ def command_processes() -> Iterator[CommandProcesses]:
 
 
 @pytest.fixture
-def environment(housekeeping_environment: dict[str, str], broker_url: str | None) -> dict[str, str]:
+def environment(
+    housekeeping_environment: dict[str, str], housekeeping_settings: Settings, broker_url: str | None
+) -> dict[str, str]:
     """The environment of a real process that is to work on this test's schemas and keys."""
     ours = {f"{PREFIX}BROKER_URL": broker_url or "", f"{PREFIX}LOG_FORMAT": "json"}
+    if broker_url is not None:
+        ours[f"{PREFIX}RABBITMQ_QUEUE_TYPE"] = housekeeping_settings.rabbitmq_queue_type
     # Nor the size of a terminal, which tests in parallel are told of though they have none.
     kept = {name: value for name, value in housekeeping_environment.items() if name not in ("COLUMNS", "LINES")}
     return kept | ours
