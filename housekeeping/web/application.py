@@ -15,25 +15,25 @@ from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.web.action_log import add_action_log
-from housekeeping.web.actions import add_actions
 from housekeeping.web.alert_groups import add_acknowledging
 from housekeeping.web.alert_help import ALERTS
 from housekeeping.web.broker import LazyBroker
-from housekeeping.web.charts import add_charts
-from housekeeping.web.dead_letter_changes import add_dead_letter_changes
-from housekeeping.web.dead_letters import add_dead_letters
-from housekeeping.web.login_pages import add_login_pages, ask_to_log_in
 from housekeeping.web.logins import Logins
-from housekeeping.web.plans import add_plans
-from housekeeping.web.processes import add_processes
+from housekeeping.web.pages.action_log import add_action_log
+from housekeeping.web.pages.actions import add_actions
+from housekeeping.web.pages.charts import add_charts
+from housekeeping.web.pages.dead_letter_changes import add_dead_letter_changes
+from housekeeping.web.pages.dead_letters import add_dead_letters
+from housekeeping.web.pages.login_pages import add_login_pages, ask_to_log_in
+from housekeeping.web.pages.plans import add_plans
+from housekeeping.web.pages.processes import add_processes
+from housekeeping.web.pages.runs import add_runs
+from housekeeping.web.pages.worker_page import worker_page
+from housekeeping.web.pages.worker_table import SORTS, Choices, WorkerTable
 from housekeeping.web.rendering import configure_templates
 from housekeeping.web.responses import shrink_responses
-from housekeeping.web.runs import add_runs
 from housekeeping.web.security import Access, protect
 from housekeeping.web.snapshot import SnapshotCache
-from housekeeping.web.worker_page import worker_page
-from housekeeping.web.worker_table import SORTS, Choices, WorkerTable
 
 #: A request waits for a server for seconds at most. The others must not wait for it.
 _THREADS: Final = 8

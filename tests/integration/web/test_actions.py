@@ -12,8 +12,8 @@ from housekeeping.core.settings import Settings
 from housekeeping.leases.lease_token import new_token
 from housekeeping.sweeps.ledger.models import Lease, Run
 from housekeeping.sweeps.ledger.overrides import override_of
-from housekeeping.web import plans
 from housekeeping.web.application import create_app
+from housekeeping.web.pages import plans
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.faults import at_step

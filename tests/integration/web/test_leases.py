@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from housekeeping.database.connection import database
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.sweeps.ledger.models import Lease
-from housekeeping.web import actions
+from housekeeping.web.pages import actions
 from tests.faults import at_step
 from tests.integration.web.conftest import LogIn, form_token
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from housekeeping.sweeps.insight.trends import Interval, intervals
-from housekeeping.web.plots import Plot, plots
+from housekeeping.web.pages.plots import Plot, plots
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

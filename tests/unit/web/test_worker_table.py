@@ -12,7 +12,7 @@ from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.status import WorkerStatus
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.stages.stage import Backlog
-from housekeeping.web.worker_table import SORTS, Choices, WorkerTable
+from housekeeping.web.pages.worker_table import SORTS, Choices, WorkerTable
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 

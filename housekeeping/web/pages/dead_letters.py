@@ -15,7 +15,7 @@ from housekeeping.core.sanitize import in_one_line
 from housekeeping.presentation.formatting import describe_requeue
 from housekeeping.sweeps.ledger.action_log import record_action
 from housekeeping.web.broker import LazyBroker
-from housekeeping.web.dead_letter_filter import FilterForm
+from housekeeping.web.pages.dead_letter_filter import FilterForm
 from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
 

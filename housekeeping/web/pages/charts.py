@@ -10,7 +10,7 @@ from flask import Flask, abort, render_template, request
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.database.connection import database
 from housekeeping.sweeps.insight.trends import INTERVALS, Interval, Range, read_trends
-from housekeeping.web import plots
+from housekeeping.web.pages import plots
 from housekeeping.web.snapshot import SnapshotCache
 
 _LONGEST: Final = 200  # characters of a worker's name

@@ -23,9 +23,9 @@ from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.action_log import ActionName, record_action
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, release_lease
 from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.web.pages.worker_page import SentForm, worker_page
 from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
-from housekeeping.web.worker_page import SentForm, worker_page
 
 _LONGEST_REASON: Final = 200  # characters
 _LARGEST_BATCH: Final = 10_000  # as on the command line
