@@ -23,8 +23,8 @@ from housekeeping.sweeps.ledger.action_log import command_line_user, record_acti
 def acknowledge(alert: str, worker: str | None, as_json: bool) -> None:
     """Acknowledge the active alerts named ALERT, of all workers or of WORKER.
 
-    "housekeeping status" then shows who has acknowledged them, and the dashboard shows them below the others. This
-    holds for a day, and not for an alert that begins later. The alerts stay active: nothing is fixed.
+    "housekeeping status" then shows who has acknowledged them, and the dashboard shows them below the others. The
+    acknowledgment ends after a day. It does not apply to an alert that begins later. The alerts stay active.
 
     \b
     housekeeping acknowledge overdue

@@ -81,7 +81,7 @@ def dead_letters() -> None:
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of dead letters."
 )
-@click.option("--after", metavar="PLACE", help="Continue after this place, which the page before has printed.")
+@click.option("--after", metavar="PLACE", help="Continue after this place, which the previous page printed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_letters(limit: int, after: str | None, as_json: bool, **conditions: str | None) -> None:
     """List dead letters of all queues, newest first.

@@ -54,8 +54,8 @@ def status(name: str | None, watch: bool, interval: float, fail_on_alert: bool, 
     --watch reads the status again every two seconds. A server that does not answer is shown as a line, and the command
     goes on.
 
-    --fail-on-alert is for scripts and monitoring. A database that does not answer counts as an alert. A rejected row
-    does not, nor an alert that is acknowledged. With --watch, the command ends at the first alert.
+    --fail-on-alert is for scripts and monitoring. A database that does not answer counts as an alert. Rejected
+    rows and acknowledged alerts do not count. With --watch, the command ends at the first alert.
 
     Exit status: 0 if PostgreSQL answered, with or without alerts; 1 if it did not, or the database main did not, and
     with --fail-on-alert if there is an alert; 2 wrong settings or no schema; 130 after Ctrl-C.

@@ -107,7 +107,7 @@ def test_pages_show_the_held_rows(settings: Settings, documents: None) -> None:
         for path in ("/", f"/workers/{DOCUMENTS.name}", f"/workers/{DOCUMENTS.name}/plan")
     )
 
-    assert "2 held" in front and "2 stale rows stay because they are on hold" in worker
+    assert "2 held" in front and "2 of the stale rows, by a hold" in worker
     assert '<dt>Held</dt><dd class="number">2</dd>' in plan
 
 
