@@ -26,7 +26,7 @@ class QueueLengths:
     dead: int
 
     def as_json(self) -> dict[str, int]:
-        """Return the numbers by name."""
+        """Return the lengths of the queue by their names."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""Status of all workers, or of one, as ``housekeeping status`` reads it. What is unavailable does not hide the rest."""
+"""Status of all workers, or of one, as ``housekeeping status`` reads it. An unavailable server hides nothing else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StatusReport:
         ]
 
     def acknowledged(self, worker: str, alert: Alert) -> Acknowledged | None:
-        """Return who has acknowledged an alert; None: nobody."""
+        """Return who has acknowledged an alert; None: it is not acknowledged."""
         return acknowledged_by(self.acknowledgments, worker, alert.name, alert.since)
 
     @property

@@ -170,7 +170,7 @@ def forget_epoch(fence: Fence) -> None:
 
 
 def is_of(key: Any, epoch: Any, holder: Any) -> Any:
-    """Return the condition that a row of `Lease` is still that of this holder."""
+    """Return the condition that this holder still has the lease."""
     return (Lease.key == key) & (Lease.epoch == epoch) & (Lease.holder == holder)
 
 

@@ -47,7 +47,7 @@ def holds_on(model: type[Model], database_name: str, sweeps: Iterable[Sweep]) ->
 
 
 def any_of(holds: Mapping[str, Hold]) -> Hold | None:
-    """Return a hold of the rows that at least one of the holds keeps; None without any."""
+    """Combine the holds into one that keeps a row if any of them does; None without holds."""
     if not holds:
         return None
     return lambda: reduce(operator.or_, [hold() for hold in holds.values()])

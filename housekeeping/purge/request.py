@@ -1,4 +1,4 @@
-"""What a purge is asked to do, and how the ledger stores it."""
+"""Options of a purge, and their form in the ledger."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def request_of(run_id: int) -> PurgeRequest:
 
 
 def recorded_request(record: RunRecord) -> PurgeRequest:
-    """Return what a run in the ledger was asked to purge.
+    """Return the options of a purge from its run in the ledger.
 
     Raises:
       WrongArgument: The run is no purge.

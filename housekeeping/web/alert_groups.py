@@ -44,7 +44,7 @@ class Member:
 
 @dataclass(slots=True)
 class AlertGroup:
-    """The active alerts of one name that are acknowledged, or those that are not."""
+    """The active alerts of one name, either the acknowledged or the other ones."""
 
     name: str
     members: list[Member] = field(default_factory=list)
@@ -75,7 +75,7 @@ class AlertGroup:
 def group_alerts(
     alerts: Iterable[tuple[str, Alert]], acknowledgments: Mapping[AlertKey, Acknowledged]
 ) -> list[AlertGroup]:
-    """Return the groups: those that nobody has acknowledged first, then by time, the latest first.
+    """Return the groups: the unacknowledged ones first, and the latest first among both.
 
     Parameters:
       alerts: Each with its worker's name, empty for the whole installation.

@@ -69,7 +69,7 @@ def protect(
     open_to_read: bool,
     ask: Callable[[], AnyResponse],
 ) -> None:
-    """Require a token for changes, and unless `open_to_read` for every page.
+    """Require a token for changes, and for every page unless `open_to_read` is set.
 
     Parameters:
       open_to_read: Whether everyone who reaches the dashboard may read it; for loopback addresses only.

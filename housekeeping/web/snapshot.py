@@ -99,7 +99,7 @@ class SnapshotCache:
         return replace(snapshot, late_s=age_s) if age_s > _LATE_S else snapshot
 
     def _is_newer(self, last: tuple[Snapshot, float, float], age_s: float) -> bool:
-        """Return whether a snapshot is newer than this age and the last change. It may lack one during its read."""
+        """Return whether a snapshot is newer than this age, and was begun after the last change."""
         _, began, ended = last
         return began > self._changed_at and time.monotonic() - ended < age_s
 

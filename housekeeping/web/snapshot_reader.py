@@ -1,4 +1,4 @@
-"""Reading of everything that the pages show. What a server does not answer stays as it was, with its time."""
+"""Reader of everything that the pages show. If a server does not answer, its last values stay, with their time."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Snapshot:
 
     @property
     def unknown_alerts(self) -> list[AlertGroup]:
-        """Return the groups of alerts that nobody has acknowledged."""
+        """Return the groups of alerts that are not acknowledged."""
         return [each for each in self.alert_groups if each.acknowledged is None]
 
     @property
@@ -127,7 +127,7 @@ class SnapshotReader:
         self._progress: dict[str, ProgressReader] = {}  # by database
 
     def read(self, before: Snapshot | None) -> Snapshot:
-        """Read all servers. An unavailable one is noted, and its part is that of the snapshot before."""
+        """Read all servers. If one is unavailable, note it and keep its part of the previous snapshot."""
         found, before = Snapshot(SYSTEM_CLOCK.now()), before or Snapshot(SYSTEM_CLOCK.now())
         found.read_at = dict(before.read_at)
         for name, sweeps in by_database(self._sweeps.values()).items():

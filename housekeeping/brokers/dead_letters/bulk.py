@@ -1,4 +1,4 @@
-"""Many dead letters requeued or deleted at once: what became of each, also if the broker stopped answering."""
+"""Requeue or deletion of many dead letters at once, with a result for each, even if the broker stops answering."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _IN_WORDS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What became of many dead letters.
+    """Results of requeueing or deleting many dead letters.
 
     Attributes:
-      stopped: Why the rest was not tried; None: all were.
+      stopped: Why the remaining letters were not tried; None: all of them were tried.
       left: The number of letters that were not tried.
     """
 
@@ -38,7 +38,7 @@ class BulkResult:
 
     @property
     def kept(self) -> list[LetterResult]:
-        """The letters that were not requeued, although they were to be."""
+        """The letters that a requeue left in place: duplicates and refused ones."""
         return [each for each in self.results if each.outcome in ("duplicate", "refused")]
 
     def __str__(self) -> str:

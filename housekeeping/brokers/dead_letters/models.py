@@ -155,7 +155,7 @@ class DeadLetterStore(Protocol):
 
 
 def refuse_broken(letter: DeadLetter, requeue_letter: Callable[[], LetterResult]) -> LetterResult:
-    """Requeue a letter; refuse one whose message is broken, so that it stops no other."""
+    """Requeue a letter. Refuse it if its message is broken, so that the next ones are still requeued."""
     try:
         return requeue_letter()
     except _BROKEN as error:

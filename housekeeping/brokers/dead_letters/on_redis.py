@@ -123,7 +123,7 @@ class RedisDeadLetters:
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Requeue or delete one at a time: of two for the same dead letter, the second one's key would stay held."""
+        """Lock the block. Two at once for the same dead letter would leave a deduplication key held."""
         lock = self._client.lock(f"{self._broker.namespace}:__requeue__", timeout=_LOCK_S, blocking_timeout=_LOCK_S)
         with translate_redis_errors():
             if not lock.acquire():

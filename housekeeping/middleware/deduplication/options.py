@@ -61,7 +61,7 @@ def has_dependents(message: Message[Any] | MessageProxy) -> bool:
 
 
 def never_drop(message: Message[Any]) -> None:
-    """Mark a message on which others depend, because its own options do not show that."""
+    """Mark a message that must not be dropped, because others depend on it, such as a group's callback."""
     message.options[_NEVER_DROPPED] = True
 
 

@@ -256,7 +256,7 @@ class Executor:
         return self._record_end(state, verdict, result)
 
     def _record_end(self, state: RunState, verdict: Verdict, result: BatchResult) -> RunState:
-        """Close the run's row after its last batch, or leave it open for the error that the run ends with."""
+        """Close the ledger row with the last batch. If the run ends with an error, leave it open for `record_end`."""
         counts = flagged(state.counts, verdict, self._budget.exceeded)
         state = replace(state, counts=self._row_limit.noted(counts, verdict[1]), verdict=verdict)
         if self._error_at_end(verdict, result) is None:

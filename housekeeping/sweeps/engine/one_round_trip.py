@@ -106,7 +106,7 @@ class OneRoundTrip:
         )
 
     def after_lost_answer(self, before: RunState, error: Exception) -> tuple[BatchResult, RunState] | None:
-        """Read from the ledger what a batch wrote whose answer was lost. Return its result and state; None for nothing.
+        """Return what the ledger has of a batch whose answer was lost: its result and state; None: it did not commit.
 
         Raises:
           Exception: The given error, if the row's heartbeat before the batch is unknown. The ledger cannot tell then.

@@ -127,9 +127,9 @@ def _close_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEn
 
 
 def stored_traceback(error: BaseException | None) -> str | None:
-    """Return the traceback for the ledger: passwords masked, of a long one the beginning and the end.
+    """Return the traceback for the ledger, with passwords masked and the middle of a long one left out.
 
-    None without an error; a shutdown is none.
+    None without an error, and for a shutdown.
     """
     if error is None or isinstance(error, Shutdown):
         return None

@@ -24,7 +24,7 @@ OUTCOMES: tuple[str, ...] = tuple(outcome for outcome in get_args(Outcome) if ou
 
 
 def declare(sweep: Sweep, cron: Cron | None) -> None:
-    """Create a worker's metrics before its first run, so that even the first error is an increase.
+    """Export a worker's metrics as 0 before its first run, so that ``increase()`` counts even the first error.
 
     Parameters:
       cron: Its schedule; None: it has none.

@@ -66,7 +66,7 @@ class RunWatch:
         runs.check(self._run_id)
 
     def stopped(self) -> Verdict | None:
-        """Return how a run ends that its process or an operator has stopped; None for any other."""
+        """Return the verdict of a run that a shutdown or a pause ends; None: it continues."""
         if self._request.stopping.is_set():
             return SHUTDOWN
         return PAUSED if self._sizer.is_paused else None
@@ -86,7 +86,7 @@ class RunWatch:
         return self.must_stop() or self._budget.exceeded()
 
     def wait(self, *, is_first: bool) -> Verdict | None:
-        """Wait until the next batch may begin. Return how the run ends here; None to continue.
+        """Wait until the next batch may begin. Return the verdict if the run ends here; None: it continues.
 
         A run always processes its first batch, so that a throttle cannot stop the work altogether.
         """

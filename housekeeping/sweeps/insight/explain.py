@@ -174,7 +174,7 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
     """Explain one run.
 
     Parameters:
-      sweep: Its worker; None for one that is no longer declared.
+      sweep: The run's worker; None if it is no longer declared.
     """
     attempts, explained = history.attempts_of(record), Attempt.of(record)
     override = None if sweep is None else override_of(record.worker)

@@ -96,7 +96,7 @@ class Forecast:
 
     @property
     def in_words(self) -> str:
-        """What a run that began now would do."""
+        """Outcome of a run that began now, as text."""
         match self.outcome:
             case "skipped":
                 return f"a run now would be skipped ({self.reason})"

@@ -30,7 +30,7 @@ class Acknowledged:
     at: datetime
 
     def covers(self, since: datetime | None) -> bool:
-        """Return whether an alert that began at that time is the acknowledged one; None: unknown, and it is."""
+        """Return whether the acknowledgment applies to an alert that began then, or at an unknown time (None)."""
         return since is None or since <= self.at
 
 

@@ -67,7 +67,7 @@ class HeldLease:
 
     @property
     def run_label(self) -> str | None:
-        """Label of its run; None without one."""
+        """Label of the run that holds the lease; None: no run holds it."""
         return None if self.run_id is None else run_label(self.run_id, self.database)
 
     @property

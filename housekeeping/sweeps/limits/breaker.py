@@ -39,10 +39,10 @@ class RowLimit:
 
     Attributes:
       rows: The limit; None: no limit.
-      expected: The stale rows before the run; None: more than the limit, or unknown.
-      progress_counts: The counts that are processed rows.
-      exceeded: The count ``breaker`` of a run that reaches the limit with rows left.
-      reason: Reason of a run that reaches the limit with rows left.
+      expected: Number of stale rows before the run; None: more than the limit, or unknown.
+      progress_counts: Names of the counts whose sum is the number of processed rows.
+      exceeded: Details that the ledger stores as the count ``breaker`` if the run reaches the limit with rows left.
+      reason: The run's reason if it reaches the limit with rows left.
     """
 
     rows: int | None = None
@@ -79,7 +79,7 @@ class Verdict:
       runs: The number of past runs compared.
       stale: The stale rows, counted up to `allowed`; None: they could not be counted.
       shards: The number of runs that share the work.
-      progress_counts: The counts that are processed rows.
+      progress_counts: Names of the counts whose sum is the number of processed rows.
     """
 
     worker: str
@@ -117,7 +117,7 @@ class Verdict:
         )
 
     def as_count(self) -> Counts:
-        """Return the count ``breaker`` of a run, as the ledger stores it."""
+        """Return the verdict as the ledger stores it, in the count ``breaker`` of the run."""
         return {
             "action": self.action,
             "stale": None if self.stale is None else self.stale.rows,
@@ -134,7 +134,7 @@ def with_argument(worker: str, argument: Any) -> str:
 
 
 def in_numbers(count: Mapping[str, Any]) -> str:
-    """Return the count ``breaker`` of a run as text."""
+    """Describe a stored verdict (the count ``breaker`` of a run) in one line."""
     stale, allowed = count["stale"], f"{count['allowed']:,}"
     if stale is None:
         found = "the stale rows could not be counted"

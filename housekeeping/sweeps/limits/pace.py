@@ -15,7 +15,7 @@ class Pace:
     Parameters:
       max_rows_per_s: Most rows per second; None: no limit.
       rest: Pause after a batch, as a multiple of its duration.
-      progress_counts: The counts that are processed rows. Without one, all counts but the number of batches.
+      progress_counts: Names of the counts whose sum is the number of processed rows. Empty: all but ``batches``.
       shards: Number of runs that share the rows per second.
 
     Attributes:

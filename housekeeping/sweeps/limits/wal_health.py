@@ -50,7 +50,7 @@ def read_wal() -> WalState:
 
 @dataclass(frozen=True, slots=True)
 class WalRateNow:
-    """WAL written since the last look, and kept for slots.
+    """Rate of WAL since the last look, and WAL kept for replication slots.
 
     Attributes:
       mb_per_s: Megabytes per second; None: unknown.
@@ -71,7 +71,7 @@ class WalRate:
         self._last: tuple[float, float | None] | None = None
 
     def look(self, now: float) -> WalRateNow:
-        """Return the rate since the last look.
+        """Return the WAL written per second since the last call, and the WAL kept for slots.
 
         Parameters:
           now: Seconds on a monotonic clock.

@@ -138,7 +138,7 @@ class Processes:
 
     @property
     def summary(self) -> str:
-        """What is alive and what is dead, in one line."""
+        """Live and dead processes in one line."""
         if not self.known:
             return "the heartbeats cannot be read"
         alive = [each.heartbeat for each in self.every if each.alive]
@@ -156,7 +156,7 @@ class Processes:
         return [each for each in self.every if each.heartbeat.kind == "scheduler"]
 
     def serving(self, queue: str) -> list[Process]:
-        """Return the workers that serve a queue, or did, the last heartbeat first."""
+        """Return the worker processes of a queue, live or dead, the latest heartbeat first."""
         return [each for each in self.every if each.heartbeat.kind == "worker" and queue in each.heartbeat.queues]
 
 

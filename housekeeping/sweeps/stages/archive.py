@@ -114,7 +114,7 @@ def _plain(field: Field) -> Field:
 
 
 def columns_of_table(model: type[Model]) -> tuple[str, ...]:
-    """Return all columns of the table as it is now; those of its model without a table."""
+    """Return all columns that the table has now. If it does not exist, return those of its model."""
     found = tuple(column.name for column in read_columns(model))
     return found or declared_columns(model)
 

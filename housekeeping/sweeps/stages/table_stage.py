@@ -60,7 +60,7 @@ _BEFORE_NULLS: Final[Position] = (None,)
 
 
 def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
-    """Return a mapping of the keys of an event's row to the keys of the record."""
+    """Return the keys of an event's row, each with the key of the record that it is copied from."""
     return keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
 
 
@@ -216,10 +216,10 @@ class TableStage:
         return self.statement(batch, form, lambda batch: CompiledQuery(make(batch))).rows(*batch.after or ())
 
     def statement(self, batch: Batch, form: Hashable, make: Callable[[Batch], Q]) -> Q:
-        """Return a statement of a batch, whose first values are those of `batch.after`. It is compiled once a run.
+        """Return a batch's statement, compiled once per run. Its first parameters are the values of `batch.after`.
 
         Parameters:
-          form: What the statement depends on besides the run and the position.
+          form: Cache key of the statement, besides the run and the batch's position.
           make: Builds and compiles the statement. The position of its batch consists of placeholders.
         """
         if batch.only is not None:

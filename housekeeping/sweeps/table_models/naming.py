@@ -15,7 +15,7 @@ from housekeeping.core.errors import DeclarationError
 if TYPE_CHECKING:
 
     class AnyColumn(Field[Any]):
-        """A column whose type only the database knows, with what the fields of JSON and arrays add."""
+        """Column whose type only the database knows, with the operations of JSON and array fields."""
 
         def __getitem__(self, item: Any) -> AnyColumn: ...
         def __getattr__(self, name: str) -> Any: ...

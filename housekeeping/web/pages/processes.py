@@ -45,7 +45,7 @@ def add_processes(app: Flask, snapshots: SnapshotCache) -> None:
 def by_process(
     processes: Sequence[Process], runs: Sequence[RunRecord]
 ) -> tuple[list[tuple[Process, list[RunRecord]]], list[RunRecord]]:
-    """Return each process with its runs, and the runs of none: started by hand, or of a process long dead."""
+    """Return each process with its runs, and the runs of no listed process: started by hand, or of one long dead."""
     taken: dict[int, list[RunRecord]] = {place: [] for place in range(len(processes))}
     others: list[RunRecord] = []
     for run in runs:

@@ -68,7 +68,7 @@ class RunForm:
 
     @property
     def given(self) -> dict[str, str]:
-        """The fields that are filled in, for the address of the next page."""
+        """The fields that are not empty, as parameters for the URL of the next page."""
         return {name: value for name, value in self.values.items() if value}
 
     def _choice(self, name: str, choices: Sequence[str]) -> str | None:

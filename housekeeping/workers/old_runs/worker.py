@@ -1,4 +1,4 @@
-"""Declaration of the sweep over the library's own tables."""
+"""Declaration of the sweep that removes old rows from the library's own tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user status cleanup, as a declaration."""
+"""Declaration of the worker that deletes expired user statuses."""
 
 from __future__ import annotations
 
