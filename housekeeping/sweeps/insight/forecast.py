@@ -44,7 +44,7 @@ class Check:
     """What one check would do to a run.
 
     Attributes:
-      name: ``switch``, ``lease``, ``clock``, ``archive``, ``first run``, ``breaker``, ``throttle`` or ``schedule``;
+      name: ``override``, ``lease``, ``clock``, ``archive``, ``first run``, ``breaker``, ``throttle`` or ``schedule``;
         ``ledger`` if the library's own tables cannot be read.
       text: What it found, with the command that helps.
       reason: Reason of the run's outcome, if the check decides it.
@@ -133,7 +133,7 @@ def forecast(
     checks: list[Check] = []
     try:
         override = override_of(sweep.name)
-        checks += [_switch(sweep, override, force), *_lease(sweep, argument), *_clock(skew, force)]
+        checks += [_override(sweep, override, force), *_lease(sweep, argument), *_clock(skew, force)]
         checks += [Check("archive", "fails", str(each), "archive") for each in archive_problems(stages)]
         first_run = check_first_run(sweep, stages, now, argument, confirmed=confirmed).unconfirmed
         checks += [_first_run(first_run), _breaker(sweep, stages, now, argument, confirmed)]
@@ -148,18 +148,18 @@ def forecast(
     return Forecast(checks, first_run, tick)
 
 
-def _switch(sweep: Sweep, override: Override | None, force: bool) -> Check:
+def _override(sweep: Sweep, override: Override | None, force: bool) -> Check:
     if not sweep.enabled:
         text = "the worker is disabled in HOUSEKEEPING_WORKERS"
-        return Check("switch", "none", f"{text}; --force runs it") if force else _skip("switch", text, "disabled")
+        return Check("override", "none", f"{text}; --force runs it") if force else _skip("override", text, "disabled")
     if override is None:
-        return Check("switch", "none", "neither paused nor narrowed")
+        return Check("override", "none", "neither paused nor narrowed")
     text = describe_override(override)
     if override.state == "narrow":
-        return Check("switch", "slows", text)
+        return Check("override", "slows", text)
     if force:
-        return Check("switch", "none", f"{text}; --force runs it")
-    return _skip("switch", f"{text}. To end that: housekeeping resume {sweep.name}", "paused")
+        return Check("override", "none", f"{text}; --force runs it")
+    return _skip("override", f"{text}. To end that: housekeeping resume {sweep.name}", "paused")
 
 
 def _lease(sweep: Sweep, argument: Any) -> Iterator[Check]:

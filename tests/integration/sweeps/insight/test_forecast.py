@@ -93,7 +93,7 @@ def test_forced_run_is_forecast_as_forced(add_statuses: AddStatuses, prepare: Ca
     worker = prepare(FREE)
 
     assert (forecast_of(worker, force=True).outcome, dry_run(worker, force=True).outcome) == ("done", "done")
-    assert "--force runs it" in check(forecast_of(worker, force=True), "switch").text
+    assert "--force runs it" in check(forecast_of(worker, force=True), "override").text
 
 
 def test_confirmed_run_is_forecast_without_its_breaker(add_statuses: AddStatuses, low_floor: None) -> None:
@@ -122,7 +122,7 @@ def test_breaker_without_a_history_says_so(statuses: None) -> None:
 def test_narrowed_worker_is_forecast_as_slower(statuses: None) -> None:
     overrides.switch(Override(FREE.name, "narrow", batch_size=3))
 
-    found = check(forecast_of(FREE), "switch")
+    found = check(forecast_of(FREE), "override")
 
     assert (found.effect, "narrowed to 3 records a batch" in found.text) == ("slows", True)
 
