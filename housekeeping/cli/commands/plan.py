@@ -46,9 +46,9 @@ def plan(name: str, argument: str | None, as_json: bool) -> None:
     runs, summed over all runs that the work needs; it is unknown without a history. HELD is the number of stale rows
     that stay because the worker's hold applies to them; only workers with a hold have the column.
 
-    Below, the plan shows what the checks before the first batch would do to the run: a pause or lower limits (override),
-    a lease that another run holds, the clocks, a first run without a confirmation, the breaker, the throttle, and when
-    the schedule starts the next run.
+    Below, the plan shows what the checks before the first batch would do to the run: a pause or lower limits
+    (override), a lease that another run holds, the clocks, a first run without a confirmation, the breaker, the
+    throttle, and when the schedule starts the next run.
 
     Works before "housekeeping init", too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
     """
