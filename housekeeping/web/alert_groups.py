@@ -68,7 +68,7 @@ class AlertGroup:
 
     @property
     def seen(self) -> str:
-        """The workers that a form of this group acknowledges."""
+        """The tokens of the group's members, as its form sends them."""
         return ",".join(each.token for each in self.members)
 
 

@@ -52,7 +52,7 @@ class Logins:
         return login_id
 
     def find(self, login_id: str | None) -> Login | None:
-        """Return a login and note its use; None: it has ended, or is of another process."""
+        """Return a login and note its use; None: it has ended, or another process has it."""
         with self._lock:
             login = self._logins.pop(login_id or "", None)
             if login is None or time.monotonic() - login.used_at > _IDLE_S:

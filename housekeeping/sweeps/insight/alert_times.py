@@ -43,7 +43,7 @@ def _since(alert: Alert, ended: Sequence[Ended], names: Sequence[set[str]], now:
 
 
 def _names(sweep: Sweep, run: Ended) -> set[str]:
-    """Return the names of the alerts that a run raises, alone or together with those before it."""
+    """Return the names of the alerts that a run raises or contributes to, such as ``failed_runs``."""
     duration_s = (run.finished_at - run.started_at).total_seconds()
     found = {alert.name for alert in run_alerts(sweep, duration_s, run.counts)}
     found |= {alert.name for alert in last_run_alerts(run.outcome, run.reason)}

@@ -41,8 +41,8 @@ class Attempt:
     """A run that has begun.
 
     Attributes:
-      run_id: Its row.
-      started_at: By the database's clock.
+      run_id: Id of its row in the ledger.
+      started_at: Time of its start, by the database's clock.
       cursor: Where the run resumes; None: at the front.
       fence: Key, epoch and holder of its lease; None: it has no lease.
       history: The worker's last runs, newest first, without those that were stopped before their first change.

@@ -18,7 +18,7 @@ What = Literal["dropped", "detached", "stays", "attached", "busy", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a partition.
+    """Result of the attempt to drop a partition.
 
     Attributes:
       reason: Why it was not dropped; None if it was.
