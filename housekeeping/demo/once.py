@@ -93,7 +93,7 @@ def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep], *, wide: bool) -> 
             *origin,
             run.outcome or "running",
             format_duration(_seconds(run)) if run.finished_at else "-",
-            _did(run.counts, run.reason, sweeps[run.worker]) if run.outcome or any(run.counts.values()) else "-",
+            _did(run.counts, run.reason, sweeps.get(run.worker)) if run.outcome or any(run.counts.values()) else "-",
         )
     return shown
 
@@ -110,7 +110,7 @@ def sums_table(runs: Iterable[Run], sweeps: dict[str, Sweep], title: str) -> Tab
             # Flags such as out_of_time are no numbers, and details such as throttled have no sum.
             total.update({name: value for name, value in run.counts.items() if type(value) is int})
         took = format_duration(sum(map(_seconds, same)))
-        did = _did(dict(total), reason, sweeps[worker])
+        did = _did(dict(total), reason, sweeps.get(worker))
         shown.add_row(worker, _SENT_BY.get(trigger, trigger), str(len(same)), outcome, took, did)
     return shown
 
@@ -120,5 +120,8 @@ def _seconds(run: Run) -> float:
     return seconds
 
 
-def _did(did: dict[str, Any], reason: str | None, sweep: Sweep) -> str:
-    return reason if reason and not any(did.values()) else format_counts(in_order(sweep, did))
+def _did(did: dict[str, Any], reason: str | None, sweep: Sweep | None) -> str:
+    if reason and not any(did.values()):
+        return reason
+    # A purge that someone runs on the demo's database is in the ledger, too, and has no declared sweep.
+    return format_counts(did if sweep is None else in_order(sweep, did))

@@ -65,6 +65,15 @@ def test_dead_letter_list_shows_actor_and_error(command: Command, dead: Message[
     assert "\x1b" not in finished.stdout and "hunter2" not in finished.stdout
 
 
+def test_empty_dead_letter_list_says_so(command: Command, dead: Message[Any]) -> None:
+    unmatched = command("deadletters", "list", "--actor", "mail")
+    command("deadletters", "delete", "--all", "--yes")
+    emptied = command("deadletters", "list")
+
+    assert unmatched.stdout == "no dead letters match\n0 shown, 1 dead letter in total\n"
+    assert (emptied.returncode, emptied.stdout) == (0, "no dead letters\n")
+
+
 def test_dead_letter_list_fits_80_columns_with_whole_ids(
     command: Command, dead: Message[Any], environment: dict[str, str]
 ) -> None:

@@ -197,8 +197,14 @@ def test_demo_fits_its_terminal_and_restores_it(
     running = _processes(demo)
 
     drawn = list(screen.display)
-    with urllib.request.urlopen(drawn[-1].split("dashboard: ")[1].strip(), timeout=_PATIENCE_S) as page:
+    address, _, token = drawn[-1].split("dashboard: ")[1].strip().partition(" token: ")
+    with urllib.request.urlopen(address, timeout=_PATIENCE_S) as page:
         answer = page.read().decode()
+    pause = urllib.request.Request(
+        f"{address}workers/ci.stuck_jobs/pause", b"reason=peak", {"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(pause, timeout=_PATIENCE_S) as page:  # raises an error if the token is wrong
+        paused = page.status
     demo.send_signal(signal.SIGINT)
     while (more := _read(controller)) != b"":
         shown += more
@@ -207,7 +213,7 @@ def test_demo_fits_its_terminal_and_restores_it(
     assert drawn[0].startswith("WORKER ")
     assert sum("user_status_cleanup.batch" in line for line in drawn) >= 1
     assert any(line.startswith("WHAT CHANGED") for line in drawn) == (lines == 45)
-    assert "user_status_cleanup" in answer
+    assert "user_status_cleanup" in answer and paused == 200
     assert b"\x1b[?1049h" in shown and b"\x1b[?1049l" in shown  # the alternate screen, and back
     assert b"Traceback" not in shown
     _assert_gone(running, temporary)

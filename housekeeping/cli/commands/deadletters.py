@@ -113,7 +113,10 @@ def list_letters(limit: int, after: str | None, as_json: bool, **conditions: str
             in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
             in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
         )
-    print_table(rows)
+    if page.letters:
+        print_table(rows)
+    else:
+        say("no dead letters match" if total else "no dead letters")
     if len(page.letters) < total:
         say(f"{len(page.letters):,} shown, {counted(total, 'dead letter')} in total")
     if older is not None:

@@ -12,5 +12,5 @@ def test_demo_without_web_extra_names_the_install_command(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "housekeeping.web.application", None)
     stage: Any = None  # nothing of it is used
 
-    with dashboard(stage) as address:
+    with dashboard(stage, "token") as address:
         assert address.startswith("not installed: pip install ") and "[web]" in address
