@@ -176,7 +176,7 @@ def test_run_of_no_declared_worker_links_to_no_worker(client: FlaskClient) -> No
 
     page = client.get(f"/runs/{run_id}").get_data(as_text=True)
 
-    assert f"Run {run_id} of purge:sessions" in page
+    assert f"Run {run_id} of purge:<wbr>sessions" in page
     assert "/workers/purge" not in page
 
 
