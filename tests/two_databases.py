@@ -17,16 +17,19 @@ import psycopg2
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import connect_to, database
 from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.purge.request import PurgeRequest
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
 from tests.spare_schema import SpareSchema
 
 SECOND: Final = "second"
-#: Tests of plain actors and of replicas, which belong to ``main``: there the other database is `SECOND`, and unused.
+#: Tests of plain actors, of replicas and of the log of actions, which belong to ``main``: there the other database is
+#: `SECOND`, and unused.
 OF_MAIN: Final = (
     "tests/integration/middleware/schedule/",
     "tests/integration/middleware/test_lost_leases.py",
     "tests/integration/database/replicas/",
+    "tests/integration/sweeps/ledger/test_action_log.py",
 )
 #: Tests of sweeps among them.
 _OF_SWEEPS: Final = (
@@ -38,13 +41,16 @@ _OF_SWEEPS: Final = (
 _CONNECTS: Final = "the test connects to the one database of its settings by itself"
 _THREADS: Final = "threads of the test use the current database, which is main there"
 _COUNTS: Final = "the test counts what an installation with one database has"
+_NAMES: Final = "the test names what is in the only database"
 #: Tests that need one database, with the reason.
 ONE_DATABASE: Final = {
     "tests/integration/costs/": _COUNTS,
     "tests/integration/database/test_connection.py::": _CONNECTS,
     "tests/integration/database/test_transactions.py": _CONNECTS,
     "tests/integration/database/replicas/test_scheduler.py": "the sweep of the test reads from replicas of main",
-    "tests/integration/doctor/test_doctor.py": "the test names the only database's area postgres",
+    "tests/integration/database/test_pooler.py::test_statement_through_a_pooler_can": _THREADS,
+    "tests/integration/doctor/test_doctor.py": _NAMES,
+    "tests/integration/doctor/test_locked_tables.py": _NAMES,
     "tests/integration/leases/test_fences.py::test_an_applications_own_connection": _CONNECTS,
     "tests/integration/leases/test_fences.py::test_fence_without_a_database": _CONNECTS,
     "tests/integration/leases/test_fences.py::test_lease_is_released_if": _THREADS,
@@ -52,12 +58,16 @@ ONE_DATABASE: Final = {
     "tests/integration/middleware/interrupts/test_statements.py": _THREADS,
     "tests/integration/own_sweeps/test_installed.py": _COUNTS,
     "tests/integration/sweeps/engine/test_second_deliveries.py": _THREADS,
-    "tests/integration/sweeps/ledger/test_history.py": "the test names runs of the only database",
+    "tests/integration/sweeps/insight/test_forecast.py::test_lease_of_a_running": _NAMES,
+    "tests/integration/sweeps/ledger/test_history.py": _NAMES,
     "tests/integration/sweeps/ledger/test_lease_admin.py": _CONNECTS,
     "tests/integration/sweeps/ledger/test_schema.py": _CONNECTS,
     "tests/integration/sweeps/limits/test_db_health.py": _CONNECTS,
     "tests/integration/sweeps/limits/test_sick_database.py": _CONNECTS,
-    "tests/integration/web/test_pages.py": "the test names runs of the only database",
+    "tests/integration/sweeps/partitions/test_concurrent.py::test_database_refuses": _THREADS,
+    "tests/integration/web/test_pages.py": _NAMES,
+    "tests/integration/web/test_plan_and_run.py::test_run_is_confirmed": _NAMES,
+    "tests/integration/web/test_snapshot_reader.py": _NAMES,
     "tests/integration/workers/bulk_imports/test_other_tables.py": _CONNECTS,
     "tests/integration/workers/batched_git_ref_updates/test_tables.py": _CONNECTS,
     "tests/integration/workers/ci_stuck_builds/test_tables_and_sessions.py": _CONNECTS,
@@ -71,8 +81,8 @@ def is_of_main(nodeid: str) -> bool:
 
 
 def declare_in_second_database() -> None:
-    """Let all sweeps and leases have the database `SECOND`, also those that are declared later and name none."""
-    for declared in (Sweep, ExclusiveLease):
+    """Let all sweeps, purges and leases have the database `SECOND`, also those declared later that name none."""
+    for declared in (Sweep, PurgeRequest, ExclusiveLease):
         defaults: Any = declared.__init__.__kwdefaults__
         assert defaults["database"] == MAIN
         defaults["database"] = SECOND

@@ -20,6 +20,8 @@ from tests.acceptance.processes import eventually
 from tests.acceptance.session_sweeps import NAME as SWEEP
 from tests.acceptance.session_sweeps import sessions_module
 
+pytestmark = pytest.mark.slow
+
 MODULE: Final = sessions_module('Delete(archive_to="old_sessions", archive_keep=timedelta(days=90))')
 
 

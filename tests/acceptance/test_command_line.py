@@ -15,6 +15,8 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 
+pytestmark = pytest.mark.slow
+
 WORKER = "user_status_cleanup.batch"
 
 

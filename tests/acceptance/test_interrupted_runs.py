@@ -23,6 +23,8 @@ from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually
 
+pytestmark = pytest.mark.slow
+
 WORKER: Final = "user_status_cleanup.batch"
 CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
 PARCELS: Final = "shop.parcels"

@@ -12,6 +12,8 @@ from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("command", ["worker", "scheduler"])
 @pytest.mark.parametrize(

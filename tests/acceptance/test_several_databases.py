@@ -20,6 +20,8 @@ from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
 from tests.command_processes import CommandProcesses
 from tests.unit.docs.blocks import ROOT, blocks
 
+pytestmark = pytest.mark.slow
+
 PAGE: Final = ROOT / "docs/howto/several-databases.md"
 STATUSES: Final = "user_status_cleanup.batch"
 BUILDS: Final = "ci.stuck_builds.drop_canceling"

@@ -18,7 +18,7 @@ from housekeeping.sweeps.insight.state import next_tick
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RunRecord, name_database, run_label
 from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import override_of
+from housekeeping.sweeps.ledger.overrides import describe_override, override_of
 from housekeeping.sweeps.processes.alerts import no_living_scheduler, no_living_worker
 from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes
 
@@ -183,7 +183,7 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
     if sweep is not None and not sweep.enabled:
         steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
     elif override is not None and override.state == "paused":
-        steps.append(f"the worker is paused, and its runs are skipped: housekeeping resume {record.worker}")
+        steps.append(f"its runs are skipped ({describe_override(override)}): housekeeping resume {record.worker}")
     return Explanation(
         record.worker,
         record.tick,

@@ -24,6 +24,8 @@ from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.integration.doctor.conftest import Found
 from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED
 
+pytestmark = pytest.mark.slow
+
 CI_WORKERS = (
     "ci.stuck_builds.drop_running, ci.stuck_builds.drop_scheduled, ci.stuck_builds.drop_canceling, ci.stuck_jobs"
 )

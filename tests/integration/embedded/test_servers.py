@@ -18,6 +18,8 @@ from housekeeping import embedded
 from housekeeping.core.errors import EmbeddedServerError
 from tests.integration.embedded.observing import answers_of, processes_in, query, shared_memory, traces
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[embedded.Servers]:

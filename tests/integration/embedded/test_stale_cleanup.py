@@ -18,6 +18,8 @@ from housekeeping.embedded import folders
 from housekeeping.embedded.supervisor import clear_leftovers
 from tests.integration.embedded.observing import answers_of, ended, eventually, parent, segments, shared_memory, traces
 
+pytestmark = pytest.mark.slow
+
 IPC_PRIVATE, IPC_RMID = 0, 0
 
 

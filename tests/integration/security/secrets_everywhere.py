@@ -107,6 +107,8 @@ def pages(front: str, **headers: str) -> dict[str, str]:
     """Return every linked page by address, starting at the first one, with its headers."""
     waiting, seen = [front], dict[str, str]()
     while waiting and len(seen) < _MOST_PAGES:
+        # Filters and orders of one page have many addresses, which could leave no room for the other pages.
+        waiting.sort(key=lambda link: "?" not in link)
         address = waiting.pop()
         try:
             with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:

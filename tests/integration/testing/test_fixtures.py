@@ -12,6 +12,8 @@ import redis
 from housekeeping.core.wording import how_to_install
 from tests.integration.testing.conftest import RunPytest
 
+pytestmark = pytest.mark.slow
+
 _LOADED: Final = "[name for name in sys.modules if name.split('.')[0] in ('dramatiq', 'peewee', 'psycopg2', 'redis')]"
 
 

@@ -19,6 +19,8 @@ from housekeeping.web.logins import Logins
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 
+pytestmark = pytest.mark.slow
+
 READ_TOKEN = "a-token-to-read-only"
 PATH = f"/workers/{WORKER}"
 COOKIE = "housekeeping"

@@ -19,6 +19,8 @@ from tests.faults import at_step, once
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 
+pytestmark = pytest.mark.slow
+
 DAY = timedelta(hours=24)
 #: The settings that say where the queues are.
 Queues = Callable[[str], dict[str, str]]

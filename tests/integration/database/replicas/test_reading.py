@@ -15,6 +15,8 @@ from housekeeping.database.wal_position import WalPosition
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 
+pytestmark = pytest.mark.slow
+
 
 def declared(application: Application, seen: list[Any], **options: Any) -> Actor[[], None]:
     """An actor that notes which notes it sees."""

@@ -22,6 +22,8 @@ from housekeeping.testing import assert_survives_kill
 from tests.integration.sweeps.table_models import django_shop as shop
 from tests.session_settings import NEEDS_SESSION
 
+pytestmark = pytest.mark.slow
+
 TOKYO = "tests.integration.sweeps.table_models"
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

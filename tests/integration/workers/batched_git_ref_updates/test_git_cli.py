@@ -14,6 +14,8 @@ from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare
 
+pytestmark = pytest.mark.slow
+
 GIT = GitCli()
 Program = Callable[[str], str]
 

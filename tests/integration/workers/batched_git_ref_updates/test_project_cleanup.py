@@ -23,6 +23,8 @@ from tests.integration.workers.batched_git_ref_updates.conftest import AddDeleti
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 from tests.session_settings import set_in_session
 
+pytestmark = pytest.mark.slow
+
 
 def test_refs_are_deleted_and_rows_processed(
     repository: MakeRepository, add_refs: AddRefs, times: DatabaseTimes

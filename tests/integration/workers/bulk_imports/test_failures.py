@@ -22,6 +22,8 @@ from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, sweep
 from tests.integration.workers.bulk_imports.conftest import EACH, STALE, Tables
 from tests.session_settings import set_in_session
 
+pytestmark = pytest.mark.slow
+
 SMALL = dataclasses.replace(sweep, batch_size=10, options={"page_size": 10, "log_records": True})
 Lines = Callable[[str], list[dict[str, Any]]]
 

@@ -17,6 +17,8 @@ from housekeeping.workers.bulk_imports.worker import sweep
 from tests.integration.statements import watch_statements
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
 
+pytestmark = pytest.mark.slow
+
 
 def test_plan_counts_the_rows_that_the_run_changes(tables: Tables, clock: ManualClock) -> None:
     # 入力データソース: the three tables.

@@ -17,6 +17,8 @@ from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import SWEEPS, drop_canceling
 from tests.integration.workers.ci_stuck_builds.tables import NOW, AddBuilds, Refuse, lines
 
+pytestmark = pytest.mark.slow
+
 OLD = f"{NOW} - interval '2 days'"
 STUCK_IN = {
     "ci.stuck_jobs": "pending",
