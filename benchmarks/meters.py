@@ -18,7 +18,7 @@ class Reading:
     Attributes:
       commits: Transactions that wrote something.
       wal_bytes: Bytes of write-ahead log.
-      statements: What was sent to PostgreSQL, BEGIN and COMMIT included; None: not counted by this server.
+      statements: What was sent to PostgreSQL, BEGIN and COMMIT included; None if not counted by this server.
       redis_commands: What Redis carried out, within scripts as well.
       redis_trips: How often Redis read something from a connection: round trips, where no message is large.
       server_seconds: Processor time of both servers.

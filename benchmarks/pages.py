@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Final
 
@@ -14,11 +14,12 @@ from psycopg2.extensions import connection as Connection
 from werkzeug.test import TestResponse
 
 from benchmarks.servers import Stage, started
-from housekeeping.core.settings import Settings
+from housekeeping.core.settings import MAIN, Settings
 from housekeeping.core.telemetry import logs
 from housekeeping.database.connection import BaseModel, connect_to, database
 from housekeeping.database.times import UtcDateTimeField
 from housekeeping.sweeps import Delete, Sweep
+from housekeeping.sweeps.insight.trends import INTERVALS, Range, read_trends
 from housekeeping.web.application import create_app
 
 _WORKERS: Final = 60
@@ -87,12 +88,15 @@ def main() -> None:
         settings = Settings.load(database_url=servers.database_url(name), redis_url=servers.redis_url)
         logs.configure("ERROR", "json")
         database.initialize(connect_to(settings.require_database_url()))
+        declared = sweeps()
         client = create_app(
-            settings, sweeps(), "a-token-of-the-benchmark-of-all-pages", open_to_read=True
+            settings, declared, "a-token-of-the-benchmark-of-all-pages", open_to_read=True
         ).test_client()
         click.echo(f"{'page':48} {'ms':>7} {'kB':>7} {'kB gzip':>8} {'B unchanged':>12}")
         for page in _PAGES:
             _measure(client, page)
+        for length in INTERVALS:
+            _measure_trends(declared, length)
         database.close()
 
 
@@ -111,6 +115,16 @@ def _measure(client: FlaskClient, page: str) -> None:
     size = len(unchanged.data) if unchanged.status_code == 304 else -1
     sizes = f"{len(plain.data) / 1000:7.1f} {len(packed.data) / 1000:8.1f} {size:12}"
     click.echo(f"{page:48} {median(times) * 1000:7.1f} {sizes}")
+
+
+def _measure_trends(declared: dict[str, Sweep], length: Range) -> None:
+    """Measure the query of a chart, which the page makes sixty times in an interval at most."""
+    times = []
+    for _ in range(_REQUESTS):
+        began = time.perf_counter()
+        read_trends([MAIN], declared.values(), length, datetime.now(UTC))
+        times.append(time.perf_counter() - began)
+    click.echo(f"{f'trends of a {length}':48} {median(times) * 1000:7.1f}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg2.extensions import connection as Connection
 
-#: A row is old after so many days. No row is between 190 and 200 days old, so that whole partitions are old.
+#: A row is old after this many days. No row is between 190 and 200 days old, so that whole partitions are old.
 AGE: Final = timedelta(days=195)
 ROWS: Final = 200_000
 BATCH: Final = 1_000

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from housekeeping.core import events as events
     from housekeeping.core.redis.client import throttle as throttle
     from housekeeping.core.settings import Settings as Settings
-    from housekeeping.database.replicas import read_database as read_database
+    from housekeeping.database.replicas.routing import read_database as read_database
     from housekeeping.installation import install as install
+    from housekeeping.leases.current import fence as fence
     from housekeeping.leases.lease import ExclusiveLease as ExclusiveLease
-    from housekeeping.leases.lease import fence as fence
     from housekeeping.middleware.enqueueing.many import enqueue_many as enqueue_many
     from housekeeping.sweeps import AlertThresholds as AlertThresholds
     from housekeeping.sweeps import BaseModel as BaseModel
@@ -47,9 +47,9 @@ _PUBLIC: Final = {
     "Transition": "housekeeping.sweeps",
     "UtcDateTimeField": "housekeeping.sweeps",
     "enqueue_many": "housekeeping.middleware.enqueueing.many",
-    "fence": "housekeeping.leases.lease",
+    "fence": "housekeeping.leases.current",
     "install": "housekeeping.installation",
-    "read_database": "housekeeping.database.replicas",
+    "read_database": "housekeeping.database.replicas.routing",
     "throttle": "housekeeping.core.redis.client",
 }
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}

@@ -21,6 +21,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping import embedded
 from housekeeping.core.settings import MAIN, PREFIX, Settings
 from housekeeping.database.connection import Database, database
+from housekeeping.sweeps.ledger import schema
 from housekeeping.testing import ManualClock, plugin
 from tests import two_databases
 from tests.command_processes import CommandProcesses
@@ -86,6 +87,7 @@ def no_database_of_another_test() -> Iterator[None]:
     for name in database.by_name().keys() - {MAIN}:
         with database.using(name):
             database.initialize(None)
+    schema.use_schema(Settings.model_fields["schema_name"].default)  # a command within the test may have changed it
 
 
 @pytest.fixture(scope="session")
@@ -187,7 +189,7 @@ def clock(housekeeping_clock: ManualClock) -> ManualClock:
 
 @pytest.fixture
 def admin(urls: Urls) -> Iterator[Connection]:
-    """A connection of its own, in autocommit, for what a test does behind the library's back."""
+    """A connection beside the library's, in autocommit."""
     admin = psycopg2.connect(urls.database)
     admin.autocommit = True
     yield admin
@@ -275,7 +277,7 @@ def redis_client(housekeeping_redis: redis.Redis) -> redis.Redis:
 
 @pytest.fixture(scope="session")
 def command_processes() -> Iterator[CommandProcesses]:
-    """What starts commands faster than a new Python process."""
+    """Processes that start commands faster than a new interpreter does."""
     processes = CommandProcesses()
     yield processes
     processes.close()
@@ -289,6 +291,6 @@ def environment(
     ours = {f"{PREFIX}BROKER_URL": broker_url or "", f"{PREFIX}LOG_FORMAT": "json"}
     if broker_url is not None:
         ours[f"{PREFIX}RABBITMQ_QUEUE_TYPE"] = housekeeping_settings.rabbitmq_queue_type
-    # Nor the size of a terminal, which tests in parallel are told of though they have none.
+    # Without the size of a terminal: parallel tests have one in their environment, but no terminal.
     kept = {name: value for name, value in housekeeping_environment.items() if name not in ("COLUMNS", "LINES")}
     return kept | ours

@@ -23,6 +23,6 @@ class DatabaseTimes:
         self.noted.append(row[0].astimezone(UTC))
 
     def batch_of(self, moment: datetime) -> int | None:
-        """The number of the batch, from 0, within which the moment lies; None: before or after all of them."""
+        """The number of the batch, from 0, within which the moment lies; None if before or after all of them."""
         between = zip(self.noted, self.noted[1:], strict=False)
         return next((number for number, (first, last) in enumerate(between) if first <= moment <= last), None)

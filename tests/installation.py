@@ -128,11 +128,11 @@ def installation(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Installation]:
-    """An installation with something stale for every worker, and nothing at work."""
+    """An installation with stale rows for every worker, without a process."""
     folder = tmp_path / "installation"
     folder.mkdir()
     client = redis.Redis.from_url(redis_of_installations)
-    # It is nobody else's.
+    # No other test uses this server.
     client.flushall()
     ours = {"REDIS_URL": redis_of_installations, "BROKER_URL": "", **scenes.settings(folder)}
     with monkeypatch.context() as patch:

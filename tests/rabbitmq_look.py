@@ -1,8 +1,9 @@
-"""What a test sees and does in RabbitMQ behind the library's back."""
+"""Access to RabbitMQ beside the library, for tests."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Final
 
 import pika
 from dramatiq import Message, MessageProxy
@@ -13,6 +14,8 @@ from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
 from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer
 from housekeeping.brokers.rabbitmq.delay_queues import level_queues
 
+_RETURN_S: Final = 2.0
+
 
 def on_rabbitmq(broker: Any) -> bool:
     """Whether it is RabbitMQ's, and not Redis'."""
@@ -20,7 +23,7 @@ def on_rabbitmq(broker: Any) -> bool:
 
 
 def bodies(broker: ReliableRabbitmqBroker, queue: str, *, take: bool = False) -> list[bytes]:
-    """What waits in a queue of Dramatiq's, the oldest first; not what a consumer holds."""
+    """Return the messages that wait in a queue of Dramatiq, oldest first, without those that a consumer holds."""
     return [body for name in _names(broker, queue) for body in _bodies(broker, name, take=take)]
 
 
@@ -38,18 +41,29 @@ def _bodies(broker: ReliableRabbitmqBroker, name: str, *, take: bool) -> list[by
     except ChannelClosedByBroker:
         return []  # no such queue
     channel.close()  # what was not taken goes back to its place
+    if not take:
+        _wait_until_returned(broker, name, len(found))
     return found
 
 
+def _wait_until_returned(broker: ReliableRabbitmqBroker, name: str, number: int) -> None:
+    """Wait until so many messages are ready: a quorum queue takes them back after it has answered."""
+    deadline = time.monotonic() + _RETURN_S  # a consumer may take them meanwhile
+    while broker.channel.queue_declare(name, passive=True).method.message_count < number:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
 def messages(broker: Any, queue: str) -> list[Message[Any]]:
-    """The same decoded, and with what a worker holds when the broker is `watched`."""
+    """Return the same messages decoded, with those that a worker holds if the broker is `watched`."""
     held = [message for name, message in getattr(broker, "held", {}).values() if name == queue]
     waiting = map(Message.decode, bodies(broker, queue))
     return sorted([*held, *waiting], key=lambda message: message.message_timestamp)
 
 
 class Watched(ReliableRabbitmqBroker):
-    """The library's broker, which shows what its consumers have in hand."""
+    """The library's broker, which shows the messages that its consumers hold."""
 
     held: dict[int, tuple[str, Message[Any]]]
 

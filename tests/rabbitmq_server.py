@@ -22,13 +22,13 @@ from pika.exceptions import AMQPError
 START_S: Final = 90.0
 #: Below those that Linux and macOS give to connections.
 _PORTS: Final = range(20_000, 32_000)
-#: Debian's program on the PATH insists on a user of its own; this is the one it calls.
+#: Debian's program on the PATH requires its own user; it calls this one.
 _BEHIND_THE_WRAPPER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 @pytest.fixture(scope="session")
 def amqp_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where RabbitMQ is: the one that ``HOUSEKEEPING_TEST_AMQP_URL`` names, else a node of this session's own.
+    """Address of RabbitMQ: ``HOUSEKEEPING_TEST_AMQP_URL``, otherwise a node for this test session.
 
     The node is started with ``--broker=rabbitmq`` alone; without, the tests that need one are skipped. With
     ``--topology=rabbitmq-cluster`` there are three nodes, and a URL of each.
@@ -99,7 +99,7 @@ class Node:
         self.environment |= {"HOME": str(folder), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": "127.0.0.1"}
         self._epmd = None if peer else self._spawn("epmd", "-port", str(epmd), "-address", "127.0.0.1")
         if self._epmd is not None:
-            # A server that finds none starts one of its own, which outlives it.
+            # A server without this daemon starts one, which outlives the server.
             self._wait_until(lambda: _listens(epmd), self._epmd)
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -188,10 +188,10 @@ def cluster(number: int, program: Path = _BEHIND_THE_WRAPPER) -> Iterator[list[N
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different, by chance, so that sessions side by side do not choose the same.
+    """Return free ports, chosen at random, so that parallel sessions choose different ones.
 
-    They are none of those the system gives to whoever connects: a server takes seconds until it listens, and
-    until then one of them may be the own end of somebody's connection.
+    They are outside of the range from which the system takes local ports: a server needs seconds until it listens, and
+    meanwhile another connection could take its port.
     """
     with ExitStack() as stack:
         found: list[int] = []

@@ -117,7 +117,7 @@ class SentinelServers:
         self._await(self._is_complete, _START_S)
 
     def start_server(self, port: int, replica_of: int | None = None) -> None:
-        """Start a data server, empty; Sentinel makes it a replica if it is not the primary any more."""
+        """Start a data server, empty; Sentinel makes it a replica if it is no longer the primary."""
         options = [
             *(f"--{self._port}", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
             *("--repl-diskless-sync-delay", "0", "--maxmemory-policy", "noeviction"),
@@ -179,7 +179,7 @@ class SentinelServers:
             process.wait()
 
     def start_sentinel(self, port: int) -> None:
-        """Start a Sentinel, with what it knew before."""
+        """Start a Sentinel with its earlier state."""
         lines = [
             *(self._tls.lines() if self._tls else ()),
             f"{self._port} {port}",

@@ -8,7 +8,7 @@ import pytest
 
 from housekeeping.database.connection import Database, DatabaseHandle
 
-NEEDS_SESSION: Final = pytest.mark.direct_only(reason="assert_idempotent and assert_survives_kill need a session")
+NEEDS_SESSION: Final = pytest.mark.direct_only(reason="run_in_process and the kit's assertions need a session")
 
 
 def set_in_session(handle: Database | DatabaseHandle, *settings: str) -> None:

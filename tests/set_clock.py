@@ -12,7 +12,7 @@ import pytest
 
 
 class Machine:
-    """The machine's clock and alarm: whoever waits is woken at once, a little late, at the time waited for."""
+    """The machine's clock and alarm. A wait ends at once, at the requested time and a little more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, start: datetime, zone: str = "UTC") -> None:
         self.time = start

@@ -48,7 +48,6 @@ ONE_DATABASE: Final = {
     "tests/integration/database/test_connection.py::": _CONNECTS,
     "tests/integration/database/test_transactions.py": _CONNECTS,
     "tests/integration/database/replicas/test_scheduler.py": "the sweep of the test reads from replicas of main",
-    "tests/integration/database/test_pooler.py::test_statement_through_a_pooler_can": _THREADS,
     "tests/integration/doctor/test_doctor.py": _NAMES,
     "tests/integration/doctor/test_locked_tables.py": _NAMES,
     "tests/integration/leases/test_fences.py::test_an_applications_own_connection": _CONNECTS,

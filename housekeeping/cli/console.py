@@ -22,11 +22,9 @@ class _SafeConsole(Console):
         return super().render_str(printable(text), **options)
 
 
-def _console(width: int | None) -> Console:
-    # Values from databases and error texts contain brackets, which are not markup.
-    return _SafeConsole(width=width, highlight=False, markup=False, emoji=False)
+#: `sys.stdout` is `None` if the process started with it closed.
+_HAS_WIDTH: Final = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
 
-
-#: Output for people. Logs and progress go to stderr. `sys.stdout` is `None` if the process started with it closed.
-#: Colors need a terminal, and no environment variable NO_COLOR.
-out: Final = _console(None if (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ else NO_LIMIT)
+#: Output for people. Logs and progress go to stderr. Colors need a terminal, and no environment variable NO_COLOR.
+#: No markup: values from databases and error texts contain brackets.
+out: Final = _SafeConsole(width=None if _HAS_WIDTH else NO_LIMIT, highlight=False, markup=False, emoji=False)

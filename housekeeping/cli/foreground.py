@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
-import click
 from dramatiq.middleware import Shutdown
 from peewee import PeeweeException
 
-from housekeeping.cli.formatting import ProgressLine, progress
+from housekeeping.cli.formatting import ProgressLine, notify, progress
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.sanitize import printable
-from housekeeping.core.thread_interrupt import interrupt
+from housekeeping.core.thread_interrupt import interrupt, run_interruptibly
 from housekeeping.database.connection import database
 from housekeeping.middleware.interrupts.statements import StatementInProgress, statement_of_this_thread
 from housekeeping.sweeps.declaration import Sweep
@@ -149,6 +147,15 @@ class Foreground(Generic[T]):
                 signal.signal(number, handler)
 
 
+def count_for_dry_run(name: str, count: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Count what a run would do, with a progress line. Ctrl-C ends the process with 130."""
+    try:
+        with progress(f"{name}: counting"):
+            return Foreground(lambda stopping: run_interruptibly(count, *args, **options)).result()
+    except (Abandoned, Shutdown):
+        end_process(130, "interrupted")
+
+
 #: Runs a sweep, given its progress line, an event that stops it after a batch, and a function that takes the run's id.
 Work = Callable[[ProgressLine, threading.Event, Callable[[int], None]], RunResult]
 
@@ -177,7 +184,7 @@ def run_with_progress(sweep: Sweep, work: Work, *, continued_by: str) -> tuple[R
 def _close_run(sweep: Sweep, run_id: int | None, started_at: datetime) -> RunResult | None:
     """Record the end of a run whose thread still hangs, and return its result; `None` if that takes too long.
 
-    Afterward the run cannot commit any more. The next run takes over its lease.
+    Afterward the run can no longer commit. The next run takes over its lease.
     """
     closed = Closed("partial", "shutdown", {}) if run_id is None else _closed(run_id, sweep.database)
     if closed is None:
@@ -213,7 +220,7 @@ def _closed(run_id: int, database_name: str) -> Closed | None:
 def end_process(exit_code: int, line: str | None = None) -> NoReturn:
     """Exit at once after printing a line. Hanging threads would delay a normal exit."""
     if line is not None:
-        click.echo(f"housekeeping: {printable(line)}", err=True)
+        notify(line)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import click
 from rich.console import Console
 from rich.text import Text
 
@@ -20,13 +21,18 @@ _INDENT: Final = 2  # spaces before a line's continuation
 _UNIT: Final = re.compile(r"[`'\"(]?housekeeping(?: [\w./:=*@<>-]+)+\S*|\S+")
 
 
+def notify(line: str) -> None:
+    """Print a line on stderr, beside the result on stdout."""
+    click.echo(f"housekeeping: {printable(line)}", err=True)
+
+
 def say(line: str | Text, style: str = "", *, indent: int | None = None) -> None:
     """Print a line, wrapped between words to the terminal's width. A command to type stays on one line.
 
     Text that is copied from the terminal must not contain the first half of a command followed by a line break.
 
     Parameters:
-      indent: Spaces before the lines after the first; None: two more than before the first.
+      indent: Spaces before the lines after the first; None for two more than before the first.
     """
     text = line if isinstance(line, Text) else Text(printable(line), style)
     if out.width >= NO_LIMIT:

@@ -16,7 +16,6 @@ from housekeeping.cli.status_report import DatabaseReport, StatusReport
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.sanitize import in_one_line, printable, shortened
 from housekeeping.core.wording import counted, format_duration
-from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.presentation.formatting import (
     describe_override,
     format_age,
@@ -63,7 +62,7 @@ def _print_alerts(report: StatusReport, statuses: list[WorkerStatus]) -> None:
     for found in report.databases:
         of_database = f"database {found.name}: " if report.has_several else ""
         if found.clock is not None and found.clock.exceeded:
-            say(_clock_line(found.clock, of_database))
+            say(_alert_line(f"{of_database}{found.clock}", "clock"))
         if found.error is not None:
             say(_unavailable_line(found))
     for alert in report.alerts:
@@ -83,10 +82,6 @@ def _unavailable_line(found: DatabaseReport) -> Text:
     workers = ", ".join(each.name for each in found.workers)
     text = f"{found.error}; not shown: {workers}"
     return Text.assemble(("UNAVAILABLE", "bold red"), f" {in_one_line(text, _ALERT_WIDTH)}")
-
-
-def _clock_line(clock: ClockSkew, of_database: str) -> Text:
-    return _alert_line(f"{of_database}{clock}", "clock")
 
 
 def _alert_line(text: str, name: str, known: Acknowledged | None = None) -> Text:

@@ -14,7 +14,7 @@ from housekeeping.core.redis.client import redis_client
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.status import WorkerStatus
 from housekeeping.sweeps.insight.statuses import worker_statuses
@@ -24,6 +24,7 @@ from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.processes.alerts import never_ran_alerts, process_alerts
 from housekeeping.sweeps.processes.heartbeats import Processes, read_processes
 from housekeeping.sweeps.registry import by_database
+from housekeeping.sweeps.setup_problem import SetupProblem
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class StatusReport:
     """Status of workers, queues, leases and processes.
 
     Attributes:
-      unreachable: Why queues or leases are missing; None: they are not.
+      unreachable: Why queues or leases are missing; None if both were read.
       alerts: Alerts about processes; `WorkerStatus.alarms` has those of the workers.
       has_several: Whether the installation has several databases.
     """
@@ -71,7 +72,7 @@ class StatusReport:
         ]
 
     def acknowledged(self, worker: str, alert: Alert) -> Acknowledged | None:
-        """Return who has acknowledged an alert; None: it is not acknowledged."""
+        """Return an alert's acknowledgment; None if it has none."""
         return acknowledged_by(self.acknowledgments, worker, alert.name, alert.since)
 
     @property

@@ -41,12 +41,18 @@ def table(*columns: str, title: str | None = None) -> Table:
     return made
 
 
-def print_table(printed: Table) -> None:
+def print_table(printed: Table, *, empty: str | None = None) -> None:
     """Print a table in the first form that fits the terminal.
 
     These are one line for each row; the first value on a line of its own, above the others; a line for each value.
     Only a word that is longer than the terminal is wide is broken.
+
+    Parameters:
+      empty: Text in place of a table without rows.
     """
+    if empty is not None and not printed.rows:
+        out.print(empty)
+        return
     columns = printed.columns
     if _width(columns) <= out.width or len(columns) == 2:
         out.print(printed)

@@ -28,8 +28,8 @@ class LostLease(Interrupt):
         return "the run was interrupted: it no longer holds its lease or its message"
 
 
-class _Cancelled(Interrupt):
-    """Replaces an interrupt that is cancelled, and is caught at once."""
+class _Canceled(Interrupt):
+    """Replaces an interrupt that is canceled, and is caught at once."""
 
 
 class _Section:
@@ -60,7 +60,7 @@ _sections: Final[dict[int, _Section]] = {}  # by thread id
 def run_interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function that other threads may `interrupt`; no interrupt arrives after it has returned.
 
-    A call inside of another one, in the same thread, belongs to the outer one.
+    A nested call in the same thread is part of the outer one.
     """
     thread_id = threading.get_ident()
     section = _sections.get(thread_id)
@@ -195,6 +195,6 @@ def _cancel(section: _Section, thread_id: int) -> None:
     if section.requested is None or section.received:
         return
     try:
-        replace_pending_exception(thread_id, _Cancelled)
-    except _Cancelled:
+        replace_pending_exception(thread_id, _Canceled)
+    except _Canceled:
         pass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.database.connection import database
 
 #: A larger difference raises an alert.
@@ -64,11 +64,11 @@ class ClockSkew:
         )
 
 
-def read_database_clock(machine: Clock = SYSTEM_CLOCK) -> ClockSkew:
+def read_database_clock() -> ClockSkew:
     """Compare this machine's clock with the database's; one round trip."""
-    before = machine.now()
+    before = SYSTEM_CLOCK.now()
     server_at = database.execute_sql("SELECT clock_timestamp()").fetchone()[0]
-    return ClockSkew.between(before, server_at.astimezone(UTC), machine.now())
+    return ClockSkew.between(before, server_at.astimezone(UTC), SYSTEM_CLOCK.now())
 
 
 def database_now() -> datetime:

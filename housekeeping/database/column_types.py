@@ -24,7 +24,7 @@ class ColumnType:
     Attributes:
       sql_type: With its modifier, such as ``numeric(10,2)``.
       generated: Whether PostgreSQL computes it from other columns.
-      default: The expression of its default; None: it has none.
+      default: The expression of its default; None if it has none.
     """
 
     name: str

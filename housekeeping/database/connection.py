@@ -13,10 +13,10 @@ from psycopg2.extensions import parse_dsn
 
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError, TransactionEnded
 from housekeeping.core.sanitize import error_line, mask_secrets
+from housekeeping.database.errors import is_connection_lost as is_connection_lost
+from housekeeping.database.errors import sqlstate as sqlstate
+from housekeeping.database.handle import DatabaseHandle as DatabaseHandle
 from housekeeping.database.peewee_database import Database as Database
-from housekeeping.database.peewee_database import DatabaseHandle as DatabaseHandle
-from housekeeping.database.peewee_database import is_connection_lost as is_connection_lost
-from housekeeping.database.peewee_database import sqlstate as sqlstate
 from housekeeping.database.pooler import PreparedStatements
 
 

@@ -1,8 +1,8 @@
-"""peewee's PostgreSQL database with reconnection and cheaper transactions; the only module that uses peewee's
-internals.
+"""peewee's PostgreSQL database with reconnection and cheaper transactions.
 
-peewee has no public way to change how a transaction begins, or to keep the state of a thread when its connection is
-replaced. tests/unit/database/test_peewee_database.py fails if a release of peewee lacks a private attribute used here.
+It uses internals of peewee, which has no public way to change how a transaction begins, or to keep the state of a
+thread when its connection is replaced. tests/unit/database/test_peewee_database.py fails if a release of peewee lacks a
+private attribute used here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from peewee import (  # type: ignore[attr-defined]  # the wrapper of the driver's errors is not in the stubs
-    DatabaseProxy,
     InterfaceError,
     OperationalError,
     PostgresqlDatabase,
@@ -25,78 +23,18 @@ from peewee import (  # type: ignore[attr-defined]  # the wrapper of the driver'
 from psycopg2 import OperationalError as DriverOperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
-from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.context import waiting_for
+from housekeeping.database.errors import sqlstate
 from housekeeping.database.pooler import PreparedStatements, leads_to_pooler, rejects_options, use_pooler
 from housekeeping.database.times import read_extreme_times
 
 T = TypeVar("T")
-
-#: The configured databases by name.
-_databases: Final[dict[str, Database]] = {}
-_current: Final[ContextVar[str]] = ContextVar("current_database", default=MAIN)
 
 #: PostgreSQL's code for a column that does not exist.
 _UNDEFINED_COLUMN: Final = "42703"
 _IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
 #: peewee's record of the open blocks of a thread, which it resets with each connection.
 _BLOCKS: Final = ("ctx", "transactions", "commit_callbacks")
-
-
-class DatabaseHandle(DatabaseProxy):
-    """Proxy of the database with the given name, or of the database that is current in this thread.
-
-    Its transactions are those of `Database`; peewee's proxy would begin plain ones.
-
-    Parameters:
-      name: None for the current database: `MAIN`, or within `using` another one.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        # peewee's proxies reject other attributes, and begin without a database.
-        object.__setattr__(self, "_fixed_name", name)
-        self._callbacks: list[Callable[[Any], object]] = []
-
-    @property
-    def selected(self) -> str:
-        """The name of this handle's database."""
-        name: str | None = self._fixed_name
-        return name or _current.get()
-
-    @property
-    def obj(self) -> Database | None:
-        """The database; None if there is none of this name."""
-        return _databases.get(self.selected)
-
-    @obj.setter
-    def obj(self, database: Database | None) -> None:
-        if database is None:
-            _databases.pop(self.selected, None)
-        else:
-            _databases[self.selected] = database
-
-    @staticmethod
-    @contextmanager
-    def using(name: str) -> Iterator[None]:
-        """Make the database with this name the current one in the block, for this thread."""
-        before = _current.set(name)
-        try:
-            yield
-        finally:
-            _current.reset(before)
-
-    @staticmethod
-    def by_name() -> dict[str, Database]:
-        """Return every configured database by name, `MAIN` first."""
-        return dict(sorted(_databases.items(), key=lambda each: each[0] != MAIN))
-
-    @staticmethod
-    def several() -> bool:
-        """Return whether several databases are configured, so that texts must name them."""
-        return len(_databases) > 1
-
-    def transaction(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__getattr__("transaction")(*args, **kwargs)
 
 
 class _Transaction(_transaction):
@@ -326,15 +264,3 @@ class Database(PostgresqlDatabase):
             self._state.closed = True  # `close` refuses within a transaction
             self.connect()
             return step()
-
-
-def is_connection_lost(error: BaseException) -> bool:
-    """Return whether the driver has lost its connection, or had none."""
-    code = sqlstate(error)
-    return isinstance(error, OperationalError | InterfaceError) and (code is None or code.startswith(("08", "57P")))
-
-
-def sqlstate(error: BaseException) -> str | None:
-    """Return PostgreSQL's five-character code of the error; None if it did not come from the server."""
-    code: str | None = getattr(getattr(error, "orig", None), "pgcode", None)
-    return code

@@ -28,7 +28,7 @@ class StateMachine:
       states: All values of the column; the first is the initial one.
       events: Event -> (source states, target state).
       final: Final states. An event that is allowed from one of them changes a record only if the caller has read the
-        record in that state. If others move the record there at the same time, it stays.
+        record in that state. If another session moves it there meanwhile, nothing changes.
 
     Raises:
       DeclarationError: If an event has no source, or a state that is not one of `states`.

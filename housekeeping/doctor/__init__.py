@@ -17,6 +17,7 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.database.errors import is_unavailable
 from housekeeping.doctor import (
     archives,
     brokers,
@@ -28,10 +29,10 @@ from housekeeping.doctor import (
     tables,
     throttles,
 )
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
-from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
-from housekeeping.sweeps.family_setup import by_problem, problems_of
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.registry import Finding, by_database
+from housekeeping.sweeps.setup_problem import SetupProblem
 from housekeeping.workers import families
 
 #: Random characters that cannot be guessed. The dashboard does not limit attempts.
@@ -119,10 +120,13 @@ def _problems(sweeps: list[Sweep]) -> dict[str, SetupProblem]:
     found: dict[str, SetupProblem] = {}
     for sweep in sweeps:
         try:
-            found |= problems_of([sweep])
+            problem = sweep.lacks()
         except (HousekeepingError, PeeweeException) as error:  # other checks report it
             if is_unavailable(error):
                 break
+            continue
+        if problem is not None:
+            found[sweep.name] = problem
     return found
 
 

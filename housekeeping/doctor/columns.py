@@ -11,10 +11,10 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import Table, is_absent, optional_fields, table_of
+from housekeeping.database.errors import is_unavailable
 from housekeeping.doctor.grants import users_of
 from housekeeping.sweeps.checks.statements import FITTING, KNOWN_TYPES, UNZONED, ZONED, updated_columns, used_fields
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.registry import Finding
 from housekeeping.workers import families
 

@@ -53,7 +53,7 @@ def tables_of(family: Family, settings: Settings | None = None) -> dict[str, tup
     """Return the model and the needed rights of each of the family's tables, by configured table name.
 
     Parameters:
-      settings: They tell which sweeps are used that are off by default; None: none of them.
+      settings: Tell which of the sweeps that are off by default are used; None for none.
     """
     found = {model: family.rights.get(name, ("SELECT",)) for name, model in family.models.items()}
     for sweep in family.sweeps:

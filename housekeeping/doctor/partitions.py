@@ -12,9 +12,9 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.wording import counted
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.partitions.hint import hint_of
 from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.registry import Finding

@@ -26,7 +26,7 @@ OLDEST: Final = 130000  # PostgreSQL 13, the oldest tested version
 LONG: Final = timedelta(minutes=10)
 _SHOWN: Final = 5  # transactions
 _NTP: Final = "synchronize both by NTP"
-#: A row with so many attempts has waited for half an hour.
+#: A row with this many attempts has waited for half an hour.
 _MANY: Final = 6
 _EXAMINED: Final = 10_000  # rows
 

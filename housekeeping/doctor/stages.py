@@ -15,13 +15,13 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import quoted_name, table_if_visible
 from housekeeping.database.clock_skew import database_now
 from housekeeping.database.connection import database
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
 from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.sweeps.checks.references import sampled_references
 from housekeeping.sweeps.checks.statements import Recorder
 from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.registry import Finding
 from housekeeping.sweeps.stages.hold import ExceptHeld
 from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
@@ -108,9 +108,9 @@ def held_tables(stage: TableStage) -> Collection[str]:
 
 
 def _index_finding(worker: str, query: ExplainQuery, held: Collection[str] = ()) -> Finding:
-    plan = explain(query.query)
-    fault = fault_of(plan)
-    scanned = {node["Relation Name"] for node in _nodes(plan) if node["Node Type"] == "Seq Scan"}
+    nodes = explain(query.query)
+    fault = fault_of(nodes)
+    scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
     if scanned and scanned <= set(held):
         names = ", ".join(sorted(scanned))
         return Finding(
@@ -126,8 +126,8 @@ def _index_finding(worker: str, query: ExplainQuery, held: Collection[str] = ())
     return Finding("warning", worker, "indexes", f"{query.what}: {fault}", "; ".join(missing) or None)
 
 
-def explain(query: Any) -> dict[str, Any]:
-    """Return PostgreSQL's plan of the statement as for a large table."""
+def explain(query: Any) -> list[dict[str, Any]]:
+    """Return the nodes of PostgreSQL's plan of the statement, as for a large table."""
     # The database's context: a query that starts with a common table expression has none of its own.
     sql, parameters = database.get_sql_context().sql(query).query()
     with database.atomic() as transaction:
@@ -136,13 +136,11 @@ def explain(query: Any) -> dict[str, Any]:
         database.execute_sql("SET LOCAL enable_sort = off")
         plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
         transaction.rollback()
-    top: dict[str, Any] = plan[0]["Plan"]
-    return top
+    return list(_nodes(plan[0]["Plan"]))
 
 
-def fault_of(plan: dict[str, Any]) -> str | None:
-    """Return why the plan is slow on a large table, or `None`."""
-    nodes = list(_nodes(plan))
+def fault_of(nodes: list[dict[str, Any]]) -> str | None:
+    """Return why a plan with these nodes is slow on a large table, or `None`."""
     if any(node["Node Type"] == "Seq Scan" for node in nodes):
         return "the whole table is read"
     for node in nodes:

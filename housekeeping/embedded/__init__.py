@@ -1,4 +1,4 @@
-"""Real PostgreSQL and Redis-compatible servers for a trial or a test, removed without a trace afterwards.
+"""Real PostgreSQL and Redis-compatible servers for a trial or a test, removed without a trace afterward.
 
 ::
 

@@ -28,7 +28,7 @@ _IPC_RMID: Final = 0
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for the condition for at most so many seconds; return whether it came true."""
+    """Wait for the condition for at most this many seconds; return whether it became true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -6,10 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from datetime import timedelta
 from types import TracebackType
-from typing import Final
 
 import redis
 
@@ -27,38 +25,11 @@ from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
 from housekeeping.leases.fencing import Connection
 from housekeeping.leases.holder_epoch import HolderEpoch, in_transaction
 from housekeeping.leases.lease_token import holder_of, new_token
-from housekeeping.leases.renewal import SHORTEST_TTL as SHORTEST_TTL
-from housekeeping.leases.renewal import Renewal, elapsed, renewals, safe_until
-from housekeeping.leases.store import LeaseStore as LeaseStore
-from housekeeping.leases.store import RedisLeaseStore as RedisLeaseStore
-from housekeeping.leases.store import release_with_retries
+from housekeeping.leases.renewal import SHORTEST_TTL, Renewal, elapsed, safe_until
+from housekeeping.leases.renewal_threads import renewals
+from housekeeping.leases.store import LeaseStore, RedisLeaseStore, release_with_retries
 
 logger = logging.getLogger(__name__)
-
-#: Lease of the current message; set by the middleware.
-current_lease: Final[ContextVar[ExclusiveLease | None]] = ContextVar("current_lease", default=None)
-
-
-def fence(connection: Connection | None = None) -> None:
-    """Let the open transaction commit only if the actor's lease has no newer holder; call it last.
-
-    ::
-
-        @dramatiq.actor(exclusive_lease={"key": "balances", "ttl": timedelta(minutes=10)})
-        def settle() -> None:
-            with database.atomic():
-                write_balances()
-                housekeeping.fence()
-
-    See `ExclusiveLease.fence` for the parameter and all errors.
-
-    Raises:
-      HousekeepingError: Also outside of a message of an actor with an ``exclusive_lease``.
-    """
-    lease = current_lease.get()
-    if lease is None:
-        raise HousekeepingError("fence() was called outside of a message of an actor with an exclusive_lease")
-    lease.fence(connection)
 
 
 class ExclusiveLease:
@@ -169,11 +140,13 @@ class ExclusiveLease:
             self._release_or_warn()
             raise LeaseLost(f"lease {self.key!r} expired while its epoch was issued")
 
-    def _release_or_warn(self) -> None:
+    def _release_or_warn(self) -> bool:
+        """Release the lease; return False if it was lost. One that Redis still has expires by itself."""
         try:
-            self.cancel()
+            return self.cancel()
         except RedisUnavailable as error:
             logger.warning("Lease %r stays until its ttl expires: %s", self.key, error)
+            return True
 
     def take_over(self, owner: str) -> str | None:
         """Release the lease of a dead holder, then `try_obtain`.
@@ -185,11 +158,11 @@ class ExclusiveLease:
         return self.try_obtain()
 
     def renew(self) -> bool:
-        """Extend the lease to its full ttl; return False if it is not held any more."""
+        """Extend the lease to its full ttl; return False if it is no longer held."""
         return self._token is not None and self._same_process() and self._store.renew(self.key, self._token, self.ttl)
 
     def cancel(self) -> bool:
-        """Release the lease, in up to three tries; return False if it was not held any more."""
+        """Release the lease, in up to three tries; return False if it was no longer held."""
         lost = self._renewal is not None and self._renewal.lost
         token = self.give_up()
         if token is None:
@@ -299,11 +272,6 @@ class ExclusiveLease:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lost = self.lost
-        try:
-            released = self.cancel()
-        except RedisUnavailable as redis_error:
-            # It was held to the end, and expires by itself.
-            logger.warning("Lease %r could not be released: %s", self.key, redis_error)
-            released = True
+        released = self._release_or_warn()
         if (lost or not released) and error is None:
             raise LeaseLost(f"lease {self.key!r} was lost before the end of its block")

@@ -20,8 +20,8 @@ from periodiq import PeriodiqMiddleware
 
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.replicas import Replicas
-from housekeeping.database.wal_position import WalPositionReader
+from housekeeping.database.replicas.replica import Replicas
+from housekeeping.database.replicas.wal_position import WalPositionReader
 from housekeeping.middleware.admission import Admission
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.data_consistency import DataConsistency

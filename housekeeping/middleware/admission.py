@@ -12,11 +12,12 @@ from housekeeping.core.middleware_errors import fail_message_on_error
 from housekeeping.core.redis.client import retry_redis, text
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases import store
-from housekeeping.leases.renewal import renewals
+from housekeeping.leases.renewal_threads import renewals
 from housekeeping.middleware import idempotency as idempotency_scripts
 from housekeeping.middleware.call_keys import UnusableArguments
 from housekeeping.middleware.deduplication import scripts
-from housekeeping.middleware.deduplication.middleware import Deduplication, Ending
+from housekeeping.middleware.deduplication.ending import Ending
+from housekeeping.middleware.deduplication.middleware import Deduplication
 from housekeeping.middleware.deduplication.options import has_dependents
 from housekeeping.middleware.deduplication.steps import idempotency_option
 from housekeeping.middleware.exclusive_lease import ExclusiveLeases
@@ -170,7 +171,7 @@ class Admission(Middleware):
             except RedisUnavailable as error:
                 if ending is None or not ending.owes_rerun:
                     self._leases.ended(held=True)
-                    logger.warning("End of the message is recorded when Redis answers", error=str(error))
+                    logger.warning("End of a message could not be recorded, tried again", error=str(error))
                     # Without it, the keys would stop the worker's next messages until they expire.
                     name = f"the end of message {message.message_id}"
                     renewals.finish_later(name, lambda: retry_redis(end, tries=1), _FINISH_WITHIN)

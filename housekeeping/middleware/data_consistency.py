@@ -20,8 +20,9 @@ from housekeeping.core.middleware_errors import Requeue
 from housekeeping.core.redis.client import text, translate_redis_errors
 from housekeeping.core.telemetry.context import current_message
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.replicas import ReadRouting, Replica, ReplicaChoice, Replicas, set_read_routing
-from housekeeping.database.wal_position import WalPosition, WalPositionReader
+from housekeeping.database.replicas.replica import Replica, ReplicaChoice, Replicas
+from housekeeping.database.replicas.routing import ReadRouting, set_read_routing
+from housekeeping.database.replicas.wal_position import WalPosition, WalPositionReader
 from housekeeping.middleware.deduplication.keys import position_prefix
 from housekeeping.middleware.deduplication.options import KEY, POSITION, POSITION_REMEMBERED
 

@@ -17,8 +17,11 @@ from housekeeping.core.redis.client import milliseconds
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly
-from housekeeping.leases.lease import SHORTEST_TTL, ExclusiveLease, RedisLeaseStore, current_lease
+from housekeeping.leases.current import current_lease
+from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.leases.lease_token import holder_of
+from housekeeping.leases.renewal import SHORTEST_TTL
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.middleware.call_keys import bind_call, check_key, key_value
 
 logger = named_logger(__name__)
@@ -130,7 +133,7 @@ class ExclusiveLeases(Middleware):
         if lease is None:
             return None
         lost = answered and lease.lost
-        # Without an answer, Redis may have granted it all the same.
+        # Without an answer, Redis may have granted it.
         given_up = lease.give_up() if answered else token
         self._thread.ended = (lease, token, answered, lost)
         return None if given_up is None else ([self._store.name(lease.key)], [token])

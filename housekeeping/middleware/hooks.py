@@ -1,4 +1,4 @@
-"""Calls of the middleware's hooks, without those that a middleware only inherits."""
+"""Calls of middleware hooks. A hook that a middleware only inherits is skipped."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fa
 from housekeeping.core.redis.client import milliseconds, text, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interrupter
-from housekeeping.leases.lease import SHORTEST_TTL, RedisLeaseStore
-from housekeeping.leases.renewal import Renewal, elapsed, renewals, safe_until
+from housekeeping.leases.renewal import SHORTEST_TTL, Renewal, elapsed, safe_until
+from housekeeping.leases.renewal_threads import renewals
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.middleware.deduplication.options import DEDUP_STATE, LIFE, RETRY_WAITS, SECOND_DELIVERY, SUPERSEDED
 
 logger = named_logger(__name__)

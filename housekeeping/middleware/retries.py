@@ -20,7 +20,7 @@ from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import InvalidOption, Requeue
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.middleware.call_keys import message_digest
 from housekeeping.middleware.deduplication.options import DEDUP_STATE, SUPERSEDED
 from housekeeping.middleware.reliable_enqueue import ReliableBroker, enqueue_reliably

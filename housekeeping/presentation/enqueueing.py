@@ -22,7 +22,7 @@ class SentRun:
     """A run that was sent.
 
     Attributes:
-      duplicate_of: The live message for the same work, as which this one was dropped; None: it was enqueued.
+      duplicate_of: The live message for the same work, if this one was dropped as a duplicate.
     """
 
     worker: str
@@ -54,7 +54,7 @@ def send_run(broker: Broker, sweep: Sweep, argument: Any = None) -> SentRun:
 
 
 def reason_to_skip(sweep: Sweep) -> str | None:
-    """Return why a run that is sent now will be skipped, with the remedy; None: it will not.
+    """Return why a run that is sent now will be skipped, with the remedy; None if it will run.
 
     Raises:
       peewee.PeeweeException: The database does not answer.

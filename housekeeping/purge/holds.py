@@ -29,7 +29,7 @@ SELECT to_regclass(%(declared)s) IN (
 def holds_on(model: type[Model], database_name: str, sweeps: Iterable[Sweep]) -> dict[str, Hold]:
     """Return the holds of sweeps on the model's table, by the name of the sweep.
 
-    A disabled or paused sweep counts as well: nobody has lifted its hold.
+    The hold of a disabled or paused sweep counts as well.
 
     Parameters:
       database_name: The database of the table, which is the current one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -90,7 +89,7 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
     now = database_now()
     rows = stage.explain_queries(now)[0].query
     try:
-        nodes = list(_nodes(explain(rows)))
+        nodes = explain(rows)
     except PeeweeException as error:
         if (sqlstate(error) or "")[:2] not in ("42", "22"):
             raise
@@ -127,12 +126,6 @@ def _refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) 
             f"{request.table} has over {SORTED_ROWS:,} rows and no index for --order-by {columns}, so that each batch "
             f"would sort them; CREATE INDEX CONCURRENTLY ON {name} ({columns}), leave --order-by out, or add --force"
         )
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)
 
 
 def _text_of(query: Query) -> str:

@@ -27,9 +27,9 @@ class PurgeRequest:
       table: The table, as the operator has named it.
       where: An SQL expression for the rows to delete.
       order_by: Columns that order the rows; the primary key follows them.
-      max_rows: The most rows to delete; None: all.
-      max_runtime_s: Seconds after which no batch begins; None: no limit.
-      max_rows_per_s: The most rows per second; None: no limit.
+      max_rows: The most rows to delete; None for all.
+      max_runtime_s: Seconds after which no batch begins; None for no limit.
+      max_rows_per_s: The most rows per second; None for no limit.
       archive_to: Table that gets the rows before they are deleted.
       ignore_holds: Whether rows that a declared sweep holds are deleted, too.
       resumes: The run that this one continues.

@@ -14,7 +14,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.options import SweepOptions
 from housekeeping.sweeps.stages.actions import Delete
 
-#: States of a job of procrastinate that no worker changes any more.
+#: States of a job of procrastinate that no worker changes.
 FINISHED: Final = ("succeeded", "failed", "cancelled", "aborted")
 
 

@@ -33,11 +33,10 @@ from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.times import NaiveUtcDateTimeField, StatementTime, UtcDateTimeField, statement_time
 from housekeeping.sweeps.actor_registry import actor_named
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.deferral import deferred
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.ledger.outbox import store as store_in_outbox
-from housekeeping.sweeps.ledger.run_queries import at_work
+from housekeeping.sweeps.ledger.run_queries import at_work, deferred
 from housekeeping.sweeps.ledger.runs import HEARTBEAT
 from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker, ThrottleLimits
 from housekeeping.sweeps.partitions.action import DropPartitions

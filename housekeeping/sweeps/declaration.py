@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,22 +9,22 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from blinker import NamedSignal
-from peewee import Expression, Model, PeeweeException
+from peewee import Expression, Model
 
-from housekeeping.core.errors import DeclarationError, HousekeepingError, SettingsError
-from housekeeping.core.sanitize import typed_error_line
+from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import MAIN, WorkerSettings
 from housekeeping.database.connection import database as current_database
 from housekeeping.database.primary_key import identify
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.checks.limits import check_limits
-from housekeeping.sweeps.checks.predicates import check_predicates
+from housekeeping.sweeps.checks.predicates import check_predicates, recheck_predicates
 from housekeeping.sweeps.checks.validation import check_form, check_names, check_stage
 from housekeeping.sweeps.lease_config import LeaseConfig
 from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker, ThrottleLimits
 from housekeeping.sweeps.only_stage import only_stage
 from housekeeping.sweeps.partitions.action import DropPartitions
 from housekeeping.sweeps.partitions.stage import PartitionStage
+from housekeeping.sweeps.setup_problem import SetupProblem
 from housekeeping.sweeps.stages.actions import Action
 from housekeeping.sweeps.stages.call import Call, CallStage
 from housekeeping.sweeps.stages.hold import Hold
@@ -34,25 +33,12 @@ from housekeeping.sweeps.stages.stage import Preflight, Stage
 from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.sweeps.table_models import model_of
 from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, hold_on, keyset_order, predicate_on
-from housekeeping.sweeps.worker_settings import configured_fields, setting_of
+from housekeeping.sweeps.worker_settings import configured
 
 if TYPE_CHECKING:
     from housekeeping.sweeps.options import SweepOptions
 
 DataConsistency = Literal["always", "sticky", "delayed"]
-
-
-@dataclass(frozen=True, slots=True)
-class SetupProblem:
-    """Reason why a worker is not set up.
-
-    Attributes:
-      family: Family of workers that share the problem.
-      text: What is missing, such as a table.
-    """
-
-    family: str
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +76,18 @@ class Sweep:
       counts: Names of all counts, in the order in which they are shown. Default: the action's.
       progress_counts: The counts that are processed rows, for rates. Without one, the backlog is counted at the end of
         a run only if an alert threshold needs it.
-      schedule: Cron expression; None: the sweep runs only on request.
+      schedule: Cron expression; None if the sweep runs only on request.
       batch_size: Rows per transaction.
       max_runtime: How long a run starts new batches.
-      max_rows_per_s: Most rows per second, on average; None: no limit. Shards share it.
+      max_rows_per_s: Most rows per second, on average; None for no limit. Shards share it.
       rest: Pause after each batch, as a multiple of the batch's duration.
       shards: Number of concurrent runs that share the work of one message. Each skips the rows that another has locked.
-      stale_after: Age from which a row is stale; None: the worker has no such setting.
-      lease: Exclusive lease that a run needs; None: runs may overlap, and skip each other's rows.
+      stale_after: Age from which a row is stale; None if the worker has no such setting.
+      lease: Exclusive lease that a run needs; None lets runs overlap and skip each other's rows.
       before_lease: Work that a run does before it takes its lease, such as enqueuing other workers. A held lease, a
         tripped breaker, a throttle or an unreachable database does not prevent it; a paused or disabled worker does.
       options: Further settings of the worker, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
-      argument_name: Name of the run's argument; None: runs take no argument.
+      argument_name: Name of the run's argument; None if runs take no argument.
       parse_argument: Converts the argument from the command line; a `ValueError` rejects it.
       resume_after_limit: Whether the next run also resumes after a run that reached its limits. Otherwise it
         resumes only after an interrupted run. A resumed run continues to the end, then starts at the front.
@@ -111,11 +97,11 @@ class Sweep:
         and with ``deduplicate="until_executed"`` a new message replaces one that waits for a retry.
       queue: Dramatiq queue of the actor.
       alerts: Alert thresholds.
-      target_batch: How long a batch should take. Slower batches shrink, never above `batch_size`; None: batches of one
-        size. Only table stages follow it.
+      target_batch: How long a batch should take. Slower batches shrink, never above `batch_size`. None for always
+        `batch_size`. Only table stages follow it.
       throttle: Health of the database that a run needs to continue.
       breaker: How many rows are too many for one run, and what happens then.
-      confirm_first_run: Whether a first run that would process over 20 % of a table, and 1,000 rows or more, is skipped
+      confirm_first_run: Whether a first run that would process over 20 % of a table and at least 1,000 rows is skipped
         until it is confirmed. The same holds for the first run after a change of the predicate, `stale_after` or the
         table.
       feature_category, data_consistency: Recorded as actor options.
@@ -123,8 +109,8 @@ class Sweep:
       database: Name of the database with the tables and with the ledger of the runs, from ``HOUSEKEEPING_DATABASES``.
       partitioned: Models whose key is read from their table before a run, for `stages` that use `key_of`. A sweep whose
         `order` ends with the columns of the key does not need it.
-      setup_problem: Returns what the worker lacks to run at all, such as a table; None: nothing. A worker that is not
-        set up is not scheduled and raises no alert, and its runs are skipped (`not_set_up`).
+      setup_problem: Returns what the worker lacks to run at all, such as a table, or None. A worker that is not set
+        up is not scheduled and raises no alert, and its runs are skipped (`not_set_up`).
     """
 
     name: str
@@ -201,17 +187,6 @@ class Sweep:
             # It may need the database, or be wrong. It is checked again when the sweep is used.
             object.__setattr__(self, "_unchecked", True)
 
-    def _check_now(self) -> None:
-        """Check the predicates that could not be evaluated when the sweep was declared."""
-        try:
-            check_predicates(self)
-        except (PeeweeException, HousekeepingError):
-            raise
-        except Exception as error:
-            failing = "stale" if self.hold is None else "stale or hold"
-            raise DeclarationError(f"{self.name}: {failing} fails: {typed_error_line(error)}") from error
-        object.__setattr__(self, "_unchecked", False)
-
     @staticmethod
     def on(
         table: object,
@@ -277,7 +252,8 @@ class Sweep:
           peewee.PeeweeException: When the database cannot be asked.
         """
         if self._unchecked:
-            self._check_now()
+            recheck_predicates(self)
+            object.__setattr__(self, "_unchecked", False)
         for model in self.partitioned:
             identify(model)
         return tuple(
@@ -311,8 +287,4 @@ class Sweep:
         Raises:
           SettingsError: A setting does not apply to this worker, or its value cannot work.
         """
-        try:
-            return dataclasses.replace(self, **configured_fields(self, settings))
-        except DeclarationError as error:
-            given = {name: getattr(settings, name) for name in settings.model_fields_set}
-            raise SettingsError(f"{setting_of(self)} is {given!r}; {error}") from None
+        return configured(self, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from peewee import Field, Model, ProgrammingError
@@ -11,9 +11,9 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.database.catalog import Table, optional_fields, read_table, table_of
 from housekeeping.database.connection import database
 from housekeeping.sweeps.checks.statements import FITTING, TEXTS, UNZONED, ZONED, updated_columns, used_fields
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.registry import Family
+from housekeeping.sweeps.setup_problem import SetupProblem
 
 #: Built-in types that are no text, whatever an application keeps in them.
 _NO_TEXTS: Final = {
@@ -66,15 +66,6 @@ class FamilySetup:
                 return bool(Run.select(Run.id).where(done).limit(1).exists())
         except ProgrammingError:  # before `housekeeping init`
             return False
-
-
-def problems_of(sweeps: Iterable[Sweep]) -> dict[str, SetupProblem]:
-    """Return why workers are not set up, by name; those that are set up are left out.
-
-    Raises:
-      peewee.PeeweeException: When the database cannot be asked.
-    """
-    return {sweep.name: problem for sweep in sweeps if (problem := sweep.lacks()) is not None}
 
 
 def by_problem(problems: Mapping[str, SetupProblem]) -> dict[SetupProblem, list[str]]:

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from blinker import NamedSignal
     from peewee import Model
 
-    from housekeeping.sweeps.declaration import DataConsistency, SetupProblem
+    from housekeeping.sweeps.declaration import DataConsistency
     from housekeeping.sweeps.lease_config import LeaseConfig
     from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker, ThrottleLimits
+    from housekeeping.sweeps.setup_problem import SetupProblem
     from housekeeping.sweeps.stages.row_log import RowLog
     from housekeeping.sweeps.stages.stage import Preflight
 

@@ -43,7 +43,7 @@ _LOOK_S: Final = 0.1
 
 
 class RestoreSweep(Sweep):
-    """Sweep of an archive that the library itself declares, so that nothing of it has to be checked."""
+    """Sweep that restores from an archive. The library declares it, so it needs no validation."""
 
     def __post_init__(self) -> None:
         pass
@@ -82,7 +82,7 @@ class Restoration:
       sweep: The sweep of the run.
       restoring: The sweep that restores the rows.
       tables: The tables, in the order in which they are restored.
-      where: Condition on the rows; None: all rows of the run.
+      where: Condition on the rows; None for all rows of the run.
     """
 
     sweep: Sweep
@@ -162,7 +162,7 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
     """Return the restore of a run, in the sweep's database.
 
     Parameters:
-      where: SQL condition on the columns of the archive; None: all rows of the run.
+      where: SQL condition on the columns of the archive; None for all rows of the run.
 
     Raises:
       WrongArgument: The sweep has no archive, or `where` is no condition on it.
@@ -196,6 +196,9 @@ def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int
         order=key_of(archive),
         action=Restore(source, tuple(each for each in columns if each.name in present and not each.generated)),
         batch_size=sweep.batch_size,
+        # If the run archived a key twice, its newest row wins. A row that references another row of its table was
+        # archived before it, and can only come back after it.
+        newest_first=True,
     )
     return RestoredTable(source, stage, tuple(sorted(present - {*ADDED, *(column.name for column in columns)})))
 

@@ -15,13 +15,14 @@ from housekeeping.sweeps.lease_config import LeaseConfig
 def shards_of(sweep: Sweep) -> list[tuple[str, Sweep]]:
     """Return the further shards of a sweep by actor name; empty for a sweep that is not sharded.
 
-    Each has a lease of its own beside the sweep's: two runs of one part exclude each other as two of the sweep do.
+    If the sweep has a lease, each shard has one of its own, so that two runs of one shard exclude each other.
     """
     return [(f"{sweep.name}.part-{number}", _shard(sweep, number)) for number in range(1, sweep.shards)]
 
 
 def _shard(sweep: Sweep, number: int) -> Sweep:
-    terms = sweep.lease
-    lease = None if terms is None else LeaseConfig(f"{terms.key_for(None)}:part-{number}", terms.ttl)
-    # The sweep's own run does the work before the lease, once for all parts.
+    lease = sweep.lease
+    if lease is not None:
+        lease = LeaseConfig(f"{lease.key_for(None)}:part-{number}", lease.ttl)
+    # The sweep's own run does the work before the lease, once for all shards.
     return dataclasses.replace(sweep, lease=lease, before_lease=None)

@@ -28,12 +28,20 @@ def setting_of(sweep: Sweep) -> str:
     return f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
 
 
-def configured_fields(sweep: Sweep, settings: WorkerSettings) -> dict[str, Any]:
-    """Return the sweep's fields that these settings change, with the new values.
+def configured(sweep: Sweep, settings: WorkerSettings) -> Sweep:
+    """Return a copy of the sweep with its worker's settings applied.
 
     Raises:
-      SettingsError: A setting does not apply to this worker.
+      SettingsError: A setting does not apply to this worker, or its value cannot work.
     """
+    try:
+        return dataclasses.replace(sweep, **_changed_fields(sweep, settings))
+    except DeclarationError as error:
+        given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        raise SettingsError(f"{setting_of(sweep)} is {given!r}; {error}") from None
+
+
+def _changed_fields(sweep: Sweep, settings: WorkerSettings) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name in settings.model_fields_set:
         value = getattr(settings, name)

@@ -15,7 +15,7 @@ from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.core.wording import counted
 from housekeeping.database.connection import database
-from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep

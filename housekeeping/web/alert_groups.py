@@ -51,12 +51,12 @@ class AlertGroup:
 
     @property
     def since(self) -> datetime | None:
-        """When the first of them began; None: unknown."""
+        """When the first of them began; None if unknown."""
         return min((each.alert.since for each in self.members if each.alert.since), default=None)
 
     @property
     def acknowledged(self) -> Acknowledged | None:
-        """The latest acknowledgment; None: not acknowledged."""
+        """The latest acknowledgment; None if not acknowledged."""
         return max((each.acknowledged for each in self.members if each.acknowledged), key=_at, default=None)
 
     @property
@@ -75,7 +75,7 @@ class AlertGroup:
 def group_alerts(
     alerts: Iterable[tuple[str, Alert]], acknowledgments: Mapping[AlertKey, Acknowledged]
 ) -> list[AlertGroup]:
-    """Return the groups: the unacknowledged ones first, and the latest first among both.
+    """Return the groups: the unacknowledged ones first, and the largest first among both.
 
     Parameters:
       alerts: Each with its worker's name, empty for the whole installation.
@@ -103,7 +103,7 @@ def add_acknowledging(app: Flask, snapshots: SnapshotCache) -> None:
         # The page sends the workers that it showed, because others may have joined since. Programs name the alert only.
         members = [each for group in groups for each in group.members if seen == [""] or each.token in seen]
         if not members:
-            abort(404, "this alert is not active any more; nothing was acknowledged")
+            abort(404, "this alert is no longer active; nothing was acknowledged")
         workers = sorted(each.worker for each in members)
         with record_action("acknowledge", name, current_user()) as outcome:
             acknowledge([(worker, name) for worker in workers], current_user())

@@ -59,7 +59,7 @@ ALERTS: Final = {
     ),
     "unconfirmed": Help(
         "No run of the worker has completed yet, or its predicate has changed since, and a run would process over 20 % "
-        "of a table, 1,000 rows or more.",
+        "of a table and at least 1,000 rows.",
         "Look at the plan. If the rows should go: housekeeping run NAME --confirm; scheduled runs "
         "follow. If not, correct the declaration of the sweep.",
     ),
@@ -76,7 +76,7 @@ ALERTS: Final = {
     ),
     "no_scheduler": Help(
         "No scheduler has been alive for two periods of the shortest schedule, and for at least two minutes.",
-        "Start housekeeping scheduler, or find out why it ended. It makes up for the latest missed tick.",
+        "Start housekeeping scheduler, or find out why it ended. It sends the latest missed tick.",
     ),
     "unseen": Help(
         "The backlog cannot be counted: a table or store is unavailable or unreadable, or a predicate fails.",

@@ -26,7 +26,7 @@ _HEADERS: Final = {
 }
 _OPEN_ENDPOINTS: Final = ("log_in", "log_in_with", "static", "favicon")
 #: Forms that change only the login itself.
-_OF_THE_LOGIN: Final = ("log_out", "dismiss", "discard_unfinished")
+_OF_THE_LOGIN: Final = ("log_out", "discard_unfinished")
 _MAX_USER: Final = 100  # characters
 
 
@@ -46,7 +46,7 @@ class Access:
 
     Parameters:
       token: Allows everything; compared in constant time.
-      read_token: Allows reading; None: there is none.
+      read_token: Allows reading; None if not set.
     """
 
     def __init__(self, token: str, read_token: str | None) -> None:
@@ -54,7 +54,7 @@ class Access:
         self._read_token = read_token
 
     def role(self, given: str) -> Role | None:
-        """Return what a token allows; None: it is wrong."""
+        """Return what a token allows; None if it is wrong."""
         if _equal(given, self._token):
             return "change"
         return "read" if self._read_token is not None and _equal(given, self._read_token) else None
@@ -120,7 +120,7 @@ def protect(
             "form_token": form_token,
             "logged_in": login is not None,
             "may_change": login is not None and login.role == "change",
-            "messages": lambda: _messages(logins, login),
+            "messages": _messages,
         }
 
 
@@ -144,14 +144,10 @@ def is_foreign_form() -> bool:
     return origin is not None and origin.partition("://")[2] != request.host
 
 
-def _messages(logins: Logins, login: Login | None) -> list[tuple[int, str]]:
-    """Return the confirmations to show: of a login those that were not dismissed, by number."""
-    said = get_flashed_messages()
-    if login is None:
-        return [(0, str(text)) for text in said]
-    for text in said:
-        logins.say(login, str(text))
-    return list(login.messages.items())
+def _messages() -> list[str]:
+    """Return the confirmations, for the next page that a person opens; a page that refreshes itself takes none."""
+    is_opened = request.method != "HEAD" and "X-Refresh" not in request.headers
+    return [str(text) for text in get_flashed_messages()] if is_opened else []
 
 
 def _reject_foreign_form() -> None:
@@ -172,7 +168,7 @@ def _reject_reader(login: Login | None) -> None:
 
 
 def _user(settings: Settings) -> str | None:
-    """Return the user that a trusted proxy names; None: there is none."""
+    """Return the user that a trusted proxy names; None if there is none."""
     if settings.web_user_header is None or not _is_trusted(settings, request.remote_addr or ""):
         return None
     # WSGI decodes headers as Latin-1, whatever their encoding.

@@ -20,7 +20,7 @@ from housekeeping.database.clock_skew import ClockSkew, read_database_clock
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.time_limit import time_limit
 from housekeeping.presentation.formatting import format_time
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.run_progress import Progress, ProgressReader
@@ -32,6 +32,7 @@ from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
 from housekeeping.sweeps.processes.alerts import never_ran_alerts, process_alerts
 from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes, read_processes
 from housekeeping.sweeps.registry import by_database
+from housekeeping.sweeps.setup_problem import SetupProblem
 from housekeeping.web.alert_groups import AlertGroup, group_alerts
 
 #: A page must not wait for a lock on the ledger. Its probes take milliseconds.
@@ -235,9 +236,11 @@ def _noting(found: Snapshot, before: Snapshot, server: str) -> Iterator[None]:
     try:
         yield
     except (HousekeepingError, PeeweeException) as error:
-        # The library's error names the server already, except which database.
-        text = error_line(error)
-        _note(found, before, server, f"{server}: {text}" if server.startswith("PostgreSQL") else text)
+        text, is_named = (
+            error_line(error),
+            isinstance(error, DatabaseUnavailable) or not server.startswith("PostgreSQL"),
+        )
+        _note(found, before, server, text if is_named else f"{server}: {text}")
 
 
 def _note(found: Snapshot, before: Snapshot, server: str, error: str) -> None:

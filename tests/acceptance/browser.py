@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,15 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.chromium.webdriver import ChromiumDriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support import expected_conditions as until
+from selenium.webdriver.support.wait import WebDriverWait
+
+Wait = WebDriverWait[ChromiumDriver]
+#: Script that returns whether the page is no wider than the screen. Wait for it: the browser applies an emulated width
+#: shortly after the page's load event.
+FITS: Final = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
 @contextmanager
@@ -59,14 +69,14 @@ def require_chromium() -> None:
     pytest.skip("chromium and chromedriver are not installed")
 
 
-#: Path of the accessibility checker within the package that contains it.
-_AXE: Final = "axe.min.js"
+def press(wait: Wait, css: str) -> None:
+    """Press Enter on an element."""
+    wait.until(until.presence_of_element_located((By.CSS_SELECTOR, css))).send_keys(Keys.ENTER)
 
 
 def violations(driver: ChromiumDriver) -> list[str]:
     """Return the accessibility rules that the page breaks, each with an element."""
-    package = pytest.importorskip("axe_core_python")
-    script = (Path(package.__file__).parent / _AXE).read_text(encoding="utf-8")
+    script = (resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
     # As the browser's own command, because the page's policy allows no other scripts.
     driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
     found: list[str] = driver.execute_async_script(

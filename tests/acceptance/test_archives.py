@@ -20,8 +20,6 @@ from tests.acceptance.processes import eventually
 from tests.acceptance.session_sweeps import NAME as SWEEP
 from tests.acceptance.session_sweeps import sessions_module
 
-pytestmark = pytest.mark.slow
-
 MODULE: Final = sessions_module('Delete(archive_to="old_sessions", archive_keep=timedelta(days=90))')
 
 
@@ -67,6 +65,7 @@ def test_init_prints_the_statements_of_a_missing_archive(housekeeping: Housekeep
     assert not postgres.table_exists("old_sessions")
 
 
+@pytest.mark.slow
 def test_init_creates_a_missing_archive_once(housekeeping: Housekeeping) -> None:
     first, second = housekeeping("init", "--with-archives"), housekeeping("init", "--with-archives")
 
@@ -74,6 +73,7 @@ def test_init_creates_a_missing_archive_once(housekeeping: Housekeeping) -> None
     assert (second.returncode, "archive" in second.stdout) == (0, False)
 
 
+@pytest.mark.slow
 def test_init_adds_a_missing_column(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
     postgres.execute_sql("ALTER TABLE user_session ADD COLUMN ip inet")
 
@@ -82,6 +82,7 @@ def test_init_adds_a_missing_column(housekeeping: Housekeeping, postgres: Databa
     assert housekeeping("run", SWEEP).returncode == 0
 
 
+@pytest.mark.slow
 def test_missing_column_stops_a_run_and_is_an_error_of_doctor(
     housekeeping: Housekeeping, postgres: Database, archived: str
 ) -> None:
@@ -95,6 +96,7 @@ def test_missing_column_stops_a_run_and_is_an_error_of_doctor(
     assert [(each["area"], each["way_out"]) for each in findings] == [(SWEEP, statement)]
 
 
+@pytest.mark.slow
 def test_missing_archive_is_one_error_of_doctor(housekeeping: Housekeeping) -> None:
     housekeeping("init")
 
@@ -105,6 +107,7 @@ def test_missing_archive_is_one_error_of_doctor(housekeeping: Housekeeping) -> N
     assert found["way_out"].startswith("housekeeping init --with-archives, or: CREATE TABLE")
 
 
+@pytest.mark.slow
 def test_plan_warns_of_a_missing_archive(housekeeping: Housekeeping) -> None:
     housekeeping("init")
 
@@ -116,6 +119,7 @@ def test_plan_warns_of_a_missing_archive(housekeeping: Housekeeping) -> None:
     assert {"check": "archive", "effect": "fails", "text": text} in planned["checks"]
 
 
+@pytest.mark.slow
 def test_companion_is_listed_and_runs(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
     postgres.execute_sql("UPDATE old_sessions SET archived_at = now() - interval '91 days' WHERE token < 'token 4'")
 
@@ -125,6 +129,7 @@ def test_companion_is_listed_and_runs(housekeeping: Housekeeping, postgres: Data
     assert (result["outcome"], result["counts"]["deleted_rows"], count(postgres, "old_sessions")) == ("done", 3, 5)
 
 
+@pytest.mark.slow
 def test_restore_prints_its_result_and_pauses_the_sweep(
     housekeeping: Housekeeping, postgres: Database, archived: str
 ) -> None:
@@ -145,6 +150,7 @@ def test_result_of_a_restore_as_json(housekeeping: Housekeeping, archived: str) 
     assert Run.get_by_id(result["run_id"]).worker == f"restore:{SWEEP}"
 
 
+@pytest.mark.slow
 def test_dry_run_of_a_restore_changes_nothing(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
     finished = housekeeping("restore", archived, "--dry-run", "--json")
 
@@ -153,6 +159,7 @@ def test_dry_run_of_a_restore_changes_nothing(housekeeping: Housekeeping, postgr
     assert (count(postgres, "user_session"), count(postgres, "old_sessions"), finished.stderr) == (2, 8, "")
 
 
+@pytest.mark.slow
 def test_run_that_left_the_ledger_is_restored(housekeeping: Housekeeping, postgres: Database, archived: str) -> None:
     Run.delete().execute()
 
@@ -160,6 +167,7 @@ def test_run_that_left_the_ledger_is_restored(housekeeping: Housekeeping, postgr
     assert count(postgres, "user_session") == 10
 
 
+@pytest.mark.slow
 def test_restore_of_another_run_ends_with_one_line(housekeeping: Housekeeping, archived: str) -> None:
     restored = json.loads(housekeeping("restore", archived, "--json").stdout)["run_id"]
     now = Run.get().started_at
@@ -193,7 +201,7 @@ def test_interrupted_restore_is_continued_by_the_same_command(
     admin.autocommit = False
     with admin, admin.cursor() as cursor:
         # The third batch waits for this key until the transaction ends.
-        cursor.execute(f"INSERT INTO {settings.namespace}.user_session VALUES ('token 5', now(), 'new')")
+        cursor.execute(f"INSERT INTO {settings.namespace}.user_session VALUES ('token 4', now(), 'new')")
         process = subprocess.Popen(
             command,
             env={**environment, **variables},
@@ -216,6 +224,7 @@ def test_interrupted_restore_is_continued_by_the_same_command(
     assert (count(postgres, "user_session"), count(postgres, "old_sessions")) == (10, 0)
 
 
+@pytest.mark.slow
 def test_wrong_condition_ends_with_one_line(housekeeping: Housekeeping, archived: str) -> None:
     finished = housekeeping("restore", archived, "--where", "user_id = 7")
 
@@ -223,6 +232,7 @@ def test_wrong_condition_ends_with_one_line(housekeeping: Housekeeping, archived
     assert "--where is 'user_id = 7'; PostgreSQL says: column" in finished.stderr
 
 
+@pytest.mark.slow
 def test_runs_and_status_show_a_restore(housekeeping: Housekeeping, archived: str) -> None:
     run_id = json.loads(housekeeping("restore", archived, "--json").stdout)["run_id"]
 

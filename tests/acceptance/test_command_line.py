@@ -15,11 +15,10 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.core.settings import Settings
 from tests.acceptance.conftest import Command
 
-pytestmark = pytest.mark.slow
-
 WORKER = "user_status_cleanup.batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "given", "status", "line"),
     [
@@ -118,6 +117,7 @@ def test_list_is_complete_while_a_table_is_locked(command: Command, made: None, 
     assert {each["worker"]: each["state"] for each in rows}[WORKER] == "on"
 
 
+@pytest.mark.slow
 def test_command_runs_with_closed_output(environment: dict[str, str], tmp_path: Path) -> None:
     command = ["sh", "-c", 'exec "$0" -m housekeeping list >&-', sys.executable]
 
@@ -136,6 +136,7 @@ def test_list_shows_configured_limits(command: Command, made: None) -> None:
     assert datetime.fromisoformat(shown["next_tick"]).hour == 18
 
 
+@pytest.mark.slow
 def test_list_shows_the_pace_of_a_worker(command: Command, made: None) -> None:
     set_to = json.dumps({WORKER: {"max_rows_per_s": 500, "rest": 0.5}})
 
@@ -154,6 +155,7 @@ def test_narrow_terminal_truncates_nothing(command: Command, made: None, environ
     assert WORKER in "".join(shown) and shown.count("*") >= 5
 
 
+@pytest.mark.slow
 def test_output_to_a_file_is_not_wrapped_or_colored(command: Command, add: Callable[[int], None]) -> None:
     add(20_000)
     command("run", WORKER)
@@ -175,6 +177,7 @@ def test_plan_shows_the_counts_of_a_run(command: Command, add: Callable[[int], N
     assert (planned["worker"], planned["stale_rows"], planned["batches"]) == (WORKER, 201, 3)
 
 
+@pytest.mark.slow
 def test_status_shows_last_run_backlog_queues_and_alerts(command: Command, add: Callable[[int], None]) -> None:
     command("run", WORKER)
     add(10_001)
@@ -196,6 +199,7 @@ def test_status_without_redis_shows_the_rest(command: Command, made: None) -> No
     assert "hunter2" not in finished.stdout + finished.stderr
 
 
+@pytest.mark.slow
 def test_init_can_be_repeated(command: Command, settings: Settings) -> None:
     first, second = (command("init", "--with-tables").stdout.splitlines() for _ in range(2))
 
@@ -227,6 +231,7 @@ def test_help_lists_each_command_in_one_line(command: Command) -> None:
     assert [line for line in lines if len(line) > 80 or not line.endswith(".") or line.endswith("...")] == []
 
 
+@pytest.mark.slow
 def test_dramatiq_and_periodiq_print_setting_errors_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     environment["HOUSEKEEPING_DATABASE_URL"] = "mysql://me:hunter2@host/db"
 
@@ -244,6 +249,7 @@ def test_dramatiq_and_periodiq_print_setting_errors_in_one_line(environment: dic
     assert "Traceback" not in finished.stderr and "hunter2" not in finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown_by", ["list", "status", "doctor"])
 def test_families_without_tables_are_shown_in_a_line_each(command: Command, shown_by: str) -> None:
     command("init")
@@ -256,6 +262,7 @@ def test_families_without_tables_are_shown_in_a_line_each(command: Command, show
     assert "ALERT user_status" not in shown.stdout
 
 
+@pytest.mark.slow
 def test_status_json_names_the_setup_problem(command: Command) -> None:
     command("init")
 
@@ -265,12 +272,14 @@ def test_status_json_names_the_setup_problem(command: Command) -> None:
     assert shown["not_set_up"] == "table user_statuses is not in this database"
 
 
+@pytest.mark.slow
 def test_why_explains_a_worker_that_is_not_set_up(command: Command) -> None:
     command("init")
 
     assert "table user_statuses is not in this database" in command("why", WORKER).stdout
 
 
+@pytest.mark.slow
 def test_sample_data_is_added_only_to_empty_tables(command: Command) -> None:
     first, second = (command("init", "--with-tables", "--with-sample-data") for _ in range(2))
 

@@ -27,7 +27,7 @@ from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
-from tests.acceptance.browser import chromium, looks, require_chromium
+from tests.acceptance.browser import FITS, chromium, looks, require_chromium
 from tests.acceptance.conftest import Command
 from tests.integration.web.serving import serving_in_a_thread
 
@@ -256,12 +256,10 @@ def test_narrow_screen_hides_nothing(
 ) -> None:
     add(3)
     looks(browser, 320, 640, phone=True)
-    fits = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
     browser.get(f"{logged_in}{path}")
 
-    # The browser applies the emulated width shortly after the page's load event.
-    assert wait.until(lambda page: page.execute_script(fits))
+    assert wait.until(lambda page: page.execute_script(FITS))
 
 
 def test_dark_color_scheme_is_followed(dashboard: str, browser: ChromiumDriver) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import redis
@@ -14,7 +14,6 @@ from selenium.webdriver.chromium.webdriver import ChromiumDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support import expected_conditions as until
-from selenium.webdriver.support.wait import WebDriverWait
 
 from housekeeping.core.settings import Settings
 from housekeeping.installation import broker_without_database
@@ -22,7 +21,7 @@ from housekeeping.sweeps.ledger import overrides
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
-from tests.acceptance.browser import looks, violations
+from tests.acceptance.browser import FITS, Wait, looks, press, violations
 from tests.acceptance.test_dashboard import TOKEN, WORKER, focused, text_of
 from tests.acceptance.test_dashboard import browser as browser
 from tests.acceptance.test_dashboard import dashboard as dashboard
@@ -34,11 +33,9 @@ from tests.integration.web.serving import serving_in_a_thread
 
 pytestmark = pytest.mark.slow
 
-Wait = WebDriverWait[ChromiumDriver]
 screens = pytest.mark.parametrize(
     ("width", "dark"), [(width, dark) for width in (320, 390, 1280) for dark in (False, True)]
 )
-_FITS: Final = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
 @pytest.fixture
@@ -51,11 +48,6 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
     broker = broker_without_database(settings, {WORKER: configured_sweeps(settings)[WORKER]})
     yield broker
     close(broker)
-
-
-def press(wait: Wait, css: str) -> None:
-    """Press Enter on an element."""
-    wait.until(until.presence_of_element_located((By.CSS_SELECTOR, css))).send_keys(Keys.ENTER)
 
 
 def test_worker_is_planned_and_run_by_keyboard(
@@ -183,7 +175,6 @@ def broken_rules(browser: ChromiumDriver, wait: Wait, address: str, paths: list[
     found = []
     for path in paths:
         browser.get(f"{address}{path}")
-        # The browser applies the emulated width shortly after the page's load event.
-        wait.until(lambda page: page.execute_script(_FITS))
+        wait.until(lambda page: page.execute_script(FITS))
         found += [f"{path}: {each}" for each in violations(browser)]
     return found

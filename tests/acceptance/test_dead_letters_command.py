@@ -13,6 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 
 from housekeeping.core.settings import Settings
+from housekeeping.database.connection import Database
 from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, installed
@@ -169,11 +170,15 @@ def test_list_filters_and_continues_where_the_page_before_ended(command: Command
     assert "1 shown, 5 dead letters in total\nolder ones: --after " in in_words.stdout
 
 
-def test_filtered_letters_are_requeued_and_all_others_deleted(command: Command, many: RedisBroker) -> None:
+def test_filtered_letters_are_requeued_and_all_others_deleted(
+    postgres: Database, command: Command, many: RedisBroker
+) -> None:
     requeued = command("deadletters", "requeue", "--actor", "charge", "--yes")
     deleted = json.loads(command("deadletters", "delete", "--all", "--yes", "--json").stdout)
 
     assert (requeued.returncode, requeued.stdout) == (0, "3 requeued\n"), requeued.stderr
+    logged = json.loads(command("actions", "--json").stdout)["actions"]
+    assert [each["target"] for each in logged] == ["2 dead letters: all", "3 dead letters: actor 'charge'"]
     assert deleted["counts"] == {"deleted": 2} and deleted["not_tried"] == 0
     assert sorted(message.args[0] for message in queued(many)) == [0, 2, 4]
     assert queued(many, "default.XQ") == []

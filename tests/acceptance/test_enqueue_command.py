@@ -32,7 +32,6 @@ def test_second_message_for_the_same_work_is_dropped_and_names_the_first(command
     )
 
 
-@pytest.mark.slow
 def test_worker_process_runs_enqueued_messages(
     command: Command, made: None, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -60,14 +59,12 @@ def test_paused_worker_is_enqueued_with_a_warning(command: Command, made: None) 
     )
 
 
-@pytest.mark.slow
 def test_disabled_worker_is_enqueued_with_a_warning(command: Command, made: None) -> None:
     sent = json.loads(command("enqueue", WORKER, "--json", WORKERS=f'{{"{WORKER}": {{"enabled": false}}}}').stdout)
 
     assert sent["enqueued"] and "is disabled in HOUSEKEEPING_WORKERS" in sent["warning"]
 
 
-@pytest.mark.slow
 def test_argument_is_part_of_the_deduplication_key(command: Command, made: None) -> None:
     sent = [json.loads(command("enqueue", CLEANUP, project, "--json").stdout) for project in ("1", "2", "1")]
 
@@ -83,7 +80,6 @@ def test_argument_is_part_of_the_deduplication_key(command: Command, made: None)
         ([WORKER], {"REDIS_URL": "redis://127.0.0.1:1"}, 1, "housekeeping: Redis did not answer"),
     ],
 )
-@pytest.mark.slow
 def test_enqueue_error_is_one_line(
     command: Command,
     made: None,

@@ -11,7 +11,7 @@ import redis
 
 import housekeeping
 from housekeeping.core.settings import Settings
-from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.leases.store import RedisLeaseStore
 from tests.acceptance.examples import EXAMPLES, Application, without_settings
 from tests.acceptance.examples import client as client
 from tests.acceptance.examples import redis_url as redis_url

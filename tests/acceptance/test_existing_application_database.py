@@ -32,7 +32,8 @@ import housekeeping
 from housekeeping.core.errors import LeaseLost
 from housekeeping.core.redis.client import shared_redis
 from housekeeping.database.connection import database
-from housekeeping.leases.lease import RedisLeaseStore, current_lease
+from housekeeping.leases.current import current_lease
+from housekeeping.leases.store import RedisLeaseStore
 from {package}.tasks import send_reminders
 
 another = housekeeping.ExclusiveLease("reminders", timedelta(minutes=10))

@@ -164,7 +164,6 @@ def test_run_ends_during_a_long_statement(
     assert json.loads(command("run", WORKER, "--json").stdout)["counts"]["deleted_rows"] == 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("waits_by", ["sleep", "ask_object_store"])
 def test_run_ends_during_a_long_external_call(
@@ -198,7 +197,6 @@ def test_batch_in_progress_is_committed_before_the_run_ends(running: Started, pa
     assert result["counts"]["deleted_rows"] >= 5, "with the row whose call the signal met"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 def test_second_signal_ends_the_process_at_once(
     running: Started, parcels: None, tmp_path: Path, number: signal.Signals
@@ -214,7 +212,6 @@ def test_second_signal_ends_the_process_at_once(
     assert logged.splitlines()[-1].startswith("housekeeping: ended at once; committed batches stay")
 
 
-@pytest.mark.slow
 def test_dry_run_ends_during_a_long_statement(
     running: Started, add: Callable[[int], None], admin: Connection, settings: Settings
 ) -> None:
@@ -240,7 +237,6 @@ def _waits_for_table(admin: Connection, settings: Settings) -> bool:
         return cursor.fetchone() is not None
 
 
-@pytest.mark.slow
 def test_run_ends_its_git_process(
     running: Started, postgres: Database, environment: dict[str, str], tmp_path: Path
 ) -> None:

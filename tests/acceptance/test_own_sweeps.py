@@ -38,7 +38,6 @@ def test_missing_module_ends_a_command_with_one_line(command: Command, shop: Pat
     assert finished.stderr.startswith("housekeeping: HOUSEKEEPING_SWEEPS names 'shop.nowhere', which is not found; it")
 
 
-@pytest.mark.slow
 def test_missing_module_ends_a_dramatiq_worker_with_one_line(environment: dict[str, str], shop: Path) -> None:
     command = [sys.executable, "-m", "dramatiq", "housekeeping.app", "-p", "1", "-t", "1"]
 
@@ -70,7 +69,6 @@ def test_command_finds_a_module_in_the_current_folder(environment: dict[str, str
     assert [row["worker"] for row in json.loads(listed.stdout)][-1] == SWEEP
 
 
-@pytest.mark.slow
 def test_init_creates_the_tables_of_an_applications_sweeps(
     environment: dict[str, str], postgres: Database, shop: Path
 ) -> None:
@@ -87,7 +85,6 @@ def test_init_creates_the_tables_of_an_applications_sweeps(
     assert postgres.table_exists("user_session")
 
 
-@pytest.mark.slow
 def test_worker_runs_messages_of_an_application(
     environment: dict[str, str], postgres: Database, shop: Path, tmp_path: Path
 ) -> None:

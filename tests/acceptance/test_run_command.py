@@ -129,7 +129,7 @@ def test_progress_of_a_million_rows_has_their_total_and_the_time_left(
 
 
 def _on_a_terminal(environment: dict[str, str], folder: Path) -> tuple[bytes, str]:
-    """Return what a run says on stdout, and what it shows on its terminal."""
+    """Return a run's stdout, and its output on the terminal."""
     controller, child_terminal = pty.openpty()
     running = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "run", WORKER, "--json"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 import redis
@@ -11,41 +12,22 @@ from selenium.webdriver.chromium.webdriver import ChromiumDriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support import expected_conditions as until
-from selenium.webdriver.support.wait import WebDriverWait
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
+from housekeeping.sweeps.ledger.models import Run
 from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
-from tests.acceptance.browser import chromium, looks, require_chromium, violations
+from tests.acceptance.browser import FITS, Wait, looks, violations
+from tests.acceptance.test_dashboard import browser as browser
+from tests.acceptance.test_dashboard import one_browser as one_browser
+from tests.acceptance.test_dashboard import wait as wait
 from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.web.serving import serving_in_a_thread
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 30
 PAGES = ("/runs", "/runs?outcome=nonsense", f"/runs/{RUNS - 1_000}", "/processes", "/charts?range=week")
-FITS = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-
-
-@pytest.fixture(scope="module")
-def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromiumDriver]:
-    require_chromium()
-    with chromium(tmp_path_factory.mktemp("browser")) as driver:
-        yield driver
-
-
-@pytest.fixture
-def browser(one_browser: ChromiumDriver) -> ChromiumDriver:
-    one_browser.get("about:blank")
-    looks(one_browser, 1280, 900)
-    one_browser.get_log("browser")
-    return one_browser
-
-
-@pytest.fixture
-def wait(browser: ChromiumDriver) -> WebDriverWait[ChromiumDriver]:
-    return WebDriverWait(browser, PATIENCE_S, poll_frequency=0.05)
 
 
 @pytest.fixture
@@ -59,9 +41,7 @@ def first_run(browser: ChromiumDriver) -> str:
     return browser.find_element(By.CSS_SELECTOR, "#runs tbody a").text
 
 
-def test_runs_are_filtered_paged_and_opened_by_keyboard(
-    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
-) -> None:
+def test_runs_are_filtered_paged_and_opened_by_keyboard(dashboard: str, browser: ChromiumDriver, wait: Wait) -> None:
     browser.get(f"{dashboard}/runs")
 
     browser.find_element(By.NAME, "worker").send_keys("shop.worker_40", Keys.TAB)
@@ -80,7 +60,7 @@ def test_runs_are_filtered_paged_and_opened_by_keyboard(
 
 
 def test_chart_is_one_tab_stop_and_arrow_keys_show_its_values(
-    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
+    dashboard: str, browser: ChromiumDriver, wait: Wait
 ) -> None:
     browser.get(f"{dashboard}/charts?range=week")
     charts = wait.until(until.presence_of_all_elements_located((By.CSS_SELECTOR, "figure svg[role=slider]")))
@@ -97,9 +77,7 @@ def test_chart_is_one_tab_stop_and_arrow_keys_show_its_values(
     assert "done" in second and first != second and browser.get_log("browser") == []
 
 
-def test_pointer_shows_the_values_of_a_bar(
-    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]
-) -> None:
+def test_pointer_shows_the_values_of_a_bar(dashboard: str, browser: ChromiumDriver, wait: Wait) -> None:
     browser.get(f"{dashboard}/charts?range=week")
     wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "figure svg[role=slider]")))
     slot = browser.find_elements(By.CSS_SELECTOR, "#chart-rows .slot")[20]
@@ -112,10 +90,41 @@ def test_pointer_shows_the_values_of_a_bar(
     wait.until(lambda page: page.find_element(By.CSS_SELECTOR, "#chart-rows .readout").text == title)
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_narrow_screen_hides_nothing(
-    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], path: str
+def test_refreshed_chart_keeps_its_focus_and_chosen_interval(
+    dashboard: str, browser: ChromiumDriver, wait: Wait
 ) -> None:
+    browser.get(f"{dashboard}/charts?range=hour")
+    chart = wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#chart-outcomes svg[role=slider]")))
+    chart.send_keys(Keys.HOME, Keys.PAGE_UP)  # the first interval leaves the chart when a minute ends
+    chosen = chart.get_attribute("aria-valuetext")
+
+    now = datetime.now(UTC)
+    Run.create(worker="a", trigger="cli", outcome="missed", started_at=now, heartbeat_at=now, finished_at=now)
+    chart_text = "return arguments[0].textContent"
+    wait.until(lambda page: "1 missed" in page.execute_script(chart_text, chart))
+
+    assert browser.switch_to.active_element == chart and chart.get_attribute("aria-valuetext") == chosen
+    assert chart.find_element(By.CSS_SELECTOR, ".chosen title").get_attribute("textContent") == chosen
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("path", ["/", "/charts?range=week"])
+def test_refresh_of_an_unchanged_page_transfers_nothing(
+    dashboard: str, browser: ChromiumDriver, wait: Wait, path: str
+) -> None:
+    browser.get(f"{dashboard}{path}")
+    browser.execute_script(
+        "const send = window.fetch; window.statuses = []; window.fetch = async (...given) => {"
+        "const answer = await send(...given); statuses.push(answer.status); return answer }"
+    )
+
+    wait.until(lambda page: len(page.execute_script("return statuses")) == 2)
+
+    assert browser.execute_script("return statuses") == [200, 304]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_narrow_screen_hides_nothing(dashboard: str, browser: ChromiumDriver, wait: Wait, path: str) -> None:
     looks(browser, 320, 640, phone=True)
 
     browser.get(f"{dashboard}{path}")
@@ -124,9 +133,7 @@ def test_narrow_screen_hides_nothing(
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_page_breaks_no_accessibility_rule(
-    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], path: str
-) -> None:
+def test_page_breaks_no_accessibility_rule(dashboard: str, browser: ChromiumDriver, wait: Wait, path: str) -> None:
     found = {}
     for width, dark in itertools.product((320, 390, 1280), (False, True)):
         looks(browser, width, 800, dark=dark, phone=width < 500)

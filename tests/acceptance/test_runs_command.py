@@ -112,7 +112,6 @@ def test_details_of_a_failed_run_end_with_rejected_records_and_traceback(command
     assert answer["rejected"] == [group]
 
 
-@pytest.mark.slow
 def test_run_details_show_all_ledger_columns(command: Command, record: Record) -> None:
     first = record(message_id="m-1", outcome="lost", reason="taken_over", epoch=6, counts={"deleted_rows": 100})
     second = record(
@@ -156,7 +155,6 @@ def test_run_details_show_all_ledger_columns(command: Command, record: Record) -
         (["why", UPLOADS, "1"], f"run 1 belongs to {WORKER}: housekeeping why {WORKER} 1"),
     ],
 )
-@pytest.mark.slow
 def test_wrong_runs_option_is_one_error_line(command: Command, record: Record, arguments: list[str], said: str) -> None:
     record(outcome="done")
 

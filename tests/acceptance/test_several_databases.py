@@ -197,7 +197,6 @@ def test_status_fails_without_main_and_shows_the_other_database(two: TwoServers)
     assert document["databases"]["ci"] == "ok" and document["clock_skew_s"] is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("away", ["ci", "main"])
 def test_processes_continue_with_the_other_database(two: TwoServers, away: str) -> None:
     gone, there = (two.ci, two.main) if away == "ci" else (two.main, two.ci)
@@ -225,7 +224,6 @@ def test_processes_continue_with_the_other_database(two: TwoServers, away: str) 
     assert gaps == [(0,)]  # each tick was sent, and its message failed or was retried
 
 
-@pytest.mark.slow
 def test_worker_starts_and_runs_while_main_is_unavailable(two: TwoServers) -> None:
     two.main.stop("postgres")
     worker = [sys.executable, "-m", "housekeeping", "worker", "-p", "1", "-t", "2"]
@@ -260,7 +258,6 @@ def followed(text: str, two: TwoServers) -> str:
     return ended.stdout
 
 
-@pytest.mark.slow
 def test_page_leads_from_two_fresh_servers_to_runs_in_both(two: TwoServers) -> None:
     for each in (two.main, two.ci):
         query(each, "DROP SCHEMA IF EXISTS housekeeping CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")

@@ -21,7 +21,6 @@ WORKER = "user_status_cleanup.batch"
 AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
 
 
-@pytest.mark.slow
 def test_paused_worker_skips_runs_until_it_is_resumed(add: Callable[[int], None], command: Command) -> None:
     add(3)
 
@@ -48,7 +47,6 @@ def test_changes_of_overrides_are_printed_as_json(made: None, command: Command) 
     assert [each[0]["changed"] for each in (resumed, again)] == [True, False]
 
 
-@pytest.mark.slow
 def test_all_workers_are_paused_and_resumed_together(made: None, command: Command) -> None:
     workers = json.loads(command("status", "--json").stdout)["workers"]
     names = [each["worker"] for each in workers]

@@ -71,7 +71,7 @@ class Proxy:
         self._ask(self._go)
 
     def slow_down(self, seconds: float) -> None:
-        """Delay each chunk by so many seconds."""
+        """Delay each chunk by this many seconds."""
         self._delay_s = seconds
 
     def cut_commits(self, times: int) -> None:
@@ -79,7 +79,7 @@ class Proxy:
         self._commits_to_cut = times
 
     def cut_after(self, number: int) -> None:
-        """Close every connection after so many bytes."""
+        """Close every connection after this many bytes."""
         self._bytes_left = number
 
     def _ask(self, what: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -96,11 +96,16 @@ class Storm:
             self._deck = self._chance.sample(sorted(self._faults), len(self._faults))
         return self._deck.pop()
 
+    def _victim(self) -> Victim:
+        """Choose a victim whose process runs; if none does, any."""
+        running = [each for each in self._victims if each.process is not None and each.process.running.poll() is None]
+        return self._chance.choice(running or self._victims)
+
     def _kill(self) -> None:
-        self._chance.choice(self._victims).kill()
+        self._victim().kill()
 
     def _stop(self) -> None:
-        process = self._chance.choice(self._victims).process
+        process = self._victim().process
         if process is None or process.running.poll() is not None:
             return
         process.pause()

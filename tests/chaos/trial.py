@@ -137,7 +137,7 @@ class Trial:
 
     @staticmethod
     def kill(process: Process) -> None:
-        """Kill the program and its worker processes, but not a git process of theirs.
+        """Kill the program and its worker processes, but no git process that they started.
 
         A git that is killed leaves its locks behind, and only a person can tell that they are nobody's.
         """

@@ -64,7 +64,7 @@ def locked(urls: Urls, settings: Settings, postgres: Database) -> Locked:
                 cursor.execute(query)
             yield
         finally:
-            # Only then is it sure that the server has let go.
+            # Wait until the server has released the lock.
             holder.rollback()
             holder.close()
 
@@ -88,7 +88,7 @@ def error_hooks() -> Iterator[list[error_reporting.Hook]]:
 
 @pytest.fixture
 def reported(error_hooks: list[error_reporting.Hook]) -> list[dict[str, Any]]:
-    """What error trackers are told from now on."""
+    """The error reports sent from now on."""
     seen: list[dict[str, Any]] = []
     error_hooks.append(lambda error, about: seen.append({"error": error, **about}))
     return seen

@@ -42,11 +42,11 @@ class Prometheus(Middleware):
 
 
 class Early(Middleware):
-    """What an application has put before Dramatiq's own."""
+    """Middleware that an application has put before Dramatiq's own."""
 
 
 class Late(Middleware):
-    """What an application has added."""
+    """Middleware that an application has added."""
 
 
 @pytest.fixture

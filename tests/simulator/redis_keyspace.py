@@ -64,7 +64,7 @@ class Keyspace:
         return self._values[key] if self._live(key) else None
 
     def expires_at(self, key: bytes) -> float | None:
-        """Return the expiry of a key by the server's clock; None: never."""
+        """Return the expiry of a key by the server's clock; None if it has none."""
         at = self._expires_ms.get(key)
         return None if at is None else at / 1000
 

@@ -53,7 +53,7 @@ def play_one(seed: int, twin: str | None = None) -> Verdict:
 
 
 def play_many(first: int, number: int, processes: int, twin: str | None = None) -> Iterator[Tally]:
-    """Play the schedules of so many seeds. Yield the tally now and then, and at the end.
+    """Play the schedules of this many seeds. Yield the tally from time to time, and at the end.
 
     Ends at the first that breaks an invariant.
     """

@@ -16,7 +16,7 @@ from housekeeping.middleware import idempotency, reliable_enqueue
 from housekeeping.middleware.admission import Admission
 from housekeeping.middleware.deduplication import scripts
 from housekeeping.middleware.deduplication.middleware import Deduplication
-from housekeeping.middleware.schedule import tick_recorder, tick_store
+from housekeeping.middleware.schedule import tick_rows, tick_store
 from housekeeping.sweeps.engine.executor import Executor
 from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.models import NOW, Lease
@@ -28,7 +28,7 @@ def _without(module: Any, name: str, *parts: tuple[str, str]) -> None:
     """Replace parts of a script of a module."""
     text = getattr(module, name)
     for before, after in parts:
-        assert before in text, f"{name} has no {before!r} any more"
+        assert before in text, f"{name} no longer has {before!r}"
         text = text.replace(before, after)
     setattr(module, name, text)
 
@@ -247,12 +247,12 @@ def lost_deliveries_requeued_only_on_connect() -> None:
 
 def tick_sent_by_every_scheduler() -> None:
     """Ignore the claim of a tick."""
-    tick_store._CLAIM = "return 1"  # type: ignore[misc]
+    tick_store.CLAIM = "return 1"  # type: ignore[attr-defined]
 
 
 def missed_ticks_not_recorded() -> None:
     """Record no outcome for missed ticks."""
-    tick_recorder._write_missed = lambda *_: None
+    tick_rows.write_missed = lambda *_: 0
 
 
 TWINS: Final[dict[str, Twin]] = {

@@ -24,6 +24,7 @@ import periodiq
 
 import housekeeping.core.thread_interrupt
 import housekeeping.leases.renewal
+import housekeeping.leases.renewal_threads
 import housekeeping.middleware.interrupts.shutdown
 from tests.simulator.virtual_threads import (
     Threading,
@@ -76,7 +77,7 @@ def install(further: dict[Any, Any]) -> None:
         id(time.sleep): _sleep,
         id(uuid.uuid4): _uuid4,
         id(dramatiq.middleware.threading.raise_thread_exception): _interrupt,
-        id(housekeeping.leases.renewal.renewals): VirtualRenewals(),
+        id(housekeeping.leases.renewal_threads.renewals): VirtualRenewals(),
         id(datetime_module.datetime): VirtualDatetime,
         id(threading): Threading(),
         **{id(original): other for original, other in further.items()},

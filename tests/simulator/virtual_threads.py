@@ -178,7 +178,7 @@ class VirtualTimer:
 
 
 class VirtualRenewals:
-    """`housekeeping.leases.renewal.Renewals` with a task per renewal in place of its two threads."""
+    """`housekeeping.leases.renewal_threads.Renewals` with a task per renewal in place of its two threads."""
 
     def start(
         self,

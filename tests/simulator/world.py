@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 #: Start of every schedule on all clocks.
 START: Final = datetime(2026, 3, 2, 8, 58, 30, tzinfo=UTC).timestamp()
-_FEW: Final = 60_000  # a schedule takes some hundred steps; so many mean an endless loop
+_FEW: Final = 60_000  # a schedule takes some hundred steps; more than this is an endless loop
 
 
 class Killed(BaseException):
@@ -152,7 +152,7 @@ class World:
         self._yield(task)
 
     def block(self, seconds: float | None = None) -> bool:
-        """Wait for a wake-up or so many seconds. Return whether it was woken."""
+        """Wait for a wake-up, or this many seconds. Return whether the task was woken."""
         task = self.current
         assert task is not None
         due = None if seconds is None else self.now + seconds

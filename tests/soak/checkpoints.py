@@ -19,8 +19,8 @@ class Checkpoint:
       ended: How many of its messages each actor brought to their end.
       seconds: Since the start; pauses for measuring are not counted.
       live: Messages that were live when the keys under load were counted.
-      loaded: The keys of ours then.
-      drained: The keys of ours when nothing was live.
+      loaded: The library's keys at that time.
+      drained: The library's keys when nothing was live.
       dead: Dead letters by queue; `dead_ticks` those of the scheduled actor.
       connections: Connections to Redis of all processes.
     """

@@ -24,7 +24,7 @@ from tests.soak.checkpoints import Checkpoint
 from tests.soak.measured import Measured, keys_of, measured
 
 CHECKPOINTS: Final = 12
-ROUND: Final = 1000  # about so many messages; see `_round`
+ROUND: Final = 1000  # about this many messages; see `_round`
 MOST_WAITING: Final = 4000  # queued messages before the sender waits for the worker
 PATIENCE_S: Final = 120
 SWEEP: Final = "user_status_cleanup.batch"

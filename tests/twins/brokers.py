@@ -101,14 +101,15 @@ def _requeues_in_two_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def _consumes_what_it_lists(patch: pytest.MonkeyPatch) -> None:
-    fetched = RabbitmqDeadLetters._fetched
+    read = RabbitmqDeadLetters._read
 
     def and_acknowledges(self: RabbitmqDeadLetters, channel: Any, queue: str) -> Any:
-        for tag, letter in fetched(self, channel, queue):
-            channel.basic_ack(tag)
-            yield tag, letter
+        found = read(self, channel, queue)
+        for stored in found:
+            channel.basic_ack(stored.tag)
+        return found
 
-    patch.setattr(RabbitmqDeadLetters, "_fetched", and_acknowledges)
+    patch.setattr(RabbitmqDeadLetters, "_read", and_acknowledges)
 
 
 TWINS: Final[list[Twin]] = [

@@ -16,6 +16,7 @@ _KEYS: Final = "tests/integration/middleware/deduplication/test_keys.py::"
 _TURNS: Final = "tests/integration/middleware/deduplication/test_turns.py::"
 _ONE_MORE: Final = "tests/integration/middleware/deduplication/test_reschedule_once.py::"
 _SUPERSEDED: Final = "tests/integration/middleware/deduplication/test_superseded_retries.py::"
+_STAY: Final = "tests/integration/middleware/deduplication/test_retries_that_stay.py::"
 _TWO_SERVERS: Final = "tests/integration/middleware/deduplication/test_two_servers.py::"
 
 
@@ -60,13 +61,13 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "D1",
         "supersedes_a_message_that_is_not_a_retry",
-        f"{_SUPERSEDED}test_message_that_is_not_waiting_for_a_retry_is_not_superseded",
+        f"{_STAY}test_message_that_is_not_waiting_for_a_retry_is_not_superseded",
         in_script("CLAIM", "retry_due_in() > tonumber(supersede_after)", "true"),
     ),
     Twin(
         "D2",
         "supersedes_retries_with_dependents",
-        f"{_SUPERSEDED}test_retry_with_dependents_is_not_superseded",
+        f"{_STAY}test_retry_with_dependents_is_not_superseded",
         instead_at("housekeeping.middleware.deduplication.steps.has_dependents", lambda message: False),
     ),
     Twin(

@@ -9,7 +9,7 @@ import pytest
 
 from housekeeping.core import cron_fields
 from housekeeping.core.cron import Cron
-from housekeeping.middleware.schedule import due_ticks, tick_recorder
+from housekeeping.middleware.schedule import due_ticks, tick_recorder, tick_rows
 from housekeeping.middleware.schedule.due_ticks import DueTicks
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_store import TickState, TickStore
@@ -93,11 +93,11 @@ def _notes_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ignores_the_ledger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_recorder, "_last_recorded", lambda worker, before: None)
+    patch.setattr(tick_rows, "last_tick", lambda worker, before: None)
 
 
 def _never_corrects_missed_ticks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tick_recorder, "_no_longer_missed", lambda worker, tick: None)
+    patch.setattr(tick_rows, "no_longer_missed", lambda worker, tick: None)
 
 
 def _runs_a_missed_tick(patch: pytest.MonkeyPatch) -> None:

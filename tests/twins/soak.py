@@ -23,7 +23,7 @@ from tests.twins import Twin
 
 _TESTS: Final = "tests/soak/test_soak.py::"
 _DAY_S: Final = 24 * 3600
-_SOME: Final = 100  # one in so many messages, where every message would overload the machine
+_SOME: Final = 100  # one in this many messages, where every message would overload the machine
 
 AnyMessage = Message[Any] | MessageProxy
 _kept: Final[list[Any]] = []

@@ -15,6 +15,7 @@ from tests.twins import Twin
 from tests.twins.planting import instead
 
 _ZOMBIES: Final = "tests/integration/sweeps/engine/test_zombies.py::"
+_LOST: Final = "tests/integration/sweeps/engine/test_lost_connections.py::"
 _RUNS: Final = "tests/integration/sweeps/engine/test_runner.py::"
 _BY_HAND: Final = "tests/integration/sweeps/ledger/test_lease_admin.py::"
 
@@ -114,13 +115,13 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "F4",
         "counts_the_unanswered_batch_twice",
-        _ZOMBIES + "test_batch_with_an_unanswered_commit_is_counted_once",
+        _LOST + "test_batch_with_an_unanswered_commit_is_counted_once",
         _counts_the_unanswered_batch_twice,
     ),
     Twin(
         "F4",
         "leaves_dead_attempts_open",
-        _ZOMBIES + "test_retry_closes_the_row_of_an_unanswered_first_commit",
+        _LOST + "test_retry_closes_the_row_of_an_unanswered_first_commit",
         _leaves_dead_attempts_open,
     ),
     Twin(

@@ -1,4 +1,4 @@
-"""What the pages about own sweeps let a reader write passes strict type checkers."""
+"""The code of the pages about own sweeps passes strict type checkers."""
 
 from __future__ import annotations
 

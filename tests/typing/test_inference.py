@@ -17,7 +17,7 @@ CHECKERS: Final = {
     "mypy": [sys.executable, "-m", "mypy"],
     "pyright": [sys.executable, "-m", "pyright", "--pythonpath", sys.executable],
 }
-#: What a user would be told if it were so.
+#: The error that a user would see.
 WRONG: Final = {
     "list[Message[str]]": "list[Message[int]]",
     'clean_up.send("1")': "clean_up.send(1)",

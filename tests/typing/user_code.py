@@ -1,4 +1,4 @@
-"""What a user would write, checked for what mypy and pyright infer of it; it is never run.
+"""Code of a user. mypy and pyright check the types that they infer; it is never run.
 
 Both are strict, and both are told to complain of a comment that silences nothing: so each mistake below is one that
 they find.
@@ -79,7 +79,7 @@ housekeeping.ExclusiveLease("reports/nightly", 600)  # type: ignore[arg-type] # 
 assert_type(housekeeping.throttle("mails", 10, timedelta(minutes=1)), bool)
 housekeeping.throttle("mails", 10, 60)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
-# -- sweeps of one's own
+# -- your own sweeps
 
 
 class State(Enum):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from housekeeping.brokers.dead_letters.models import DeadLetter, DeadLetterStore, LetterResult
+from housekeeping.brokers.dead_letters.search import LetterFilter
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.wording import counted
@@ -28,7 +29,7 @@ class BulkResult:
     """Results of requeueing or deleting many dead letters.
 
     Attributes:
-      stopped: Why the remaining letters were not tried; None: all of them were tried.
+      stopped: Why the remaining letters were not tried; None if all were tried.
       left: The number of letters that were not tried.
     """
 
@@ -56,6 +57,17 @@ class BulkResult:
             "error": self.stopped,
             "dead_letters": [{"id": each.id, "outcome": each.outcome, "detail": each.detail} for each in self.results],
         }
+
+
+def describe_choice(letters: Sequence[DeadLetter], sought: LetterFilter | None) -> str:
+    """Return what a bulk change is about, for the log of actions.
+
+    Parameters:
+      sought: The filter that has found the letters; None if they were chosen by their ids.
+    """
+    if sought is None:
+        return ", ".join(letter.id for letter in letters)
+    return f"{counted(len(letters), 'dead letter')}: {sought}"
 
 
 def apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter]) -> BulkResult:

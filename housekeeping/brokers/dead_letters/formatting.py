@@ -8,7 +8,7 @@ from housekeeping.brokers.dead_letters.models import DeadLetter
 from housekeeping.core.sanitize import mask_secrets
 
 #: Characters of a text that are searched for secrets. The search takes time, and longer texts are not readable.
-_LONGEST: Final = 20_000
+LONGEST: Final = 20_000
 _DEEPEST: Final = 50  # levels of nested lists and dictionaries that are shown
 
 
@@ -17,7 +17,7 @@ def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
     if depth > _DEEPEST:
         return "…"
     if isinstance(value, dict):
-        named = {str(key)[:_LONGEST]: each for key, each in value.items()}
+        named = {str(key)[:LONGEST]: each for key, each in value.items()}
         return {mask_secrets(key): without_secrets(each, key, depth + 1) for key, each in named.items()}
     if isinstance(value, list | tuple):
         return [without_secrets(each, name, depth + 1) for each in value]
@@ -50,7 +50,7 @@ def body(letter: DeadLetter) -> dict[str, Any]:
 
 def bounded(text: str | None) -> str | None:
     """Return a text with secrets masked; of a very long one the beginning."""
-    if text is None or len(text) <= _LONGEST:
+    if text is None or len(text) <= LONGEST:
         return None if text is None else mask_secrets(text)
     # The end is cut off as well, because half a secret would not be recognized.
-    return f"{mask_secrets(text[:_LONGEST])[: _LONGEST // 2]}… ({len(text):,} characters)"
+    return f"{mask_secrets(text[:LONGEST])[: LONGEST // 2]}… ({len(text):,} characters)"

@@ -81,12 +81,13 @@ class DeadLetter:
     @property
     def error(self) -> str | None:
         """Return the traceback's line with the error; without a traceback, why the message cannot be read, or None."""
-        lines = (self.traceback or "").strip().splitlines()
-        if not lines:
+        text = (self.traceback or "").strip()
+        if not text:
             return self.unreadable or None
         # Not simply the last line: an error's text may have several lines, and the first says most.
-        frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
-        after = lines[frames[-1] + 1 :] if frames else lines
+        _, frame, rest = text.rpartition('\n  File "')
+        lines = rest.splitlines()
+        after = lines[1:] if frame else lines
         return next((line for line in after if not line.startswith(" ")), lines[-1])
 
     def revived(self, broker: Broker) -> Message[Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from dramatiq.common import xq_name
 from dramatiq.errors import ConnectionClosed
@@ -27,6 +28,36 @@ from housekeeping.core.sanitize import error_line
 
 #: Moves a letter, given the channel with a transaction and the tag of its delivery.
 _Move = Callable[[Any, int, DeadLetter], LetterResult]
+
+
+#: The largest number in AMQP.
+_MAX_PREFETCH: Final = 65_535
+#: Seconds without a letter after which a consumer is not sent more.
+_PAUSE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A dead letter as RabbitMQ delivers it, not decoded yet; `died_at` is `NEVER` if it is unknown."""
+
+    tag: int
+    queue: str
+    broker_id: str
+    died_at: datetime
+    body: bytes
+
+    @classmethod
+    def of(cls, queue: str, method: Any, properties: Any, body: bytes) -> _Stored:
+        try:
+            died_at = datetime.fromtimestamp(properties.timestamp, UTC) if properties.timestamp else NEVER
+        except (ValueError, OverflowError, OSError):
+            died_at = NEVER  # not a time: another program wrote it
+        # Without an id: written by Dramatiq's own broker, before it was hardened.
+        broker_id = properties.message_id or hashlib.sha256(body).hexdigest()[:32]
+        return cls(method.delivery_tag, queue, broker_id, died_at, body)
+
+    def letter(self) -> DeadLetter:
+        return DeadLetter.read(self.broker_id, self.queue, None if self.died_at is NEVER else self.died_at, self.body)
 
 
 class RabbitmqDeadLetters:
@@ -52,17 +83,18 @@ class RabbitmqDeadLetters:
     def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
         with self._channel() as channel:
             queues = [each for each in self._queues() if queue in (None, each)]
-            letters = [letter for each in queues for _, letter in self._fetched(channel, each)]
+            found = [stored for each in queues for stored in self._read(channel, each)]
         if died_until is not None:
-            letters = [letter for letter in letters if (letter.died_at or NEVER) <= died_until]
+            found = [stored for stored in found if stored.died_at <= died_until]
         # Times have seconds only, so of equal ones the last in its queue is the newest.
-        yield from sorted(reversed(letters), key=lambda letter: letter.died_at or NEVER, reverse=True)
+        for stored in sorted(reversed(found), key=lambda stored: stored.died_at, reverse=True):
+            yield stored.letter()
 
     def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
         found: dict[str, DeadLetter] = {}
         with self._channel() as channel:
             for queue in self._queues():
-                for _, letter in self._fetched(channel, queue):
+                for letter in (stored.letter() for stored in self._read(channel, queue)):
                     for name in {letter.id, letter.broker_id} & set(ids):
                         other = found.get(name)
                         if other is None or (letter.died_at or NEVER) >= (other.died_at or NEVER):
@@ -91,9 +123,10 @@ class RabbitmqDeadLetters:
         """Apply the function to these letters of a queue, which is read once, each in a transaction of its own."""
         with self._channel() as channel:
             channel.tx_select()
-            for tag, found in self._fetched(channel, queue):
-                if letter := wanted.pop(found.broker_id, None):
-                    yield move(channel, tag, letter)
+            self._broker._declare_xq_queue(queue)  # the queue may have been deleted
+            for stored in self._fetched(channel, queue):
+                if letter := wanted.pop(stored.broker_id, None):
+                    yield move(channel, stored.tag, letter)
                 if not wanted:
                     break
         yield from (LetterResult(letter.id, "gone") for letter in wanted.values())
@@ -120,16 +153,32 @@ class RabbitmqDeadLetters:
         declared: Any = self._broker._declare_xq_queue(queue)
         return int(declared.method.message_count)
 
-    def _fetched(self, channel: Any, queue: str) -> Iterator[tuple[int, DeadLetter]]:
-        """Yield each dead letter of the queue, oldest first, fetched until the channel is closed."""
-        self._broker._declare_xq_queue(queue)  # the queue may have been deleted
-        name = self._broker.physical(xq_name(queue))
-        while (got := channel.basic_get(name))[0] is not None:
-            method, properties, body = got
-            died_at = datetime.fromtimestamp(properties.timestamp, UTC) if properties.timestamp else None
-            # Without an id: written by Dramatiq's own broker, before it was hardened.
-            broker_id = properties.message_id or hashlib.sha256(body).hexdigest()[:32]
-            yield method.delivery_tag, DeadLetter.read(broker_id, queue, died_at, body)
+    def _read(self, channel: Any, queue: str) -> list[_Stored]:
+        """Return the dead letters of the queue, oldest first, fetched until the channel is closed."""
+        found: list[_Stored] = []
+        waiting = self._count(queue)
+        # A consumer is sent many at once, and `basic_get` takes a round trip for each. A quorum queue takes an
+        # unlimited prefetch for 2,000, and a server may be configured to another default.
+        channel.basic_qos(prefetch_count=_MAX_PREFETCH)
+        channel.basic_consume(
+            self._name(queue),
+            lambda _, method, properties, body: found.append(_Stored.of(queue, method, properties, body)),
+        )
+        while (before := len(found)) < waiting:
+            channel.connection.process_data_events(time_limit=_PAUSE_S)
+            if len(found) == before:
+                break  # another reader has them, or the prefetch is used up
+        found += self._fetched(channel, queue)
+        channel.connection.process_data_events(time_limit=0)
+        return found
+
+    def _fetched(self, channel: Any, queue: str) -> Iterator[_Stored]:
+        """Yield each dead letter of the queue, oldest first, fetched one by one until the channel is closed."""
+        while (got := channel.basic_get(self._name(queue)))[0] is not None:
+            yield _Stored.of(queue, *got)
+
+    def _name(self, queue: str) -> str:
+        return str(self._broker.physical(xq_name(queue)))
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from housekeeping.brokers.dead_letters.formatting import bounded
+from housekeeping.brokers.dead_letters.formatting import LONGEST, bounded
 from housekeeping.brokers.dead_letters.models import DeadLetter, DeadLetterStore
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.core.errors import WrongArgument
+from housekeeping.core.sanitize import mask_secrets
 
 _POSITION: Final = re.compile(r"([0-9]{1,14})-(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Conditions that a dead letter must meet; None: any.
+    """Conditions that a dead letter must meet; None for any.
 
     Attributes:
       actor: Name of its actor.
@@ -36,6 +38,14 @@ class LetterFilter:
     def __bool__(self) -> bool:
         return self != LetterFilter()
 
+    def __str__(self) -> str:
+        """Return the conditions in one line, with secrets masked; ``all`` without conditions."""
+        texts = [(name, getattr(self, name)) for name in ("queue", "actor", "error")]
+        times = [(name, getattr(self, name)) for name in ("since", "until")]
+        conditions = [f"{name} {mask_secrets(text)!r}" for name, text in texts if text is not None]
+        conditions += [f"{name} {at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" for name, at in times if at is not None]
+        return ", ".join(conditions) or "all"
+
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether the letter meets the conditions."""
         if self.queue is not None and letter.queue != self.queue:
@@ -46,8 +56,7 @@ class LetterFilter:
             return False
         if self.until is not None and letter.died_at is not None and letter.died_at > self.until:
             return False
-        # As it is shown: what is masked cannot be searched for, letter by letter.
-        return self.error is None or self.error.casefold() in (bounded(letter.error) or "").casefold()
+        return self.error is None or _shows(letter.error or "", self.error.casefold())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +98,15 @@ class Page:
     """Dead letters that meet a filter, newest first.
 
     Attributes:
-      older: Where the next page continues; None: no older letter meets the filter.
-      complete: False if the search ended at its limit, before the page was full.
+      older: Where the next page continues; None if no older letter meets the filter.
+      complete: False if the search ended at its time limit, before the page was full.
+      searched: The number of letters that were read for the page.
     """
 
     letters: list[DeadLetter]
     older: Position | None = None
     complete: bool = True
+    searched: int = 0
 
 
 def search(
@@ -103,34 +114,48 @@ def search(
     sought: LetterFilter,
     size: int,
     after: Position | None = None,
-    searched: int | None = None,
+    max_time: timedelta | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Page:
     """Return a page of the dead letters that meet a filter.
 
     Parameters:
       size: Letters of the page.
       after: Continue after this place. If its letter is gone, those of the same millisecond are found again.
-      searched: Letters read at most, so that a page with a rare error does not take minutes; None: all.
+      max_time: Time after the first letter until the search ends, so that a page with a rare error does not take
+        minutes; None for no limit.
 
     Raises:
       RedisUnavailable, BrokerUnavailable: The broker does not answer.
     """
     letters: list[DeadLetter] = []
     last: DeadLetter | None = None
-    for number, letter in enumerate(_newest_first(store, sought, after)):
-        if last is not None and (number == searched or len(letters) == size):
-            return Page(letters, Position.of(last), complete=len(letters) == size)
+    # RabbitMQ reads all its letters before the first one: that time does not count, or no search would get further.
+    budget: RunBudget | None = None
+    searched = 0
+    for letter in _newest_first(store, sought, after):
+        budget = budget or (None if max_time is None else RunBudget(max_time, clock))
+        if last is not None and (len(letters) == size or (budget is not None and budget.exceeded())):
+            return Page(letters, Position.of(last), len(letters) == size, searched)
         if sought.since is not None and letter.died_at is not None and letter.died_at < sought.since:
             break  # so are all others
-        last = letter
+        last, searched = letter, searched + 1
         if sought.matches(letter):
             letters.append(letter)
-    return Page(letters)
+    return Page(letters, searched=searched)
 
 
 def matching(store: DeadLetterStore, sought: LetterFilter, limit: int | None = None) -> list[DeadLetter]:
     """Return the newest letters that meet a filter, no more than the limit, the oldest first."""
     return list(islice(filter(sought.matches, _newest_first(store, sought, None)), limit))[::-1]
+
+
+def _shows(error: str, sought: str) -> bool:
+    """Return whether an error contains a text as it is shown: what is masked cannot be searched for."""
+    # Masking takes most of the time of a search. It adds nothing but asterisks, and a note to a long text.
+    if "*" not in sought and len(error) <= LONGEST and sought not in error.casefold():
+        return False
+    return sought in (bounded(error) or "").casefold()
 
 
 def _newest_first(store: DeadLetterStore, sought: LetterFilter, after: Position | None) -> Iterator[DeadLetter]:

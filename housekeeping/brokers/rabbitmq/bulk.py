@@ -20,7 +20,7 @@ def publish_together(broker: ReliableRabbitmqBroker, messages: Sequence[Message[
 
     Raises:
       UnroutableError: When the queue was deleted; nothing was enqueued.
-      AMQPError: When RabbitMQ does not answer; the messages may be in the queue all the same.
+      AMQPError: When RabbitMQ does not answer; the messages may be in the queue nevertheless.
     """
     queue_name = messages[0].queue_name
     broker.declare_queue(queue_name, ensure=True)

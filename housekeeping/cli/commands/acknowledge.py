@@ -23,8 +23,8 @@ from housekeeping.sweeps.ledger.action_log import command_line_user, record_acti
 def acknowledge(alert: str, worker: str | None, as_json: bool) -> None:
     """Acknowledge the active alerts named ALERT, of all workers or of WORKER.
 
-    "housekeeping status" then shows who has acknowledged them, and the dashboard shows them below the others. The
-    acknowledgment ends after a day. It does not apply to an alert that begins later. The alerts stay active.
+    The alerts stay active. "housekeeping status" shows them with the operator's name, the dashboard below the others.
+    An acknowledgment ends after a day. It does not apply to an alert that begins later.
 
     \b
     housekeeping acknowledge overdue

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, say
+from housekeeping.cli.formatting import say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.sanitize import in_one_line
 from housekeeping.presentation.formatting import format_time
@@ -21,7 +21,7 @@ _WIDTH: Final = 60  # characters of a user or a target; --json has the whole of 
 @click.command()
 @click.option("--target", help="Only actions on this worker, lease, key, message or alert.")
 @click.option("--user", help="Only actions of this user.")
-@click.option("--before", type=int, metavar="ID", help="Only actions older than the one with this ID.")
+@click.option("--before", type=int, metavar="ID", help="Continue the list after the action with this ID.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of actions."
 )
@@ -41,13 +41,10 @@ def actions(target: str | None, user: str | None, before: int | None, limit: int
     if as_json:
         click.echo(json.dumps({"actions": [each.as_json() for each in shown], "more": more}))
         return
-    if not shown:
-        out.print("no actions")
-        return
     rows = table("TIME (UTC)", "USER", "ACTION", "TARGET", "RESULT")
     for each in shown:
         rows.add_row(*_cells(each))
-    print_table(rows)
+    print_table(rows, empty="no actions")
     if more:
         say(f"older ones: --before {shown[-1].action_id}")
 

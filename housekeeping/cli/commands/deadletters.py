@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore, dead_letters_of, found
-from housekeeping.brokers.dead_letters.bulk import Action, apply
+from housekeeping.brokers.dead_letters.bulk import Action, BulkResult, apply, describe_choice
 from housekeeping.brokers.dead_letters.formatting import arguments, body, bounded
 from housekeeping.brokers.dead_letters.models import readable
 from housekeeping.brokers.dead_letters.search import LetterFilter, Position, matching, search
@@ -37,13 +37,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def _filters(command: Command) -> Command:
     """Add the options that choose dead letters."""
-    time = "2h, 3d, 03:00 or 2026-11-20T03:00 (UTC)"
     for option in (
-        click.option("--until", help=f"Only those that died until then: {time}."),
-        click.option("--since", help=f"Only those that died since then: {time}."),
+        click.option("--until", metavar="TIME", help="Only those that died until this time."),
+        click.option(
+            "--since",
+            metavar="TIME",
+            help="Only those that died since this time: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).",
+        ),
         click.option("--error", metavar="TEXT", help="Only those whose error contains this text."),
-        click.option("--actor", help="Only those of this actor."),
-        click.option("--queue", help="Only those of this queue."),
+        click.option("--actor", metavar="NAME", help="Only those of this actor."),
+        click.option("--queue", metavar="NAME", help="Only those of this queue."),
     ):
         command = option(command)
     return command
@@ -53,7 +56,7 @@ def _choice(command: Command) -> Command:
     """Add the arguments and options of a change: IDs, filters, or all."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--yes", is_flag=True, help="Do not ask for a confirmation."),
         click.option("--all", "everything", is_flag=True, help="All dead letters of all queues."),
         _filters,
         click.argument("message_ids", metavar="[ID...]", nargs=-1),
@@ -113,10 +116,7 @@ def list_letters(limit: int, after: str | None, as_json: bool, **conditions: str
             in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
             in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
         )
-    if page.letters:
-        print_table(rows)
-    else:
-        say("no dead letters match" if total else "no dead letters")
+    print_table(rows, empty="no dead letters match" if total else "no dead letters")
     if len(page.letters) < total:
         say(f"{len(page.letters):,} shown, {counted(total, 'dead letter')} in total")
     if older is not None:
@@ -149,80 +149,69 @@ def show_letter(message_id: str, as_json: bool) -> None:
 
 @dead_letters.command("requeue", short_help="Send dead letters again.")
 @_choice
-def requeue_letters(message_ids: tuple[str, ...], everything: bool, yes: bool, as_json: bool, **given: Any) -> None:
-    """Send dead letters again, with all their retries: those with these IDs, those of a filter, or all.
+def requeue_letters(**options: Any) -> None:
+    """Send dead letters again, with all their retries: those with these IDs, those that match the filters, or all.
 
     A message keeps its id and its idempotency key. A duplicate of a live message stays a dead letter. If one of the IDs
-    is unknown, nothing is sent. With a filter or --all, a message that cannot be sent stays, and the others are sent;
-    the command says how many it found, and asks.
+    is unknown, nothing is sent.
+
+    With filters or --all, the command shows how many it has found and asks for a confirmation. A message that cannot
+    be sent stays, and the others are sent.
 
     \b
     housekeeping deadletters requeue 5f0c2a9e-1f0a-4a43-a7d9-0d7c1f0c2a9e
     housekeeping deadletters requeue --actor charge --error "timed out"
 
-    Exit status: 0; 1 if a message could not be sent, or it was not confirmed; 2 if nothing was tried.
+    Exit status: 0 if all were sent or are duplicates; 1 if a message could not be sent, or it was not confirmed; 2 if
+    nothing was tried.
     """
-    store, sought = _store(), _filter(given)
-    _require_choice(message_ids, sought, everything)
-    if message_ids:
-        with progress("reading dead letters"):
-            letters: Sequence[DeadLetter] = readable(found(store, message_ids))
-    else:
-        letters = _matching(store, sought, as_json, yes)
-        if letters and not yes:
-            confirm(f"Requeue {counted(len(letters), 'dead letter')}?", "nothing was requeued")
-    _apply(store, "requeue", letters, as_json, each=bool(message_ids))
+    _change("requeue", **options)
 
 
 @dead_letters.command("delete", short_help="Delete dead letters for good.")
 @_choice
-def delete_letters(message_ids: tuple[str, ...], everything: bool, yes: bool, as_json: bool, **given: Any) -> None:
-    """Delete dead letters for good: those with these IDs, those of a filter, or all.
+def delete_letters(**options: Any) -> None:
+    """Delete dead letters for good: those with these IDs, those that match the filters, or all.
 
-    The command says how many it found, and asks. If one of the IDs is unknown, nothing is deleted.
+    The command shows how many it has found and asks for a confirmation. If one of the IDs is unknown, nothing is
+    deleted.
 
     \b
     housekeeping deadletters delete --actor charge --until 3d
 
-    Exit status: 0; 1 if the broker stopped answering, or it was not confirmed; 2 if nothing was tried.
+    Exit status: 0 if all were deleted; 1 if the broker stopped answering, or it was not confirmed; 2 if nothing was
+    tried.
     """
+    _change("delete", **options)
+
+
+def _change(
+    action: Action, message_ids: tuple[str, ...], everything: bool, yes: bool, as_json: bool, **given: str | None
+) -> None:
+    """Requeue or delete the chosen dead letters. Only a requeue of IDs needs no confirmation."""
     store, sought = _store(), _filter(given)
-    _require_choice(message_ids, sought, everything)
-    if message_ids:
-        with progress("reading dead letters"):
-            letters = found(store, message_ids)
-        _require_yes(as_json, yes)
-    else:
-        letters = _matching(store, sought, as_json, yes)
-    if letters and not yes:
-        confirm(f"Delete {counted(len(letters), 'dead letter')}?", "nothing was deleted")
-    _apply(store, "delete", letters, as_json, each=bool(message_ids))
-
-
-def _require_choice(message_ids: tuple[str, ...], sought: LetterFilter, everything: bool) -> None:
-    given = [bool(message_ids), bool(sought), everything]
-    if sum(given) != 1:
+    if [bool(message_ids), bool(sought), everything].count(True) != 1:
         raise WrongArgument("choose dead letters by their IDs, by filters such as --actor, or take --all of them")
-
-
-def _require_yes(as_json: bool, yes: bool) -> None:
-    if as_json and not yes:
+    asks = not yes and (action == "delete" or not message_ids)
+    if asks and as_json:
         raise WrongArgument("--json does not ask for a confirmation; add --yes")
-
-
-def _matching(store: DeadLetterStore, sought: LetterFilter, as_json: bool, yes: bool) -> list[DeadLetter]:
-    _require_yes(as_json, yes)
     with progress("reading dead letters"):
-        return matching(store, sought)
-
-
-def _apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter], as_json: bool, *, each: bool) -> None:
-    """Requeue or delete them, and print what became of them: of each, or of those that stay and how many were moved."""
-    with progress(f"{action.removesuffix('e')}ing {counted(len(letters), 'dead letter')}"):
-        target = ", ".join(letter.id for letter in letters) if each else counted(len(letters), "dead letter")
+        letters: Sequence[DeadLetter] = found(store, message_ids) if message_ids else matching(store, sought)
+    if message_ids and action == "requeue":
+        letters = readable(letters)
+    number = counted(len(letters), "dead letter")
+    if letters and asks:
+        confirm(f"{action.capitalize()} {number}?", f"nothing was {action.removesuffix('e')}ed")
+    with progress(f"{action.removesuffix('e')}ing {number}"):
+        target = describe_choice(letters, None if message_ids else sought)
         with record_action(action, target, command_line_user()) as outcome:
             result = apply(store, action, letters)
             outcome.result = str(result)
+    _print_result(result, as_json, each=bool(message_ids))
+
+
+def _print_result(result: BulkResult, as_json: bool, *, each: bool) -> None:
+    """Print the result of each dead letter, or the numbers and the letters that stay. Exit with 1 if one failed."""
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:

@@ -9,7 +9,7 @@ import click
 import redis
 
 from housekeeping.cli.context import load_settings, use_action_log
-from housekeeping.cli.formatting import out, say
+from housekeeping.cli.formatting import say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis.client import redis_client
@@ -49,7 +49,7 @@ def list_keys(as_json: bool, limit: int) -> None:
     \b
     waiting    the message is queued, delayed, or waits for a retry
     running    the message is being processed; the key is renewed
-    reserved   a sender holds the key for seconds until its message is queued
+    reserved   a sender holds the key until its message is queued
 
     EXPIRES IN is the time until the key expires, unless its message renews it. AGAIN means that one more run follows
     this one because a duplicate arrived ("if_deduplicated": "reschedule_once").
@@ -58,9 +58,6 @@ def list_keys(as_json: bool, limit: int) -> None:
     held, more = held_keys(client, namespace, limit)
     if as_json:
         click.echo(json.dumps({"keys": [each.as_json() for each in held], "more": more}))
-        return
-    if not held:
-        out.print("no keys are held")
         return
     rows = table("KEY", "STATE", ">EXPIRES IN", "AGAIN", "MESSAGE")
     for each in held:
@@ -71,7 +68,7 @@ def list_keys(as_json: bool, limit: int) -> None:
             "yes" if each.again else "-",
             in_one_line(each.message_id, _KEY_WIDTH),
         )
-    print_table(rows)
+    print_table(rows, empty="no keys are held")
     if more:
         say(f"there are more than these {limit:,}; --limit shows more")
 

@@ -8,7 +8,7 @@ import click
 
 from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.formatting import say
+from housekeeping.cli.formatting import notify, say
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.installation import broker_without_database
 from housekeeping.presentation.enqueueing import reason_to_skip, send_run
@@ -25,8 +25,8 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
     """Send a run of worker NAME to the worker processes, as the application does. A few workers take an ARGUMENT.
 
     The message has the options of the worker's actor. If a message for the same work is live, the new one is dropped as
-    a duplicate and the live one is named. A warning tells if the run will be skipped because the worker is paused or
-    disabled. To run a worker in this process: housekeeping run NAME.
+    a duplicate and the live one is named. A warning on stderr says if the run will be skipped, because the worker is
+    paused or disabled. To run a worker in this process: housekeeping run NAME.
 
     \b
     housekeeping enqueue user_status_cleanup.batch
@@ -55,4 +55,4 @@ def enqueue(name: str, argument: str | None, as_json: bool) -> None:
         if sent.duplicate_of is None:
             say(f"its run, once a worker process takes it: housekeeping runs {name}")
     if warning is not None:
-        click.echo(f"housekeeping: warning: {warning}", err=True)
+        notify(f"warning: {warning}")

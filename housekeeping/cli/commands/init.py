@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from housekeeping.cli.context import load_settings
+from housekeeping.cli.formatting import notify
 from housekeeping.cli.sample_data import add_sample_rows
 from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.settings import Settings
@@ -31,16 +32,18 @@ from housekeeping.workers import configured_sweeps, families
 )
 @click.option("--with-sample-data", is_flag=True, help="Also add sample rows to these tables, for a trial.")
 @click.option("--with-archives", is_flag=True, help="Also create the archives of sweeps that move rows to one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: what was made, and the statements left to you.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: what was created, and statements to execute by hand."
+)
 def init(with_tables: bool, with_sample_data: bool, with_archives: bool, as_json: bool) -> None:
     """Create or upgrade the library's own tables. Can be repeated safely.
 
-    The tables are in the schema "housekeeping", or the one that HOUSEKEEPING_SCHEMA names. The application's tables are
-    not changed. --with-tables creates those that do not exist. A warning on stderr names each configured table that is
-    a partition of another table.
+    The tables are in the schema "housekeeping", or the one that HOUSEKEEPING_SCHEMA names. Existing tables of the
+    application are not changed, and --with-tables creates the missing ones. A warning on stderr names each configured
+    table that is a partition of another table.
 
     A sweep may move its rows to an archive. The command prints the statements that create each missing archive and add
-    missing columns to the others. --with-archives executes them. It leaves statements that rewrite an archive to you.
+    missing columns to the others. --with-archives executes them, except for those that rewrite an archive.
 
     --with-sample-data adds a few hundred rows to each table of --with-tables, some of them stale. It stops if one of
     the tables already has rows.
@@ -101,7 +104,7 @@ def _init_archives(workers: dict[str, Sweep], with_archives: bool) -> Iterator[_
     stages = [stage for each in workers.values() if each.enabled for stage in each.declared_stages()]
     for problem in problems_of(stages):
         if not problem.statements:
-            click.echo(f"warning: {problem.text}", err=True)
+            notify(f"warning: {problem.text}")
             continue
         if problem.rewrites or not with_archives:
             option = "" if problem.rewrites else "add --with-archives or "
@@ -133,7 +136,7 @@ def _init_database(
         for table, rows in add_sample_rows(settings, found).items():
             yield _Made("sample rows", table, f"{counted(rows, 'sample row')}")
     for warning in tables.partitions(settings, {name: each for name, each in workers.items() if each.enabled}):
-        click.echo(f"warning: {warning.text}; {warning.way_out}", err=True)
+        notify(f"warning: {warning.text}; {warning.way_out}")
 
 
 def _create_tables(family: Family) -> Iterator[_Made]:

@@ -9,7 +9,7 @@ import click
 import redis
 
 from housekeeping.cli.context import load_settings
-from housekeeping.cli.formatting import out, say
+from housekeeping.cli.formatting import notify, say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.redis.client import redis_client
@@ -28,8 +28,8 @@ _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 def leases() -> None:
     """List and release leases. A lease prevents two runs with the same key at the same time.
 
-    The lease of a dead holder becomes free by itself: a sweep's after a minute without a heartbeat, another one when
-    its ttl expires. Release a lease by hand only if its holder hangs.
+    The lease of a dead holder becomes free by itself: the lease of a sweep after a minute without a heartbeat, any
+    other when its ttl expires. Release a lease by hand only if its holder hangs.
     """
 
 
@@ -52,9 +52,6 @@ def list_leases(as_json: bool) -> None:
         return
     if unreachable:
         say(f"{unreachable}; showing the leases that the database knows", style="yellow")
-    if not held:
-        out.print("no open run holds a lease" if unreachable else "no leases are held")
-        return
     rows = table("KEY", "HOLDER", ">HELD FOR", ">EXPIRES IN", ">EPOCH", ">RUN", ">HEARTBEAT")
     for each in held:
         rows.add_row(
@@ -65,7 +62,7 @@ def list_leases(as_json: bool) -> None:
             *("-" if shown is None else str(shown) for shown in (each.epoch, each.run_label)),
             "-" if each.silent_for_s is None else f"{format_duration(each.silent_for_s)} ago",
         )
-    print_table(rows)
+    print_table(rows, empty="no open run holds a lease" if unreachable else "no leases are held")
 
 
 @leases.command("release", short_help="Release a lease that a hanging process holds.")
@@ -74,7 +71,7 @@ def list_leases(as_json: bool) -> None:
 def release(key: str, as_json: bool) -> None:
     """Release the lease KEY, so that the next run can start.
 
-    The holder is fenced off first: if it is still alive, it cannot commit to the database any more. Its run ends as
+    The holder is fenced off first: if it is still alive, it can no longer commit to the database. Its run ends as
     lost_lease and the next run resumes it. Until the holder notices, at the latest after a third of the lease's ttl, it
     may still change files, git repositories or other servers.
     """
@@ -87,10 +84,7 @@ def release(key: str, as_json: bool) -> None:
     else:
         say(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(released)}")
     if released.epoch is None:
-        click.echo(
-            "housekeeping: its holder has no epoch and cannot be fenced off: it may write until it notices the loss",
-            err=True,
-        )
+        notify("its holder has no epoch and cannot be fenced off: it may write until it notices the loss")
 
 
 def _servers() -> tuple[redis.Redis, str]:

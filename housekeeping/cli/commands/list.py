@@ -16,16 +16,17 @@ from housekeeping.cli.formatting import progress, say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.wording import format_duration
 from housekeeping.database.connection import database
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
 from housekeeping.presentation.formatting import format_time
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
-from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
-from housekeeping.sweeps.family_setup import by_problem, problems_of
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.family_setup import by_problem
 from housekeeping.sweeps.insight.state import next_tick, state_of
 from housekeeping.sweeps.ledger.history import name_database
 from housekeeping.sweeps.ledger.overrides import Override, overrides
 from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.sweeps.registry import by_database
+from housekeeping.sweeps.setup_problem import SetupProblem
 from housekeeping.workers import configured_sweeps
 
 
@@ -105,11 +106,14 @@ def _add_problems(workers: list[Sweep], problems: dict[str, SetupProblem]) -> se
     for sweep in workers:
         try:
             with time_limit(STATEMENT_TIME, LOCK_TIME):
-                problems |= problems_of([sweep])
-            examined.add(sweep.name)
+                problem = sweep.lacks()
         except PeeweeException as error:
             if is_unavailable(error):
                 raise
+            continue
+        examined.add(sweep.name)
+        if problem is not None:
+            problems[sweep.name] = problem
     return examined
 
 

@@ -31,8 +31,6 @@ _PURGE: Final = f"{PURGE}:"
 _UNTIL_HELP = (
     "End of the override: 2h, 30min, 03:00 or 2026-11-20T03:00 (UTC). By default it lasts until `housekeeping resume`."
 )
-
-
 _JSON_HELP = "Print a JSON list of the workers and their state."
 
 #: A change as text and as JSON values.

@@ -15,7 +15,7 @@ from housekeeping.cli.commands.runs import using_database_of
 from housekeeping.cli.confirmation import confirm
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import end_process
-from housekeeping.cli.formatting import out, progress, say
+from housekeeping.cli.formatting import notify, out, progress, say
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import printable
 from housekeeping.core.settings import MAIN
@@ -38,14 +38,16 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
 @click.option("--where", metavar="SQL", help="Condition of the rows to delete.")
 @click.option("--order-by", metavar="COLS", help="Columns that order the rows. Default: the primary key.")
 @click.option("--batch-size", type=click.IntRange(1, 100_000), help=f"Rows per batch. Default: {BATCH_SIZE:,}.")
-@click.option("--max-rows", type=click.IntRange(1), help="Delete this many rows at most.")
+@click.option("--max-rows", type=click.IntRange(1), help="Delete at most this many rows.")
 @click.option(
     "--max-runtime",
     "max_runtime_s",
     type=click.FloatRange(0, 30_000_000, min_open=True),
     help="Begin no batch after this many seconds.",
 )
-@click.option("--max-rows-per-s", type=click.FloatRange(0, min_open=True), help="Delete this many rows a second.")
+@click.option(
+    "--max-rows-per-s", type=click.FloatRange(0, min_open=True), help="Delete at most this many rows per second."
+)
 @click.option("--archive-to", metavar="TABLE", help="Copy the rows to this table before they are deleted.")
 @click.option(
     "--ignore-holds", is_flag=True, default=None, help="Delete the rows that a declared sweep of this table holds, too."
@@ -63,19 +65,19 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
 def purge(
     table: str | None, dry_run: bool, yes: bool, force: bool, resumed: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Delete the rows of TABLE that match --where once, in small batches, without a worker.
+    """Delete the rows of TABLE that match --where, in small batches. Needs no worker.
 
     Shows how many rows would be deleted, the oldest and newest of them, the index, and the statement of a batch. Then
-    it asks for a confirmation. Each batch commits together with the run's row in the ledger, whose name is
-    "purge:TABLE". Rows that begin to match during the run are deleted, too.
+    it asks for a confirmation. Each batch commits together with the run's row in the ledger. The run is
+    named "purge:TABLE". Rows that begin to match during the run are deleted, too.
 
     The condition is one SQL expression. It may have subqueries, which can name the table: "sessions.id". The table
     needs a primary key. The rows are read in its order, or in that of --order-by.
 
     Rows that a declared sweep of the same table holds, such as by a legal hold, stay. --ignore-holds deletes them, too.
 
-    Ctrl-C ends the run within a second; its committed batches stay. --resume continues it, without a plan and a
-    confirmation, and also a run that a crash, --max-runtime or an error ended.
+    Ctrl-C ends the run within a second; its committed batches stay. --resume continues it without a plan or a
+    confirmation. It also continues a run that a crash, --max-runtime or an error ended.
 
     \b
     housekeeping purge sessions --where "expires_at < now() - interval '90 days'"
@@ -199,7 +201,7 @@ def _run(request: PurgeRequest, sweep: Sweep, *, force: bool, as_json: bool) -> 
     if result.reason == "shutdown" and how is not None:
         report_interruption(result, f"to continue: {how}")
     elif how is not None and result.outcome != "done" and result.reason not in ("limit", "paused"):
-        click.echo(f"housekeeping: to continue: {printable(how)}", err=True)
+        notify(f"to continue: {how}")
     if not ended:
         end_process(result.exit_code)
     if result.exit_code:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Mapping
 
 import click
-from dramatiq.middleware import Shutdown
 
+from housekeeping.cli.commands.run import exit_with_error, print_result, report_interruption
 from housekeeping.cli.commands.runs import run_with, using_database_of
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.foreground import Abandoned, Foreground, end_process, run_with_progress
-from housekeeping.cli.formatting import ProgressLine, progress
-from housekeeping.cli.tables import print_table, table
-from housekeeping.core.errors import HousekeepingError, WrongArgument
-from housekeeping.core.sanitize import error_line, printable
-from housekeeping.core.thread_interrupt import run_interruptibly
-from housekeeping.core.wording import format_duration
+from housekeeping.cli.foreground import count_for_dry_run, end_process, run_with_progress
+from housekeeping.cli.formatting import ProgressLine, notify
+from housekeeping.core.errors import WrongArgument
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.presentation.formatting import format_counts
@@ -43,11 +38,11 @@ def restore(run_id: str, where: str | None, dry_run: bool, no_pause: bool, as_js
 
     "housekeeping runs NAME" lists the runs of a sweep. One statement inserts a batch into the table and deletes it from
     the archive. Rows whose key exists in the table again stay in the archive; they count as "conflicts". An interrupted
-    restore is continued by the same command. A second one restores nothing twice.
+    restore is continued by the same command. No row is restored twice.
 
     The restore is a run in the ledger, named restore:NAME, with the lease of the sweep. The sweep is paused before the
-    first batch and stays paused, so that it does not delete the rows again: housekeeping resume NAME. A purge with
-    --archive-to is restored in the same way; its NAME is purge:TABLE.
+    first batch and stays paused, so that it does not delete the rows again. "housekeeping resume NAME" ends the pause.
+    A purge with --archive-to is restored in the same way; its NAME is purge:TABLE.
 
     \b
     housekeeping restore 4711 --dry-run
@@ -62,23 +57,23 @@ def restore(run_id: str, where: str | None, dry_run: bool, no_pause: bool, as_js
         for each in restoration.tables:
             if each.lost_columns:
                 lost = f"table {quoted_name(each.source)} has no column {', '.join(each.lost_columns)}"
-                line = f"warning: {lost}; these archived values are not restored"
-                click.echo(f"housekeeping: {printable(line)}", err=True)
-        result, ended = (_dry_run(restoration), True) if dry_run else _restore(restoration, pause=not no_pause)
+                notify(f"warning: {lost}; these archived values are not restored")
+        if dry_run:
+            result, ended = count_for_dry_run(restoration.restoring.name, restoration.dry_run), True
+        else:
+            result, ended = _restore(restoration, pause=not no_pause)
     _report(restoration, result, as_json, is_paused=not (dry_run or no_pause))
     if not ended:
         end_process(result.exit_code)
     if result.exit_code:
-        line = result.reason or "" if result.error is None else error_line(result.error)
-        click.echo(f"housekeeping: {result.worker} {result.outcome}: {printable(line)}", err=True)
-        sys.exit(result.error.exit_code if isinstance(result.error, HousekeepingError) else result.exit_code)
+        exit_with_error(result, restoration.restoring)
 
 
 def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
     """Return the sweep of a run, from the ledger or, when its row was removed, from the archives.
 
     Raises:
-      WrongArgument: There is no such run, or no such sweep any more.
+      WrongArgument: There is no such run, or the sweep is no longer declared.
     """
     try:
         record = run_with(label)
@@ -88,7 +83,7 @@ def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
             raise
         if len(found) > 1:
             names = ", ".join(sweep.name for sweep in found)
-            raise WrongArgument(f"run {label[1]} is not in the ledger any more, and may be one of: {names}") from None
+            raise WrongArgument(f"run {label[1]} is no longer in the ledger, and may be one of: {names}") from None
         return found[0]
     worker = record.worker
     if PURGE in record.counts:
@@ -118,34 +113,15 @@ def _restore(restoration: Restoration, *, pause: bool) -> tuple[RunResult, bool]
     return run_with_progress(restoration.restoring, work, continued_by="the same command")
 
 
-def _dry_run(restoration: Restoration) -> RunResult:
-    try:
-        with progress(f"{restoration.restoring.name}: counting"):
-            return Foreground(lambda stopping: run_interruptibly(restoration.dry_run)).result()
-    except (Abandoned, Shutdown):
-        end_process(130, "interrupted")
-
-
 def _report(restoration: Restoration, result: RunResult, as_json: bool, *, is_paused: bool) -> None:
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
-        rows = table("RUN", "OUTCOME", ">DURATION", "COUNTS")
-        outcome = result.outcome if result.reason is None or result.exit_code else f"{result.outcome}: {result.reason}"
-        rows.add_row(
-            result.worker,
-            f"{outcome} (dry run)" if result.dry_run else outcome,
-            format_duration(result.duration_s),
-            format_counts(result.counts),
-        )
-        print_table(rows)
+        print_result(result)
     name = restoration.sweep.name
     if result.reason == "shutdown":
-        line = f"{result.worker} was interrupted; the same command continues"
-        click.echo(f"housekeeping: {printable(line)}", err=True)
+        report_interruption(result, "the same command continues")
     if result.reason == "lease_held":
-        line = f"a run of {name} holds the lease; try again when it has ended"
-        click.echo(f"housekeeping: {printable(line)}", err=True)
+        notify(f"a run of {name} holds the lease; try again when it has ended")
     if is_paused:
-        line = f"{name} is paused, because it would delete the rows again; housekeeping resume {name}"
-        click.echo(f"housekeeping: {printable(line)}", err=True)
+        notify(f"{name} is paused, because it would delete the rows again; housekeeping resume {name}")

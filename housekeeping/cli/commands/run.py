@@ -10,18 +10,16 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
-from dramatiq.middleware import Shutdown
 
 from housekeeping.cli.commands.plan import print_checks
 from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.foreground import Abandoned, Foreground, end_process, run_with_progress
-from housekeeping.cli.formatting import ProgressLine, progress
+from housekeeping.cli.foreground import count_for_dry_run, end_process, run_with_progress
+from housekeeping.cli.formatting import ProgressLine, notify
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.sanitize import error_line, printable
+from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry import error_reporting
-from housekeeping.core.thread_interrupt import run_interruptibly
 from housekeeping.core.wording import format_duration
 from housekeeping.presentation.formatting import format_counts, format_progress, format_run_counts
 from housekeeping.presentation.workers import find_worker, missing_table_error, parse_argument
@@ -75,7 +73,7 @@ def run(
     you want, run it with --confirm: this one run may then process any number of rows.
 
     The first run of a sweep of your own is skipped with the reason "unconfirmed" if it would process over 20 % of a
-    table, 1,000 rows or more. It goes ahead with --confirm, and so do all runs after it.
+    table and at least 1,000 rows. --confirm runs it, and later runs need no confirmation.
 
     A run does not start if this machine's clock is over a minute from the database's. --force overrides that, too: the
     database's clock decides which rows are stale.
@@ -88,11 +86,12 @@ def run(
     if settings.sentry_dsn is not None:
         error_reporting.report_to_sentry(settings.sentry_dsn)
     run_argument = parse_argument(sweep, argument)
-    result, ended = (
-        (_dry_run(sweep, run_argument, zone=settings.timezone, force=force, confirmed=confirm), True)
-        if dry_run
-        else _run(sweep, run_argument, force=force, confirmed=confirm)
-    )
+    if dry_run:
+        options = {"zone": settings.timezone, "force": force, "confirmed": confirm}
+        result: RunResult = count_for_dry_run(name, make_dry_run, sweep, run_argument, **options)
+        ended = True
+    else:
+        result, ended = _run(sweep, run_argument, force=force, confirmed=confirm)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
@@ -100,7 +99,7 @@ def run(
         if isinstance(result, DryRun) and result.forecast.notable:
             print_checks(result.forecast.notable)
     if result.reason == UNCONFIRMED and not result.dry_run:
-        click.echo(f"housekeeping: {printable(in_words(result.counts[UNCONFIRMED]))}", err=True)
+        notify(in_words(result.counts[UNCONFIRMED]))
     if result.reason == "shutdown":
         report_interruption(result, "the next run resumes")
     if not ended:
@@ -172,19 +171,10 @@ class _Meter:
         return ", ".join([format_progress(now), *([format_counts(failed)] if failed else [])])
 
 
-def _dry_run(sweep: Sweep, argument: Any, **options: Any) -> DryRun:
-    try:
-        with progress(f"{sweep.name}: counting"):
-            return Foreground(lambda stopping: run_interruptibly(make_dry_run, sweep, argument, **options)).result()
-    except (Abandoned, Shutdown):
-        end_process(130, "interrupted")
-
-
 def report_interruption(result: RunResult, next_step: str) -> None:
     """Print on stderr what an interrupted run has committed, and what continues it."""
     committed = format_run_counts(None, result.counts)
-    line = f"{result.worker} was interrupted; committed: {'nothing' if committed == '-' else committed}; {next_step}"
-    click.echo(f"housekeeping: {printable(line)}", err=True)
+    notify(f"{result.worker} was interrupted; committed: {'nothing' if committed == '-' else committed}; {next_step}")
 
 
 def print_result(result: RunResult) -> None:
@@ -205,6 +195,6 @@ def exit_with_error(result: RunResult, sweep: Sweep) -> NoReturn:
     """Print the error of a failed run in one line, and exit with its status."""
     error = missing_table_error(sweep, result.error) or result.error
     line = result.reason if error is None else error_line(error)
-    text = printable(line or "").removeprefix(f"{result.worker}: ")
-    click.echo(f"housekeeping: {result.worker} {result.outcome}: {text}", err=True)
+    text = (line or "").removeprefix(f"{result.worker}: ")
+    notify(f"{result.worker} {result.outcome}: {text}")
     sys.exit(error.exit_code if isinstance(error, HousekeepingError) else result.exit_code)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from housekeeping.cli.completion import complete_worker
 from housekeeping.cli.context import load_workers
-from housekeeping.cli.formatting import fit_name, out, progress, say
+from housekeeping.cli.formatting import fit_name, notify, out, progress, say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
@@ -39,13 +39,15 @@ _ERROR_WIDTH: Final = 1_000
 
 @click.command()
 @click.argument("which", metavar="[NAME|ID]", required=False, shell_complete=complete_worker)
-@click.option("--since", metavar="TIME", help="Only runs that started since: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).")
+@click.option(
+    "--since", metavar="TIME", help="Only runs that started since this time: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC)."
+)
 @click.option("--until", metavar="TIME", help="Only runs that started before this time.")
 @click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs with this outcome.")
 @click.option("--trigger", type=click.Choice(get_args(Trigger)), help="Only runs with this trigger.")
 @click.option("--database", "only", metavar="NAME", help="Only runs of this database.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Maximum number of runs.")
-@click.option("--before", metavar="ID", help="Only runs that come after this one in the list; shows the next page.")
+@click.option("--before", metavar="ID", help="Continue the list after this run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def runs(
     which: str | None,
@@ -74,9 +76,10 @@ def runs(
     housekeeping runs 4711
     """
     settings, sweeps = load_workers()
+    filtered = any((since, until, outcome, trigger, only, before))
     with progress("reading the ledger"):
         if which is not None and (run := parse_run_label(which)) is not None:
-            if since or until or outcome or trigger or only or before:
+            if filtered:
                 raise WrongArgument(f"run {which} is a single run; the options --since to --before filter lists")
             with using_database_of(run), translate_postgres_errors():
                 _print_run(run_with(run), failures_of(run[1]), sweeps, settings, database_now(), as_json)
@@ -94,7 +97,6 @@ def runs(
     if as_json:
         click.echo(json.dumps({"runs": [each.as_json() for each in page.runs], "more": page.more}))
     elif not page.runs:
-        filtered = since or until or outcome or trigger or only or before
         say("no runs match" if filtered else "no runs yet")
     else:
         _print_list(page.runs, sweeps, page.now)
@@ -125,7 +127,7 @@ def _read(
     if len(page.unavailable) == len(names):
         raise page.unavailable[-1]
     for error in page.unavailable:
-        click.echo(f"housekeeping: warning: {error}; its runs are not shown", err=True)
+        notify(f"warning: {error}; its runs are not shown")
     return page
 
 

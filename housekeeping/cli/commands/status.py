@@ -25,13 +25,13 @@ from housekeeping.sweeps.declaration import Sweep
 
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_worker)
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show it repeatedly, until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
     default=2.0,
     show_default=True,
-    help="Seconds between two readings of --watch.",
+    help="Seconds between two readings with --watch.",
 )
 @click.option("--fail-on-alert", is_flag=True, help="Exit with status 1 if there is an alert.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch an object per line.")
@@ -42,7 +42,7 @@ def status(name: str | None, watch: bool, interval: float, fail_on_alert: bool, 
     BACKLOG is the number of stale rows, counted up to a limit. HELD is the number of stale rows that stay because
     they are on hold; they are not part of the backlog, and the column is shown if a worker has a hold. ARRIVED/H and
     PROCESSED/H are rows per hour over the last runs. LAST SUCCESS is the last run that ended as done or partial. Each
-    alert ends with its name; docs/howto/alerts.md says what to do about it. Long reasons of runs are cut; --json has
+    alert ends with its name; docs/howto/alerts.md says what to do about it. Long reasons are cut off; --json has
     all of them.
 
     Processes are the live workers and schedulers, and those that died within a day without being stopped.
@@ -51,14 +51,13 @@ def status(name: str | None, watch: bool, interval: float, fail_on_alert: bool, 
 
     With several databases, a line names each one that does not answer, and the rest is shown.
 
-    --watch reads the status again every two seconds. A server that does not answer is shown as a line, and the command
-    goes on.
+    With --watch, a server that does not answer is shown as a line, and the command continues.
 
     --fail-on-alert is for scripts and monitoring. A database that does not answer counts as an alert. Rejected
     rows and acknowledged alerts do not count. With --watch, the command ends at the first alert.
 
-    Exit status: 0 if PostgreSQL answered, with or without alerts; 1 if it did not, or the database main did not, and
-    with --fail-on-alert if there is an alert; 2 wrong settings or no schema; 130 after Ctrl-C.
+    Exit status: 0 if the database main answered; 1 if it did not, or if there is an alert and --fail-on-alert is
+    given; 2 if settings are wrong or the schema is missing; 130 after Ctrl-C.
     """
     settings, sweeps = load_workers()
     if name is not None:

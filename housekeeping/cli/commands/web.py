@@ -27,7 +27,7 @@ from housekeeping.core.wording import how_to_install
 def web(host: str, port: int) -> None:
     """Serve the dashboard: workers, runs, plans, backlog, alerts, queues, leases, dead letters; pause and resume.
 
-    On a loopback address, every user of this machine can read the pages. Changes need a token, and at any other address
+    On a loopback address, every user of this machine can read the pages. Changes need a token. At any other address,
     reading needs it, too. The token is HOUSEKEEPING_WEB_TOKEN, or one that this command generates and prints.
     HOUSEKEEPING_WEB_READ_TOKEN allows only reading. Behind a proxy that knows its users, HOUSEKEEPING_WEB_USER_HEADER
     names the header with the user, for the log of actions.

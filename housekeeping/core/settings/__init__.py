@@ -109,7 +109,7 @@ class Settings(BaseSettings):
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
     repositories_root: Path | None = None
-    #: Active families of built-in workers: ("all",) or their names. None: those whose tables fit.
+    #: Active families of built-in workers: ("all",) or their names. None for those whose tables fit.
     built_in: Annotated[tuple[str, ...] | None, NoDecode, FAMILIES] = None
     #: Modules with the application's own sweeps.
     sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()

@@ -55,7 +55,7 @@ class WorkerSettings(BaseModel):
         Annotated[int, Field(ge=1, le=64)] | None, NOT_NULL, Field(validation_alias=AliasChoices("shards", "parts"))
     ] = None
     max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_MAX_DURATION_S)] | None, NOT_NULL] = None
-    #: Most rows per second; None: no limit.
+    #: Most rows per second; None for no limit.
     max_rows_per_s: Annotated[float, Field(gt=0)] | None = None
     #: Pause after each batch, as a multiple of its duration.
     rest: Annotated[Annotated[float, Field(ge=0, le=1000)] | None, NOT_NULL] = None

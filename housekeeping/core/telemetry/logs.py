@@ -61,7 +61,7 @@ def _masked(text: str) -> str:
 
 def _printable(value: Any, *, keep_lines: bool) -> Any:
     if isinstance(value, str):
-        # A line end in a name would start another log line. Tracebacks keep theirs.
+        # A line end in a name would start another log line. Tracebacks keep their line ends.
         return printable(value) if keep_lines else printable(value).replace("\n", "\\n")
     return value
 

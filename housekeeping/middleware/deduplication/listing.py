@@ -100,7 +100,7 @@ def release_key(client: redis.Redis, namespace: str, key: str) -> HeldKey | None
     A message that is alive continues. It can neither renew nor free the key once another message has taken it.
 
     Raises:
-      RedisUnavailable: When Redis does not answer; the key may have been released all the same.
+      RedisUnavailable: When Redis does not answer; the key may have been released nevertheless.
     """
     with translate_redis_errors():
         released: Any = client.register_script(_RELEASE)(keys=[key_prefix(namespace) + key])

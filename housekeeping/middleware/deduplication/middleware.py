@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -19,7 +18,9 @@ from housekeeping.core.middleware_errors import Requeue, Skip, StoreUnavailable,
 from housekeeping.core.redis.client import milliseconds, retry_redis
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.leases.renewal import elapsed, renewals
+from housekeeping.leases.renewal import elapsed
+from housekeeping.leases.renewal_threads import renewals
+from housekeeping.middleware.deduplication.ending import Ending
 from housekeeping.middleware.deduplication.keys import DROP_REMEMBERED, DeduplicationKeys, KeyStep, release
 from housekeeping.middleware.deduplication.options import (
     DEDUP_STATE,
@@ -262,34 +263,3 @@ class Deduplication(Middleware):
             raise
         if "duplicate_of" in sent.options:
             self.keys.release(free)
-
-
-@dataclass(slots=True)
-class Ending:
-    """End of a delivery: how to release its key, and the rerun that follows it.
-
-    Attributes:
-      tick: Claim of the message's tick.
-      sent: The rerun's message once it is in the queue.
-    """
-
-    delivery: Delivery
-    prefix: str
-    tick: str
-    sent: Message[Any] | None = None
-
-    def release(self, *, as_waiting: bool = False) -> tuple[list[str], list[Any]]:
-        """Return keys and arguments for the script that releases the key of the run, or of a waiting message."""
-        run = "" if as_waiting else self.delivery.token
-        step = release(self.delivery.key, self.delivery.message_id, run, self.delivery.config.ttl, tick=self.tick)
-        return [self.prefix + step.key], step.arguments()
-
-    @property
-    def start_unanswered(self) -> bool:
-        """Whether Redis has not answered the start of the delivery."""
-        return bool(self.delivery.token) and not self.delivery.answered
-
-    @property
-    def owes_rerun(self) -> bool:
-        """Whether a run that has lost its key is followed by a rerun, because a duplicate may have asked for one."""
-        return self.delivery.holds_key and self.delivery.config.reschedule_once

@@ -11,7 +11,7 @@ from uuid import uuid4
 from dramatiq import Actor, Message, MessageProxy
 
 from housekeeping.core.middleware_errors import InvalidOption
-from housekeeping.leases.lease import SHORTEST_TTL
+from housekeeping.leases.renewal import SHORTEST_TTL
 from housekeeping.middleware.call_keys import KeyOption, check_key
 
 DEFAULT_TTL: Final = timedelta(hours=1)  # docs/reference/actor-options.md

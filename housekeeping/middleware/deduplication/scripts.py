@@ -49,7 +49,7 @@ local ask_for_rerun, never_drop = ARGV[4] == "1", ARGV[5] == "1"
 local ended_message, ended_run = ARGV[6], ARGV[7]
 -- The claim of the message's tick; "": none.
 local tick = ARGV[8]
--- Supersede a holder whose retry is due later than in so many ms; "": never.
+-- Supersede a holder whose retry is due later than this, in ms; "": never.
 local supersede_after = ARGV[9]
 -- The message's database position and for how long to remember it in ms; nil: none.
 local position, position_ttl = ARGV[10], ARGV[11]

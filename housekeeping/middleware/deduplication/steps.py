@@ -14,7 +14,8 @@ from dramatiq import Actor, Message, MessageProxy
 
 from housekeeping.core.middleware_errors import SkipEnqueue
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.leases.renewal import Renewal, renewals
+from housekeeping.leases.renewal import Renewal
+from housekeeping.leases.renewal_threads import renewals
 from housekeeping.middleware.call_keys import message_digest
 from housekeeping.middleware.deduplication.keys import KeyStep, claim, release, retain
 from housekeeping.middleware.deduplication.options import (

@@ -44,7 +44,7 @@ class EnqueuePath:
     that are due. A dropped message raises no error; it is returned with ``options["duplicate_of"]``.
 
     First the ``before_enqueue`` hooks may drop messages, and choose the changes of keys. Then messages and keys are
-    written. If they share a Redis, one script writes both; else the keys are reserved first and confirmed afterwards.
+    written. If they share a Redis, one script writes both; else the keys are reserved first and confirmed afterward.
     Last, the ``after_enqueue`` hooks see the enqueued messages.
 
     A broker with its own ``enqueue`` keeps it and runs the hooks itself. `Deduplication` then reserves each key in
@@ -182,7 +182,7 @@ class EnqueuePath:
 
 
 def returned_to_sender(message: Message[Any], skip: SkipEnqueue) -> Message[Any]:
-    """Log and count a dropped message, and return it marked, for its sender."""
+    """Log and count a dropped message. Return it for its sender, with the option `duplicate_of`."""
     logger.info(
         "Message not enqueued",
         job_status=skip.reason,

@@ -60,7 +60,7 @@ class RedisQueues:
           id means that it is already in the queue.
 
         Raises:
-          StoreUnavailable: When Redis does not answer and new messages have keys. They may be enqueued all the same.
+          StoreUnavailable: When Redis does not answer and new messages have keys. They may be enqueued nevertheless.
           redis.RedisError: The same for messages without keys, and for those that Dramatiq has had before: its retry
             loops and `reliable_enqueue` wait for this error.
         """

@@ -15,9 +15,11 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.middleware_errors import fail_message_on_error
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.middleware.schedule.tick_recorder import MINUTE, TickRecorder, last_recorded
+from housekeeping.middleware.schedule.tick_recorder import TickRecorder, last_recorded
+from housekeeping.middleware.schedule.tick_rows import MINUTE
 from housekeeping.middleware.schedule.tick_store import TickStore
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.setup_problem import SetupProblem
 
 logger = named_logger(__name__)
 

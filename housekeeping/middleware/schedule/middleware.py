@@ -26,7 +26,6 @@ from housekeeping.database.connection import database
 from housekeeping.middleware.deduplication.options import RETRY_WAITS
 from housekeeping.middleware.schedule.due_ticks import DueTicks
 from housekeeping.middleware.schedule.tick_recorder import (
-    MINUTE,
     TickRecorder,
     database_of,
     is_completed,
@@ -35,6 +34,7 @@ from housekeeping.middleware.schedule.tick_recorder import (
     records_its_runs,
     tick_of,
 )
+from housekeeping.middleware.schedule.tick_rows import MINUTE
 from housekeeping.middleware.schedule.tick_store import ANY_TOKEN, TickStore
 from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
 

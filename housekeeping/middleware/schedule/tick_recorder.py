@@ -6,12 +6,12 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import redis
 from dramatiq import Actor, Message, MessageProxy
-from peewee import DataError, IntegrityError, PeeweeException, fn
+from peewee import DataError, IntegrityError, PeeweeException
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line, typed_error_line
@@ -19,9 +19,9 @@ from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database
+from housekeeping.middleware.schedule import tick_rows
 from housekeeping.middleware.schedule.tick_store import Note, TickStore, from_seconds
 from housekeeping.sweeps.ledger import run_queries, run_start
-from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Outcome
 
 logger = named_logger(__name__)
@@ -29,8 +29,6 @@ logger = named_logger(__name__)
 _MAX_UNWRITTEN: Final = (
     1000  # rows kept in memory while neither database nor Redis answers; the oldest are dropped first
 )
-_MAX_COUNTED: Final = 600_000  # missed ticks of one gap: more than a year of minutes, counted within a second
-MINUTE: Final = timedelta(minutes=1)
 _UNLESS_ANY: Final = "unless_any"  # in a note: write the row only if the ledger has none of this message
 #: Errors that one note causes. Any other error comes from the database and stops the writing of all notes.
 _UNWRITABLE: Final = (DataError, IntegrityError, ValueError, TypeError, KeyError, AttributeError)
@@ -89,12 +87,12 @@ class TickRecorder:
         row = outcome_row("failed", reason, message_id)
         try:
             with database.using(self._database_of(worker)):
-                _write_once(worker, tick, row, unless_any=True)
+                tick_rows.write_once(worker, tick, row, unless_any=True)
         except PeeweeException as error:
             self._keep(worker, tick, {**row, _UNLESS_ANY: True}, error)
 
     def note_unwritten(self) -> None:
-        """Move the rows from memory to Redis if it answers. Costs nothing if there are none."""
+        """Move the rows that wait in memory to Redis, if it answers."""
         with suppress(redis.RedisError):
             self._note_unwritten()
 
@@ -144,16 +142,19 @@ class TickRecorder:
             # Removed first: if the ledger subtracted this tick twice, it would hide a missed one.
             if self._store.remove(note):
                 try:
-                    _no_longer_missed(note.worker, note.tick)
+                    tick_rows.no_longer_missed(note.worker, note.tick)
                 except PeeweeException:
                     self._store.restore(note)
                     raise
         elif note.kind == "row":
             row = json.loads(note.value)
-            _write_once(note.worker, note.tick, row, unless_any=row.pop(_UNLESS_ANY, False))
+            tick_rows.write_once(note.worker, note.tick, row, unless_any=row.pop(_UNLESS_ANY, False))
             self._store.remove(note)
         elif note.worker in schedules:  # otherwise another release has this actor and writes it
-            _write_missed(note.worker, schedules[note.worker], from_seconds(note.value), note.tick)
+            missed = tick_rows.write_missed(note.worker, schedules[note.worker], from_seconds(note.value), note.tick)
+            if missed:
+                log_tick(note.worker, "missed", tick_rows.NO_SCHEDULER, note.tick, missed=missed)
+                metrics.TICKS_MISSED.add(note.worker, number=missed)
             self._store.remove(note)
 
     def _keep(self, worker: str, tick: datetime, row: dict[str, Any], error: PeeweeException) -> None:
@@ -174,66 +175,6 @@ def outcome_row(outcome: Outcome, reason: str | None, message_id: str | None) ->
     return {"outcome": outcome, "reason": reason, "message_id": message_id}
 
 
-def _write_missed(worker: str, cron: Cron, after: datetime, last: datetime) -> None:
-    """Record the missed ticks of a gap, without those that another scheduler has recorded; one transaction."""
-    with database.atomic():
-        _lock_ticks(worker)
-        # Ticks in the ledger are counted already, by a scheduler that died after it recorded this gap or a part of it.
-        known = _last_recorded(worker, last + MINUTE)
-        missed = cron.count(max(after, known or after), last, _MAX_COUNTED)
-        if not missed:
-            return
-        run_start.record(
-            worker,
-            "missed",
-            "no_scheduler",
-            message_id=None,
-            tick=last,
-            trigger="schedule",
-            counts={"missed": missed},
-        )
-    log_tick(worker, "missed", "no_scheduler", last, missed=missed)
-    metrics.TICKS_MISSED.add(worker, number=missed)
-
-
-def _no_longer_missed(worker: str, tick: datetime) -> None:
-    """Subtract a tick from the missed ticks it was counted among; one transaction."""
-    with database.atomic():
-        _lock_ticks(worker)
-        gap: Any = (
-            Run.select(Run.id, Run.counts)
-            .where((Run.worker == worker) & (Run.outcome == "missed") & (Run.tick >= tick))
-            .order_by(Run.tick)
-            .limit(1)
-            .tuples()
-            .first()
-        )
-        if gap is None:
-            return
-        number, counts = gap
-        left = counts.get("missed", 0) - 1
-        if left > 0:
-            Run.update(counts={**counts, "missed": left}).where(Run.id == number).execute()
-        else:
-            Run.delete().where(Run.id == number).execute()
-
-
-def _write_once(worker: str, tick: datetime, row: dict[str, Any], *, unless_any: bool) -> None:
-    """Record an outcome once. With `unless_any`, record it only if its message has no row for this tick."""
-    with database.atomic():
-        _lock_ticks(worker)
-        there = (Run.worker == worker) & (Run.tick == tick) & (Run.message_id == row["message_id"])
-        if not unless_any:
-            there &= Run.outcome == row["outcome"]
-        if not Run.select(Run.id).where(there).exists():
-            run_start.record(worker, **row, tick=tick, trigger="schedule")
-
-
-def _lock_ticks(worker: str) -> None:
-    """Lock a worker's ticks until the end of the transaction."""
-    database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping ticks {worker}",))
-
-
 def database_of(actor: Actor[..., Any] | None) -> str:
     """Return the name of the database with the actor's ledger: a sweep's own, otherwise `MAIN`."""
     sweep = None if actor is None else actor.options.get("sweep")
@@ -247,12 +188,7 @@ def last_recorded(actor: Actor[..., Any], before: datetime) -> datetime | None:
       peewee.PeeweeException: When the database does not answer.
     """
     with database.using(database_of(actor)):
-        return None if database.obj is None else _last_recorded(actor.actor_name, before)
-
-
-def _last_recorded(worker: str, before: datetime) -> datetime | None:
-    last: datetime | None = Run.select(fn.MAX(Run.tick)).where((Run.worker == worker) & (Run.tick < before)).scalar()
-    return last
+        return None if database.obj is None else tick_rows.last_tick(actor.actor_name, before)
 
 
 def is_completed(message_id: str) -> bool:

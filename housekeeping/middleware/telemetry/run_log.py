@@ -18,7 +18,7 @@ from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.context import MessageContext, Trigger, WaitTimes, current_message, wait_times
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
-from housekeeping.database.replicas import data_consistency_used
+from housekeeping.database.replicas.routing import data_consistency_used
 from housekeeping.middleware.schedule.tick_recorder import records_its_runs, tick_of
 
 logger = named_logger(__name__)

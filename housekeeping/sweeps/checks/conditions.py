@@ -26,10 +26,10 @@ _CLAUSES: Final = ("where", "select", "delete", "update", "insert", "from", "wit
 
 
 def check_expression(where: str) -> None:
-    """Reject a text that is more or less than one expression; PostgreSQL checks the rest.
+    """Reject a text that is not exactly one SQL expression. PostgreSQL checks the expression itself.
 
     Raises:
-      WrongArgument: The text says what is wrong.
+      WrongArgument: It is not one expression; the error says why.
     """
     if not where.strip():
         raise WrongArgument('--where is empty; write a condition, such as "expires_at < now()", or true for all rows')

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from peewee import (
-    ColumnBase,
-    Field,
-    FieldAccessor,
     FieldAlias,
-    ForeignKeyAccessor,
     Model,
     Node,
-    ObjectIdAccessor,
+    PeeweeException,
     PostgresqlDatabase,
 )
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.sanitize import described
+from housekeeping.core.errors import DeclarationError, HousekeepingError
+from housekeeping.core.sanitize import described, typed_error_line
+from housekeeping.sweeps.checks.column_usage import ColumnUsage, column_usage
 from housekeeping.sweeps.checks.parentheses import EACH_IN_PARENTHESES, JoinedConditions
 from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.call import CallStage
@@ -45,31 +38,6 @@ _HOLD_EXAMPLE: Final = "lambda: LegalHold.user_id == Session.user_id"
 
 #: Renders SQL without a server.
 _offline: Final = PostgresqlDatabase(None)
-
-
-@dataclass(slots=True)
-class _Usage:
-    """Columns that a predicate used while Python evaluated it.
-
-    Attributes:
-      fields: The columns it read from a model.
-      truth_tested: Whether Python asked a condition or a column for its truth.
-    """
-
-    fields: list[Field] = field(default_factory=list)
-    truth_tested: bool = False
-
-
-class _ThreadState(threading.local):
-    usage: _Usage | None = None
-
-
-_of_thread: Final = _ThreadState()
-_lock: Final = threading.Lock()
-_watching = 0
-_ACCESSORS: Final[dict[Any, Any]] = {
-    kind: kind.__get__ for kind in (FieldAccessor, ForeignKeyAccessor, ObjectIdAccessor)
-}
 
 
 def check_predicates(sweep: Sweep) -> None:
@@ -96,13 +64,29 @@ def check_predicates(sweep: Sweep) -> None:
                 check_hold(sweep.name, sweep.hold, each.model)
 
 
+def recheck_predicates(sweep: Sweep) -> None:
+    """Check the predicates of a sweep of which one failed when it was declared.
+
+    Raises:
+      DeclarationError: As `check_predicates`, or a predicate fails again.
+      peewee.PeeweeException: A predicate needs the database, which fails.
+    """
+    try:
+        check_predicates(sweep)
+    except (PeeweeException, HousekeepingError):
+        raise
+    except Exception as error:
+        failing = "stale" if sweep.hold is None else "stale or hold"
+        raise DeclarationError(f"{sweep.name}: {failing} fails: {typed_error_line(error)}") from error
+
+
 def check_predicate(
     name: str, stale: Callable[[datetime], Any], *, model: type[Model] | None, always_stale: bool
 ) -> None:
     """Reject a predicate that may match more rows than its author means; needs no database.
 
     Parameters:
-      model: The table whose columns it may use outside of subqueries; None: any.
+      model: The table whose columns it may use outside of subqueries; None for any.
       always_stale: Whether the predicate need not depend on the time, nor keep the columns it uses.
 
     Raises:
@@ -111,7 +95,7 @@ def check_predicate(
     """
     _check_signature(name, stale)
     example = ROW_EXAMPLE if isinstance(stale, RowPredicate) else _EXAMPLE
-    with _watched() as usage:
+    with column_usage() as usage:
         conditions = [stale(at) for at in (*_TIMES, _TIMES[0])]
     _check_conditions(f"{name}: stale", conditions, usage, example, by_row=isinstance(stale, RowPredicate))
     if model is not None:
@@ -156,7 +140,7 @@ def check_hold(name: str, hold: Callable[[], Any], model: type[Model] | None) ->
         pass
     except TypeError as error:
         raise DeclarationError(f"{name}: hold is called without an argument ({error}); write {example}") from None
-    with _watched() as usage:
+    with column_usage() as usage:
         condition = hold()
     _check_conditions(f"{name}: hold", [condition], usage, example, by_row=by_row)
     if needs_no_row(condition, model):
@@ -167,7 +151,9 @@ def check_hold(name: str, hold: Callable[[], Any], model: type[Model] | None) ->
         )
 
 
-def _check_conditions(subject: str, conditions: Sequence[Any], usage: _Usage, example: str, *, by_row: bool) -> None:
+def _check_conditions(
+    subject: str, conditions: Sequence[Any], usage: ColumnUsage, example: str, *, by_row: bool
+) -> None:
     """Reject what Python has evaluated instead of PostgreSQL, and what is no condition."""
     joined = JoinedConditions(lambda column: "row" if by_row else column.model.__name__)
     if isinstance(conditions[0], Node):
@@ -217,58 +203,3 @@ def _check_signature(name: str, stale: Callable[[datetime], Any]) -> None:
         signature.bind(_TIMES[0])
     except TypeError as error:
         raise DeclarationError(f"{name}: stale is called with one time ({error}); write {_EXAMPLE}") from None
-
-
-@contextmanager
-def _watched() -> Iterator[_Usage]:
-    """Record which columns this thread uses within the block.
-
-    peewee has no hook for this, so its classes are changed as long as any thread is in here. Other threads see no
-    difference: columns are as true, and models return the same fields, as before.
-    """
-    usage, before = _Usage(), _of_thread.usage
-    _watch(1)
-    _of_thread.usage = usage
-    try:
-        yield usage
-    finally:
-        _of_thread.usage = before
-        _watch(-1)
-
-
-def _watch(change: int) -> None:
-    global _watching
-    with _lock:
-        before, _watching = _watching, _watching + change
-        if before == 0:
-            ColumnBase.__bool__ = _truth  # type: ignore[attr-defined]
-            for kind, get in _ACCESSORS.items():
-                kind.__get__ = _noting(get)
-        elif _watching == 0:
-            del ColumnBase.__bool__  # type: ignore[attr-defined]
-            for kind, get in _ACCESSORS.items():
-                kind.__get__ = get
-
-
-def _truth(column: ColumnBase) -> bool:
-    usage = _of_thread.usage
-    if usage is not None and not _is_of_peewee(2):
-        usage.truth_tested = True
-    return True
-
-
-def _noting(get: Callable[..., Any]) -> Callable[..., Any]:
-    def get_and_note(accessor: Any, instance: Any, instance_type: Any = None) -> Any:
-        found = get(accessor, instance, instance_type)
-        usage = _of_thread.usage
-        if usage is not None and isinstance(found, Field) and not _is_of_peewee(2):
-            usage.fields.append(found)
-        return found
-
-    return get_and_note
-
-
-def _is_of_peewee(depth: int) -> bool:
-    """Return whether the caller this many frames up is peewee's own code."""
-    module = sys._getframe(depth).f_globals.get("__name__", "")
-    return str(module).partition(".")[0] in ("peewee", "playhouse")

@@ -62,7 +62,7 @@ class Reference:
       handled: Whether the action of the stage is one of your own, which may delete the referencing rows itself.
       called: Whether a function is called for each row before it is deleted.
       archived: Whether the deleted rows move to an archive.
-      referenced_rows: How many of the sampled rows are referenced; None: not counted.
+      referenced_rows: How many of the sampled rows are referenced; None if not counted.
       sampled_rows: How many stale rows were looked up.
     """
 

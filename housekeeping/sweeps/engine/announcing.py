@@ -17,7 +17,7 @@ from housekeeping.core.sanitize import error_line, typed_error_line
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database, sqlstate
-from housekeeping.sweeps.engine.failures.error_mapping import caused_by
+from housekeeping.database.errors import caused_by
 from housekeeping.sweeps.ledger import outbox
 from housekeeping.sweeps.ledger.outbox import Stored
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout

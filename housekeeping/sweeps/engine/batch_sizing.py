@@ -27,7 +27,7 @@ class BatchSizer:
 
     Parameters:
       stages: The run's stages. Their batch sizes are never exceeded.
-      target: How long a batch should take; None: the size is fixed. Only table stages follow it.
+      target: How long a batch should take; None if the size is fixed. Only table stages follow it.
       ignores_pause: True for a run that was forced.
     """
 
@@ -52,7 +52,7 @@ class BatchSizer:
         self.is_paused = False
 
     def apply(self, override: Override | None) -> None:
-        """Apply the operators' override from now on; None: the worker's own limits."""
+        """Apply the operators' override from now on; None for the worker's own limits."""
         narrow = override if override is not None and override.state == "narrow" else None
         self.is_paused = not self._ignores_pause and override is not None and override.state == "paused"
         self._most = narrow.batch_size if narrow else None
@@ -63,7 +63,7 @@ class BatchSizer:
 
         Parameters:
           number: The number of the stage.
-          most: The rows that the breaker and the pace allow; None: any number.
+          most: The rows that the breaker and the pace allow; None for any number.
         """
         size = min(self._adapted[number], self._most or self._own[number], most or self._own[number])
         if size == stage.batch_size:

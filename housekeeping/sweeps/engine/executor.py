@@ -23,32 +23,18 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.connection import database, is_connection_lost, sqlstate
 from housekeeping.sweeps.engine.announcing import Announcer
 from housekeeping.sweeps.engine.batch_sizing import BatchSizer
-from housekeeping.sweeps.engine.counts import added, flagged
+from housekeeping.sweeps.engine.counts import added
 from housekeeping.sweeps.engine.failures.batch_bisection import BatchBisection
 from housekeeping.sweeps.engine.failures.failure_streak import MOST_FAILURES, FailureStreak
 from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
 from housekeeping.sweeps.engine.run_lease import RunLease
+from housekeeping.sweeps.engine.run_row import RunRow
 from housekeeping.sweeps.engine.run_watch import RunWatch
-from housekeeping.sweeps.engine.traversal import (
-    DONE,
-    OUT_OF_TIME,
-    PAUSED,
-    SHUTDOWN,
-    STOPPED,
-    THROTTLED,
-    Place,
-    RunState,
-    Traversal,
-    Verdict,
-)
-from housekeeping.sweeps.ledger import runs
+from housekeeping.sweeps.engine.traversal import DONE, OUT_OF_TIME, PAUSED, THROTTLED, RunState, Traversal, Verdict
 from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.ledger.run_start import Attempt
-from housekeeping.sweeps.ledger.runs import Counts, Cursor
 from housekeeping.sweeps.limits.breaker import RowLimit
-from housekeeping.sweeps.limits.pace import Pace
-from housekeeping.sweeps.limits.throttle import Throttle
 from housekeeping.sweeps.limits.throttled_tables import throttled_tables
 from housekeeping.sweeps.stages.bisection import is_row_error, is_timeout
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Divisible, Stage
@@ -69,7 +55,7 @@ class Executor:
     Parameters:
       now: The time that staleness is measured against.
       override: What operators had set for the worker when the run began. Each batch reads it again.
-      row_limit: The breaker's limit for this run; None: any number of rows.
+      row_limit: The breaker's limit for this run; None for any number of rows.
     """
 
     def __init__(
@@ -90,29 +76,25 @@ class Executor:
         self._run_id = attempt.run_id
         self._stages = stages
         self._now = now
-        self._budget = budget
-        self._fence = attempt.fence
-        self._row_limit = row_limit or RowLimit()
         self._traversal = Traversal(stages, attempt.cursor)
         self._announcer = Announcer(request.sweep.name, attempt.run_id)
         self._one_round_trip = OneRoundTrip(request.sweep.name, attempt)
         target = request.sweep.target_batch
         self.sizer = BatchSizer(stages, target, budget, progress.clock, ignores_pause=request.force)
         self.sizer.apply(override)
-        sweep, tables = request.sweep, throttled_tables(stages, now)
         self.watch = RunWatch(
             request,
+            progress,
             attempt.run_id,
+            tables=throttled_tables(stages, now),
             budget=budget,
             lease=lease,
-            pace=Pace(sweep.max_rows_per_s, sweep.rest, progress.clock, sweep.progress_counts, sweep.shards),
-            throttle=Throttle(sweep.throttle, tables, budget, request.stopping.wait, request.health),
+            row_limit=row_limit or RowLimit(),
             sizer=self.sizer,
             one_round_trip=self._one_round_trip,
         )
+        self._row = RunRow(attempt, progress, self._traversal, self.watch)
         self.streak = FailureStreak()
-        #: State in which the run first left a stage because the same error repeated, and the error that ends the run.
-        self._left_stage: tuple[RunState, SameErrorRepeated] | None = None
 
     def run(self) -> Verdict:
         """Process batches until the run ends, close its row, and return the verdict.
@@ -130,7 +112,7 @@ class Executor:
             self.watch.check_lease()
             verdict = self.watch.wait(is_first=is_first)
             if verdict is not None:
-                return self._end_between_batches(state, verdict)
+                return self._row.end_between_batches(state, verdict)
             is_first, before = False, state.counts
             self.watch.pace.begin()
             try:
@@ -140,7 +122,7 @@ class Executor:
                 if not self.watch.throttle.is_active or sqlstate(error) != _LOCK_TIMEOUT:
                     raise
                 # A bisected batch may have committed some of its parts.
-                return self._end_between_batches(replace(state, counts=self._progress.counts), THROTTLED)
+                return self._row.end_between_batches(replace(state, counts=self._progress.counts), THROTTLED)
             self.watch.pace.end(before, state.counts)
         self._progress.saw_everything = (
             state.verdict[0] == "done" and self._request.sweep.shards == 1 and self._traversal.sees_everything()
@@ -150,8 +132,7 @@ class Executor:
     def _process_batch(self, state: RunState) -> RunState:
         """Process and commit one batch. Bisect it if a row makes it fail."""
         number = state.place.stage
-        limits = (self._row_limit.left(state.counts), self.watch.pace.batch_limit)
-        rows_left = min((each for each in limits if each is not None), default=None)
+        rows_left = self.watch.rows_left(state.counts)
         if self.watch.throttle.is_active:
             self.sizer.ease(number)
         stage = self.sizer.sized(number, self._stages[number], rows_left)
@@ -199,8 +180,8 @@ class Executor:
                 stage,
                 batch,
                 counts=before.counts,
-                cursor=self._cursor(before.place),
-                ends_run=ends_run and self._error_at_end(DONE, ends_stage) is None,
+                cursor=self._traversal.cursor_at(before.place),
+                ends_run=ends_run and self._row.error_at_end(DONE, ends_stage) is None,
             )
         except (PeeweeException, HousekeepingError) as error:
             if is_timeout(error):
@@ -209,7 +190,7 @@ class Executor:
             if found is not None:
                 return found
             level = logging.WARNING if sqlstate(error) in _RETRYABLE else logging.DEBUG
-            logger.log(level, "A batch is tried again", error=shortened(error_line(error), _LONGEST_ERROR))
+            logger.log(level, "Batch is retried", error=shortened(error_line(error), _LONGEST_ERROR))
             return self.commit(partial(stage.apply, batch, None), before, self.record_batch)
         if done.result.rows:
             self._announcer.collect(stage, done.result)
@@ -217,11 +198,11 @@ class Executor:
         state = replace(self.continued(before, done.result), counts=added(before.counts, done.result))
         if done.is_closed:
             return done.result, state
-        verdict = self._verdict(state, done.result)
+        verdict = self.watch.verdict(state, done.result)
         if verdict is None and not self.sizer.is_paused:
             return done.result, state
         with database.atomic():
-            return done.result, self._record_end(state, verdict or PAUSED, done.result)
+            return done.result, self._row.close(state, verdict or PAUSED, done.result)
 
     def commit(
         self,
@@ -240,41 +221,30 @@ class Executor:
             except OperationalError as error:
                 if sqlstate(error) not in _RETRYABLE or not tries_left:
                     raise
-                logger.warning("A batch is tried again", error=shortened(error_line(error), _LONGEST_ERROR))
+                logger.warning("Batch is retried", error=shortened(error_line(error), _LONGEST_ERROR))
         raise AssertionError("the last try returns or raises")
 
     def record_batch(self, before: RunState, result: BatchResult) -> RunState:
         """Write counts and cursor in the batch's transaction. Close the run's row after the last batch."""
         state = self.continued(before, result)
         state = replace(state, counts=added(before.counts, result))
-        verdict = self._verdict(state, result)
+        verdict = self.watch.verdict(state, result)
         if verdict is None:
-            self.sizer.apply(self._advance(state.counts, state.place))
+            self.sizer.apply(self._row.advance(state))
             if not self.sizer.is_paused:
                 return state
             verdict = PAUSED
-        return self._record_end(state, verdict, result)
-
-    def _record_end(self, state: RunState, verdict: Verdict, result: BatchResult) -> RunState:
-        """Close the ledger row with the last batch. If the run ends with an error, leave it open for `record_end`."""
-        counts = flagged(state.counts, verdict, self._budget.exceeded)
-        state = replace(state, counts=self._row_limit.noted(counts, verdict[1]), verdict=verdict)
-        if self._error_at_end(verdict, result) is None:
-            self._finish(verdict, state)
-        else:
-            # The row stays open: it is closed as failed, with the error.
-            self._advance(state.counts, (self._left_stage[0] if self._left_stage else state).place)
-        return state
+        return self._row.close(state, verdict, result)
 
     def record_part(self, before: RunState, result: BatchResult) -> RunState:
         """Write the counts of a part of a batch, in the part's transaction."""
         state = replace(before, counts=added(before.counts, result))
-        self._advance(state.counts, state.place)
+        self._row.advance(state)
         return state
 
     def continued(self, before: RunState, result: BatchResult) -> RunState:
         """Return the state at the place where the run continues, with the verdict ``done`` if nothing is left."""
-        place = self._traversal.next(before.place, result, may_restart=self._left_stage is None)
+        place = self._traversal.next(before.place, result, may_restart=self._row.left_stage is None)
         if place is None:
             return replace(before, place=replace(before.place, after=result.position), verdict=DONE)
         return replace(before, place=place)
@@ -301,15 +271,15 @@ class Executor:
         if state.verdict is None and self.streak.error is not None and not result.exhausted:
             return self._leave_stage(state)
         self.streak.error = None
-        if state.verdict is not None and (error := self._error_at_end(state.verdict, result)) is not None:
+        if state.verdict is not None and (error := self._row.error_at_end(state.verdict, result)) is not None:
             raise error
         return state
 
     def _leave_stage(self, state: RunState) -> RunState:
         """Continue with the next stage. The run ends as failed; the next run resumes after the rows that failed."""
-        if self._left_stage is None:
+        if self._row.left_stage is None:
             text = f"{MOST_FAILURES} rows in a row failed with the same error: {self.streak.error}"
-            self._left_stage = state, SameErrorRepeated(text)
+            self._row.left_stage = state, SameErrorRepeated(text)
         self.streak.reset()
         leave = BatchResult(position=state.place.after)
         result, state = self.commit(lambda: leave, state, self.record_batch)
@@ -317,56 +287,5 @@ class Executor:
 
     def end_within_batch(self, state: RunState) -> RunState:
         """End the run within a batch that is being bisected; the next run begins with the rest of it."""
-        verdict = self._end_between_batches(state, self.watch.stopped() or OUT_OF_TIME)
+        verdict = self._row.end_between_batches(state, self.watch.stopped() or OUT_OF_TIME)
         return replace(state, counts=self._progress.counts, verdict=verdict)
-
-    def _end_between_batches(self, state: RunState, verdict: Verdict) -> Verdict:
-        """Close the run's row in a transaction of its own, with the cursor of the last batch.
-
-        Raises:
-          Exception: The preflight's error, unless the run was stopped; the row stays open for it.
-        """
-        counts = flagged(state.counts, verdict, self._budget.exceeded)
-        if verdict == THROTTLED:
-            counts |= self.watch.throttle.as_count()
-        state = replace(state, counts=counts)
-        error = None if verdict in STOPPED else self._progress.preflight.error
-        with database.atomic():
-            if error is None:
-                self._finish(verdict, state)
-            else:
-                self._advance(state.counts, state.place)
-        self._progress.counts = counts
-        if error is not None:
-            raise error
-        return verdict
-
-    def _verdict(self, state: RunState, result: BatchResult) -> Verdict | None:
-        if result.stop is not None:
-            return "partial", result.stop
-        if state.verdict is not None:
-            return state.verdict
-        if (reached := self._row_limit.reached(state.counts)) is not None:
-            return reached
-        if self._request.stopping.is_set():
-            return SHUTDOWN
-        return OUT_OF_TIME if self._budget.exceeded() else None
-
-    def _error_at_end(self, verdict: Verdict, result: BatchResult) -> BaseException | None:
-        """Return the error with which the run fails despite this verdict; None without one, or if it was stopped."""
-        if verdict in STOPPED:
-            return None
-        return (
-            result.unreachable or (self._left_stage[1] if self._left_stage else None) or self._progress.preflight.error
-        )
-
-    def _advance(self, counts: Counts, place: Place) -> Override | None:
-        return runs.advance(self._run_id, counts, self._cursor(place), self._fence)
-
-    def _finish(self, verdict: Verdict, state: RunState) -> None:
-        outcome, reason = verdict
-        cursor = self._cursor(state.place)
-        runs.finish(self._run_id, outcome, reason, counts=state.counts, cursor=cursor, fence=self._fence)
-
-    def _cursor(self, place: Place) -> Cursor | None:
-        return self._traversal.cursor_at(place)

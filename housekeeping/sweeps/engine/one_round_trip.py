@@ -106,7 +106,7 @@ class OneRoundTrip:
         )
 
     def after_lost_answer(self, before: RunState, error: Exception) -> tuple[BatchResult, RunState] | None:
-        """Return what the ledger has of a batch whose answer was lost: its result and state; None: it did not commit.
+        """Return what the ledger has of a batch whose answer was lost: its result and state; None if it did not commit.
 
         Raises:
           Exception: The given error, if the row's heartbeat before the batch is unknown. The ledger cannot tell then.
@@ -174,7 +174,9 @@ class OneRoundTrip:
         columns = _row_columns(stage, picked, write) if with_rows else []
         query = Select((numbers,), [*columns, *scalars]).join(advanced, JOIN.LEFT_OUTER, on=SQL("true"))
         if with_rows:
-            query = query.join(picked, JOIN.LEFT_OUTER, on=SQL("true")).order_by(*order_of(stage, picked))
+            query = query.join(picked, JOIN.LEFT_OUTER, on=SQL("true")).order_by(
+                *stage.directed(order_of(stage, picked))
+            )
         return query.with_cte(*ctes)
 
 
@@ -186,7 +188,7 @@ def _last_position(stage: TableStage, picked: CTE) -> Select:
         place.cast("text") if id(column) in as_text else place for column, place in zip(stage.order, order, strict=True)
     ]
     query = Select((picked,), [fn.JSONB_BUILD_ARRAY(*values)])
-    return query.order_by(*(column.desc() for column in order)).limit(1)
+    return query.order_by(*stage.directed(order, reverse=True)).limit(1)
 
 
 def _sums(counts: Any, added: Mapping[str, Any]) -> Any:

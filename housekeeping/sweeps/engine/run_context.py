@@ -23,8 +23,8 @@ class RunRequest:
 
     Attributes:
       stopping: Ends the run after the current batch once it is set.
-      max_rows: The most rows that the run may process; None: any number.
-      resumes: The run whose cursor this one takes over, whatever its outcome; None: see `resume`.
+      max_rows: The most rows that the run may process; None for any number.
+      resumes: The run whose cursor this one takes over, whatever its outcome; None leaves that to `resume`.
       noted: What the run was asked to do, written into its counts for a later run to read.
       returns_on_shutdown: Whether a run that `Shutdown` interrupts returns its result instead of raising again.
     """
@@ -64,7 +64,7 @@ class RunProgress:
       clock: The given clock. Without one, the database's clock as soon as it is known.
       counts: The counts that are committed.
       position: Where the last committed batch ended.
-      predicate: Fingerprint of the predicate, to be written once the run has completed; None: it is known.
+      predicate: Fingerprint of the predicate, to be written once the run has completed; None if it is known.
       rejected_before: Whether an earlier run has left rejected rows.
       saw_everything: Whether the run has looked at every stale row.
     """

@@ -15,8 +15,9 @@ from housekeeping.core.sanitize import error_line, mask_secrets, printable, shor
 from housekeeping.core.telemetry.error_reporting import report
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
+from housekeeping.database.errors import is_unreachable
 from housekeeping.sweeps.engine.counts import CLOCK_SKEW, initial_counts
-from housekeeping.sweeps.engine.failures.error_mapping import classify_error, is_unreachable, reason_of
+from housekeeping.sweeps.engine.failures.error_mapping import classify_error, reason_of
 from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
 from housekeeping.sweeps.ledger import run_queries, run_start, runs
 from housekeeping.sweeps.ledger.runs import Counts, Outcome
@@ -119,7 +120,7 @@ def _close_row(request: RunRequest, progress: RunProgress, end: RunEnd) -> RunEn
     progress.counts = {**initial_counts(request.sweep), **closed.counts}
     if closed.outcome in ("done", "partial") and closed.outcome != end.outcome:
         # The last batch was committed. Only the answer to its COMMIT was lost, or the lease after it.
-        logger.warning("Run had ended before it broke off", error=text)
+        logger.warning("Run had completed before its error", error=text)
         return RunEnd(closed.outcome, closed.reason)
     if end.outcome == "lost_lease" and closed.outcome == "lost":
         return replace(end, reason="taken_over", error=RunTakenOver(f"run {progress.run_id} has been taken over"))

@@ -82,7 +82,7 @@ def _take_over(lease: ExclusiveLease, worker: str, message_id: str | None) -> st
         return None
     if not (_is_of(message_id, owner) or run_queries.holder_is_gone(worker, lease.key, owner)):
         return None
-    logger.info("Lease is taken over from a run that is gone", lease=lease.key)
+    logger.info("Lease is taken over from a dead run", lease=lease.key)
     return lease.take_over(owner)
 
 

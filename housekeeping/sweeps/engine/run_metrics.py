@@ -27,7 +27,7 @@ def declare(sweep: Sweep, cron: Cron | None) -> None:
     """Export a worker's metrics as 0 before its first run, so that ``increase()`` counts even the first error.
 
     Parameters:
-      cron: Its schedule; None: it has none.
+      cron: Its schedule; None if it has none.
     """
     metrics.WAITING_SINCE.set(time.time(), sweep.name)
     for outcome in OUTCOMES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from peewee import PeeweeException
@@ -11,13 +12,16 @@ from housekeeping.core.clock import RunBudget
 from housekeeping.database.connection import database, is_connection_lost
 from housekeeping.sweeps.engine.batch_sizing import BatchSizer
 from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
-from housekeeping.sweeps.engine.run_context import RunRequest
+from housekeeping.sweeps.engine.run_context import RunProgress, RunRequest
 from housekeeping.sweeps.engine.run_lease import RunLease
-from housekeeping.sweeps.engine.traversal import OUT_OF_TIME, PAUSED, SHUTDOWN, THROTTLED, Verdict
+from housekeeping.sweeps.engine.traversal import OUT_OF_TIME, PAUSED, SHUTDOWN, THROTTLED, RunState, Verdict
 from housekeeping.sweeps.ledger import runs
 from housekeeping.sweeps.ledger.overrides import override_of
+from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping.sweeps.limits.breaker import RowLimit
 from housekeeping.sweeps.limits.pace import Pace
 from housekeeping.sweeps.limits.throttle import Throttle
+from housekeeping.sweeps.stages.stage import BatchResult
 
 #: Seconds after which a wait between batches looks at pauses, the lease and the heartbeat.
 _LONGEST_WAIT_S: Final = 1.0
@@ -26,32 +30,40 @@ _LONGEST_WAIT_S: Final = 1.0
 class RunWatch:
     """Watches whether a run may continue, and sends its heartbeats.
 
+    Parameters:
+      tables: The tables whose locks and vacuum throttle the run.
+
     Attributes:
       pace: Pauses of the run between its batches.
       throttle: Throttle of the run.
+      row_limit: The breaker's limit for the run.
+      budget: The run's time.
     """
 
     def __init__(
         self,
         request: RunRequest,
+        progress: RunProgress,
         run_id: int,
         *,
+        tables: Sequence[str],
         budget: RunBudget,
         lease: RunLease,
-        pace: Pace,
-        throttle: Throttle,
+        row_limit: RowLimit,
         sizer: BatchSizer,
         one_round_trip: OneRoundTrip,
     ) -> None:
+        sweep = request.sweep
+        self.pace = Pace(sweep.max_rows_per_s, sweep.rest, progress.clock, sweep.progress_counts, sweep.shards)
+        self.throttle = Throttle(sweep.throttle, tables, budget, request.stopping.wait, request.health)
+        self.row_limit = row_limit
+        self.budget = budget
         self._request = request
         self._run_id = run_id
-        self._budget = budget
         self._lease = lease
         self._sizer = sizer
         self._one_round_trip = one_round_trip
         self._heartbeat_at = time.monotonic()
-        self.pace = pace
-        self.throttle = throttle
 
     def check_lease(self) -> None:
         """Raise LeaseLost unless the lease is still held."""
@@ -66,10 +78,27 @@ class RunWatch:
         runs.check(self._run_id)
 
     def stopped(self) -> Verdict | None:
-        """Return the verdict of a run that a shutdown or a pause ends; None: it continues."""
+        """Return the verdict of a run that a shutdown or a pause ends; None if it continues."""
         if self._request.stopping.is_set():
             return SHUTDOWN
         return PAUSED if self._sizer.is_paused else None
+
+    def verdict(self, state: RunState, result: BatchResult) -> Verdict | None:
+        """Return the verdict of a run that ends after this batch; None: it continues."""
+        if result.stop is not None:
+            return "partial", result.stop
+        if state.verdict is not None:
+            return state.verdict
+        if (reached := self.row_limit.reached(state.counts)) is not None:
+            return reached
+        if self._request.stopping.is_set():
+            return SHUTDOWN
+        return OUT_OF_TIME if self.budget.exceeded() else None
+
+    def rows_left(self, counts: Counts) -> int | None:
+        """Return the most rows that breaker and pace allow in the next batch; None: any number."""
+        limits = (self.row_limit.left(counts), self.pace.batch_limit)
+        return min((each for each in limits if each is not None), default=None)
 
     def must_stop(self) -> bool:
         """Return whether the run ends at once; send a heartbeat if one is due."""
@@ -83,10 +112,10 @@ class RunWatch:
 
     def time_is_up(self) -> bool:
         """Return whether the run must end, so that a stage starts no further effect outside. Sends due heartbeats."""
-        return self.must_stop() or self._budget.exceeded()
+        return self.must_stop() or self.budget.exceeded()
 
     def wait(self, *, is_first: bool) -> Verdict | None:
-        """Wait until the next batch may begin. Return the verdict if the run ends here; None: it continues.
+        """Wait until the next batch may begin. Return the verdict if the run ends here; None if it continues.
 
         A run always processes its first batch, so that a throttle cannot stop the work altogether.
         """
@@ -98,7 +127,7 @@ class RunWatch:
 
     def _wait_for_pace(self) -> Verdict | None:
         left_s = self.pace.left_s()
-        if left_s > 0 and left_s > self._budget.left():
+        if left_s > 0 and left_s > self.budget.left():
             return OUT_OF_TIME  # without waiting for it
         while left_s > 0:
             wait_s = min(left_s, _LONGEST_WAIT_S)

@@ -18,7 +18,7 @@ from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, run_interruptibly, run_shielded
 from housekeeping.database.clock_skew import ClockSkew
 from housekeeping.database.connection import database
-from housekeeping.database.replicas import data_consistency_used
+from housekeeping.database.replicas.routing import data_consistency_used
 from housekeeping.sweeps.checks.archives import require_archives
 from housekeeping.sweeps.checks.references import warn_of_references
 from housekeeping.sweeps.checks.unique_keys import stages_of

@@ -30,7 +30,7 @@ class Place:
 
     Attributes:
       stage: The number of the stage.
-      after: The position in that stage; None: its front.
+      after: The position in that stage; None for its front.
       until: Stage and position at which a resumed run ends after it has started again at the front; None before that.
     """
 
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def stage_end(self) -> Position | None:
-        """Last position of this stage for a resumed run that started again at the front; None: the stage's own end."""
+        """Last position of this stage, for a resumed run that started again at the front; otherwise None."""
         return self.until[1] if self.until is not None and self.until[0] == self.stage else None
 
 
@@ -65,7 +65,7 @@ class Traversal:
     A resumed run that comes to the end starts again at the front, and ends where it began.
 
     Parameters:
-      cursor: Where an earlier run stopped, from its row in the ledger; None: start at the front.
+      cursor: Where an earlier run stopped, from its row in the ledger; None to start at the front.
     """
 
     def __init__(self, stages: Sequence[Stage], cursor: Cursor | None) -> None:

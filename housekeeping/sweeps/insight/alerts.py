@@ -52,7 +52,7 @@ class Alert:
       text: A description for operators.
       limit: The threshold; None where it is not a number.
       value: The number that exceeds it; None where it is not a number.
-      since: When it began; None: unknown.
+      since: When it began; None if unknown.
     """
 
     name: str

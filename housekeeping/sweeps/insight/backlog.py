@@ -28,12 +28,12 @@ def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
 
 
 def held(sweep: Sweep, now: datetime, limit: int) -> Backlog | None:
-    """Count the rows on hold among the first `limit` stale rows of each stage; None: no stage has a hold."""
+    """Count the rows on hold among the first `limit` stale rows of each stage; None if no stage has a hold."""
     return total_held(each.held(now, limit) for each in sweep.stages_for_run() if isinstance(each, TableStage))
 
 
 def total_held(counts: Iterable[Backlog | None]) -> Backlog | None:
-    """Return the sum of the stages' rows on hold; None: no stage has a hold."""
+    """Return the sum of the stages' rows on hold; None if no stage has a hold."""
     found = [each for each in counts if each is not None]
     return sum(found, Backlog(0)) if found else None
 
@@ -58,7 +58,7 @@ class Ended:
 
     Attributes:
       processed: The processed rows.
-      backlog: The stale rows at its end; None: not counted.
+      backlog: The stale rows at its end; None if not counted.
     """
 
     run_id: int
@@ -78,7 +78,7 @@ class Rates:
 
     Attributes:
       drained: Processed rows.
-      arrived: Rows that became stale; None: unknown, because a backlog was only counted up to its limit.
+      arrived: Rows that became stale; None if unknown, because a backlog was only counted up to its limit.
     """
 
     drained: float

@@ -41,7 +41,7 @@ _ORIGINS: Final = {
     "parent": "another worker's run enqueued it",
 }
 
-#: Whether a scheduler has sent a tick's message; None: unknown.
+#: Whether a scheduler has sent a tick's message; None if unknown.
 WasSent = Callable[[datetime], bool | None]
 
 
@@ -59,7 +59,7 @@ class Explanation:
       run_id: The explained run; None when a tick is explained.
       origin: What started that run, and the lost run it took over from.
       next_step: What happens after that run.
-      queued: The messages in the worker's queue, and whether a process serves it; None: none, or unknown.
+      queued: The messages in the worker's queue, and whether a process serves it; None if there are none, or unknown.
     """
 
     worker: str
@@ -98,9 +98,9 @@ def why(
     """Explain a worker's tick.
 
     Parameters:
-      tick: The nominal time, any moment of its minute. None: the latest tick, or the last run of a worker without a
+      tick: The nominal time, any moment of its minute. None for the latest tick, or the last run of a worker without a
         schedule.
-      was_sent: Called for a tick without a row in the ledger.
+      was_sent: Returns whether a scheduler sent the tick's message; called only for a tick without a ledger row.
     """
     name = sweep.name
     cron = Cron(sweep.schedule, zone) if sweep.schedule else None

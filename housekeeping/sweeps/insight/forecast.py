@@ -26,13 +26,12 @@ from housekeeping.sweeps.ledger.overrides import Override, describe_override, ov
 from housekeeping.sweeps.ledger.run_start import past_runs
 from housekeeping.sweeps.ledger.runs import Outcome
 from housekeeping.sweeps.limits import breaker
-from housekeeping.sweeps.limits.db_health import HealthSource
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, Unconfirmed, check_first_run
 from housekeeping.sweeps.limits.throttle import ExceededLimit, Throttle
 from housekeeping.sweeps.limits.throttled_tables import throttled_tables
 from housekeeping.sweeps.stages.stage import Stage
 
-#: ``none``: the run goes on. ``alerts``: it goes on and raises an alert. ``slows``: it processes less at a time, or
+#: ``none``: the run continues. ``alerts``: it continues and raises an alert. ``slows``: it processes less at a time, or
 #: waits. ``ends_early``: it ends as partial. ``unknown``: the check could not be made.
 Effect = Literal["none", "alerts", "slows", "ends_early", "skips", "fails", "unknown"]
 
@@ -66,8 +65,8 @@ class Forecast:
 
     Attributes:
       checks: In the order of the run.
-      unconfirmed: Why the run needs a confirmation; None: it needs none.
-      next_tick: When the schedule starts the next run, in UTC; None: not at all, or not known.
+      unconfirmed: Why the run needs a confirmation; None if it needs none.
+      next_tick: When the schedule starts the next run, in UTC; None if never, or unknown.
     """
 
     checks: Sequence[Check] = ()
@@ -76,7 +75,7 @@ class Forecast:
 
     @property
     def deciding(self) -> Check | None:
-        """The first check that decides the outcome; None: the run goes on."""
+        """The first check that decides the outcome; None if the run continues."""
         return next((each for each in self.checks if each.effect in _OUTCOMES), None)
 
     @property
@@ -86,12 +85,12 @@ class Forecast:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome, as far as the checks decide it; ``done`` if the run goes on."""
+        """The outcome, as far as the checks decide it; ``done`` if the run continues."""
         return "done" if self.deciding is None else _OUTCOMES[self.deciding.effect]
 
     @property
     def reason(self) -> str | None:
-        """The reason of that outcome; None if the run goes on."""
+        """The reason of that outcome; None if the run continues."""
         return None if self.deciding is None else self.deciding.reason
 
     @property
@@ -118,14 +117,13 @@ def forecast(
     zone: tzinfo | None = None,
     force: bool = False,
     confirmed: bool = False,
-    health: HealthSource | None = None,
 ) -> Forecast:
     """Return what the checks would do to a run that began now.
 
     Parameters:
-      skew: How far this machine's clock is from the database's; None: not measured.
-      zone: Time zone of the schedule; None: the schedule is left out.
-      force, confirmed, health: As for `run_sweep`.
+      skew: How far this machine's clock is from the database's; None if not measured.
+      zone: Time zone of the schedule; None leaves out the schedule.
+      force, confirmed: As for `run_sweep`.
 
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer, or rejects the worker's predicate.
@@ -140,8 +138,8 @@ def forecast(
     except ProgrammingError as error:
         # The library's own tables are missing. An error of the worker's predicate is raised by its own count.
         unknown = Check("ledger", "unknown", str(classify_error(error)))
-        return Forecast([*checks, unknown, _throttle(sweep, stages, now, health)])
-    checks.append(_throttle(sweep, stages, now, health))
+        return Forecast([*checks, unknown, _throttle(sweep, stages, now)])
+    checks.append(_throttle(sweep, stages, now))
     tick = None if zone is None else next_tick(sweep, now, zone, override)
     if zone is not None:
         checks.append(Check("schedule", "none", _tick_in_words(sweep, tick, now)))
@@ -205,7 +203,7 @@ def _breaker(sweep: Sweep, stages: Sequence[Stage], now: datetime, argument: Any
         rows = counted(verdict.row_limit.rows or 0, "row")
         text = f"{found}: the run ends after {rows}, and the next one resumes"
         return Check("breaker", "ends_early", text, "breaker")
-    return Check("breaker", "alerts", f"{found}: the run goes on and raises an alert")
+    return Check("breaker", "alerts", f"{found}: the run continues and raises an alert")
 
 
 def _inactive_breaker(sweep: Sweep, history: int) -> str:
@@ -214,10 +212,10 @@ def _inactive_breaker(sweep: Sweep, history: int) -> str:
     return "has no limit"
 
 
-def _throttle(sweep: Sweep, stages: Sequence[Stage], now: datetime, health: HealthSource | None) -> Check:
+def _throttle(sweep: Sweep, stages: Sequence[Stage], now: datetime) -> Check:
     limits = sweep.throttle
     budget = RunBudget(sweep.max_runtime, SYSTEM_CLOCK)
-    throttle = Throttle(limits, throttled_tables(stages, now), budget, time.sleep, health)
+    throttle = Throttle(limits, throttled_tables(stages, now), budget, time.sleep)
     exceeded, unknown = throttle.look()
     if exceeded:
         waits = f"waits up to {format_duration(limits.wait_s)}, continues slowly, and ends as partial if that lasts"

@@ -39,10 +39,10 @@ class Plan:
       stages: The plan of each stage, with its number of batches.
       warnings: What is unusual about the stale rows.
       references: Foreign keys that reference the rows it would delete.
-      clock_skew: The difference between this machine's clock and the database's; None: not measured.
+      clock_skew: The difference between this machine's clock and the database's; None if not measured.
       forecast: What the checks before the first batch would do to the run.
       pace: Rows per second in the worker's last runs; None without such runs.
-      max_rows_per_s: The worker's limit; None: no limit.
+      max_rows_per_s: The worker's limit; None for no limit.
     """
 
     worker: str
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def unconfirmed(self) -> Unconfirmed | None:
-        """Why a run needs a confirmation; None: it needs none."""
+        """Why a run needs a confirmation; None if it needs none."""
         return self.forecast.unconfirmed
 
     @property
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def held(self) -> Backlog | None:
-        """The stale rows of all stages that stay because they are on hold; None: no stage has a hold."""
+        """The stale rows of all stages that stay because they are on hold; None if no stage has a hold."""
         return total_held(each.held for each, _ in self.stages)
 
     @property
@@ -148,7 +148,7 @@ def plan(
 
     Parameters:
       clock: Time by which rows are stale, for tests; default: the database's clock.
-      zone: Time zone of the schedule; None: the plan does not name the next tick.
+      zone: Time zone of the schedule; None if the plan should not name the next tick.
       force, confirmed: As for `run_sweep`.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import date, datetime
 from typing import Any, Final
 
-from housekeeping.sweeps.stages.nulls import may_be_null
+from housekeeping.sweeps.stages.keyset import may_be_null
 from housekeeping.sweeps.stages.stage import Backlog, Stage, StagePlan
 from housekeeping.sweeps.stages.table_stage import TableStage
 

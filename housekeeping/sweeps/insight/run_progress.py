@@ -30,9 +30,9 @@ class Progress:
     """Progress of an open run.
 
     Attributes:
-      run_id: Its row in the ledger; None: not known.
+      run_id: Its row in the ledger; None if unknown.
       done: The processed rows.
-      total: The processed and the stale rows; None: not counted.
+      total: The processed and the stale rows; None if not counted.
       elapsed_s: Seconds from the run's start until `done` was counted.
       limit_s: Seconds after which the run starts no new batch.
     """
@@ -50,14 +50,14 @@ class Progress:
 
     @property
     def share(self) -> float | None:
-        """The processed share of all rows, from 0 to 1; None: unknown."""
+        """The processed share of all rows, from 0 to 1; None if unknown."""
         if self.total is None or not self.total.exact:
             return None
         return min(1.0, self.done / self.total.rows) if self.total.rows else 1.0
 
     @property
     def left_s(self) -> float | None:
-        """Expected seconds until nothing is left, at least those of the counted rows; None: unknown."""
+        """Expected seconds until nothing is left, at least those of the counted rows; None if unknown."""
         if self.total is None or self.rows_per_s is None:
             return None
         return max(0, self.total.rows - self.done) / self.rows_per_s
@@ -82,7 +82,7 @@ def count_left(sweep: Sweep, now: datetime | None = None, argument: Any = None) 
     The rows of a run with shards are not its own alone, and not all stages of a custom sweep count what they process.
 
     Parameters:
-      now: The time at which the run began; None: the database's time.
+      now: The time at which the run began; None for the database's time.
     """
     if sweep.shards > 1 or not sweep.progress_counts:
         return None

@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 from housekeeping.core.cron import Cron
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.setup_problem import SetupProblem
 
 State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 

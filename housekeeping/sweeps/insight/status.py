@@ -13,10 +13,10 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
 from housekeeping.core.wording import format_duration
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
-from housekeeping.sweeps.declaration import SetupProblem, Sweep
+from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.counts import in_order
-from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.engine.failures.rejection_store import Standing, standing
 from housekeeping.sweeps.insight.alert_times import with_times
 from housekeeping.sweeps.insight.alerts import (
@@ -37,6 +37,7 @@ from housekeeping.sweeps.ledger import history, runs
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import Override, override_of
 from housekeeping.sweeps.ledger.runs import STOPPED
+from housekeeping.sweeps.setup_problem import SetupProblem
 from housekeeping.sweeps.stages.stage import Backlog, as_cursor
 
 
@@ -49,10 +50,10 @@ class WorkerStatus:
       next_tick: In UTC; None without a schedule, or when disabled or paused without an end.
       last_run: The newest row in the ledger as a dictionary; None when it never ran.
       last_success: The end of the last run that reached its end or its limits; None without one.
-      rates: Rows per hour that became stale and that were processed, by the last runs; None: too few runs.
+      rates: Rows per hour that became stale and that were processed, by the last runs; None if too few runs.
       waiting: The stale rows; None when they were never counted.
       counted_at: When they were counted, if that was not now; `alarms` has the reason.
-      held: The stale rows that stay because they are on hold; None: the worker has no hold, or they could not be
+      held: The stale rows that stay because they are on hold; None if the worker has no hold, or they could not be
         counted.
       oldest: The oldest stale row's first order column; None without stale rows.
       alarms: The active alerts.
@@ -230,7 +231,7 @@ def last_run(sweep: Sweep) -> dict[str, Any] | None:
 
 
 def is_lost(outcome: str | None, heartbeat_age_s: float | None) -> bool:
-    """Whether a run is open and has missed three heartbeats."""
+    """Return whether a run is open and has missed three heartbeats."""
     return outcome is None and heartbeat_age_s is not None and heartbeat_age_s > runs.SILENCE.total_seconds()
 
 
@@ -238,7 +239,7 @@ def outcome_in_words(outcome: str | None, heartbeat_age_s: float | None) -> str:
     """Return a run's outcome; of an open run whether it is running or lost.
 
     Parameters:
-      heartbeat_age_s: The age of its last heartbeat in seconds; None: unknown.
+      heartbeat_age_s: The age of its last heartbeat in seconds; None if unknown.
     """
     if is_lost(outcome, heartbeat_age_s):
         return f"lost? no heartbeat for {format_duration(heartbeat_age_s)}"

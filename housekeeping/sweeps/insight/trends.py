@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final, Literal
 
 from peewee import SQL, Case, NodeList, Select, ValuesList, fn
@@ -33,9 +34,9 @@ class Interval:
       outcomes: Number of runs by outcome; ``running`` for open ones.
       rows: The rows that they processed.
       total_s: Sum of the durations of those that ended, in seconds.
-      longest_s: The longest duration; None: none has ended.
+      longest_s: The longest duration; None if none has ended.
       backlog: Sum of the workers' highest backlogs at the end of a run; a worker without a run keeps its last one.
-        None: no backlog has been counted yet.
+        None if no backlog has been counted yet.
       backlog_exact: False if a backlog was counted only up to its limit.
     """
 
@@ -55,9 +56,24 @@ class Interval:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean duration of the runs that ended, in seconds; None: none has ended. Skipped runs do not count."""
+        """Mean duration of the runs that ended, in seconds; None if none has ended. Skipped runs do not count."""
         ended = sum(number for outcome, number in self.outcomes.items() if outcome in _TIMED)
         return self.total_s / ended if ended else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trends:
+    """The intervals of a chart.
+
+    Attributes:
+      intervals: The oldest first.
+      unavailable: Why a database is missing.
+      at: The time in the last interval until which there are runs.
+    """
+
+    intervals: Sequence[Interval]
+    unavailable: Sequence[DatabaseUnavailable]
+    at: datetime
 
 
 #: Outcomes of runs that began, so that they have a duration.
@@ -73,19 +89,20 @@ def intervals(length: Range, now: datetime) -> list[Interval]:
 
 def read_trends(
     names: Sequence[str], sweeps: Iterable[Sweep], length: Range, now: datetime, worker: str | None = None
-) -> tuple[list[Interval], list[DatabaseUnavailable]]:
-    """Return the intervals with the runs of these databases, and why a database is missing. One query for each.
+) -> Trends:
+    """Return the trends of the runs of these databases, with one query for each.
 
     Parameters:
       sweeps: The declared workers, which know what counts as a processed row.
-      worker: Only its runs; None: those of all workers.
+      worker: Only its runs; None for all workers.
     """
     found, unavailable, declared = intervals(length, now), list[DatabaseUnavailable](), list(sweeps)
     backlogs: dict[tuple[str, str], dict[int, tuple[int, bool]]] = {}
     for name in names:
         try:
             with database.using(name), translate_postgres_errors(), time_limit(STATEMENT_TIME, LOCK_TIME):
-                rows = list(_query(found, [sweep for sweep in declared if sweep.database == name], worker).tuples())
+                query = _query(found, [sweep for sweep in declared if sweep.database == name], worker)
+                rows = database.execute(query).fetchall()
         except DatabaseUnavailable as error:
             unavailable.append(error)
             continue
@@ -96,7 +113,7 @@ def read_trends(
                 highest[place] = max(highest.get(place, (0, True)), (backlog, bool(exact)))
     for of_one in backlogs.values():
         _add_backlogs(found, of_one)
-    return found, unavailable
+    return Trends(found, unavailable, now)
 
 
 def _query(found: Sequence[Interval], sweeps: Sequence[Sweep], worker: str | None) -> Any:
@@ -139,15 +156,15 @@ def _processed(sweeps: Sequence[Sweep]) -> Any:
 
 def _number(count: str) -> Any:
     """Return the SQL for one of a run's counts; 0 if it is missing or no number."""
-    text = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, count)
-    return Case(None, [(fn.JSONB_TYPEOF(fn.JSONB_EXTRACT_PATH(Run.counts, count)) == "number", text.cast("float8"))], 0)
+    value = fn.JSONB_EXTRACT_PATH(Run.counts, count)
+    return Case(None, [(fn.JSONB_TYPEOF(value) == "number", value.cast("numeric"))], 0)
 
 
 def _add(
     interval: Interval,
     outcome: str | None,
     runs: int,
-    processed: float | None,
+    processed: Decimal | None,
     total_s: float | None,
     longest_s: float | None,
 ) -> None:

@@ -37,7 +37,7 @@ class Acknowledged:
 def acknowledged_by(
     known: Mapping[AlertKey, Acknowledged], worker: str, alert: str, since: datetime | None
 ) -> Acknowledged | None:
-    """Return the acknowledgment of an alert that began at a time; None: it has none, or began later."""
+    """Return the acknowledgment of an alert that began at a time; None if it has none, or began later."""
     found = known.get((worker, alert))
     return found if found is not None and found.covers(since) else None
 

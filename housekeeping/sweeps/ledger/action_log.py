@@ -56,7 +56,7 @@ class LoggedAction:
       user: The operator: ``user@machine`` on the command line; on the dashboard the user of the proxy's header, or
         ``dashboard``.
       target: The worker, lease, key, message or alert.
-      result: None: the action has not ended, or its process was killed.
+      result: What it did; None if the action has not ended, or its process was killed.
     """
 
     action_id: int

@@ -62,7 +62,7 @@ def advance_cte(
 def resynchronize(run_id: int, heartbeat: str) -> Resynchronized | None:
     """Return what the row holds after an answer was lost; None if nothing was committed.
 
-    Writes a new heartbeat, so that a statement that the server is still executing cannot commit any more. If that
+    Writes a new heartbeat, so that a statement that the server is still executing can no longer commit. If that
     statement has locked the run's row already, waits for it.
 
     Parameters:

@@ -45,8 +45,8 @@ class RunRecord:
       outcome: None while the run is open, or after its process died.
       silent_s: Seconds since the last heartbeat of an open run.
       lost: Whether the run is open and has missed three heartbeats.
-      backlog: Stale rows at its end, counted up to a limit; None: not counted.
-      host, pid: The process that runs it, or that recorded a skipped or missed tick; None: an earlier release.
+      backlog: Stale rows at its end, counted up to a limit; None if not counted.
+      host, pid: The process that runs it, or that recorded a skipped or missed tick; None in rows of earlier releases.
     """
 
     run_id: int
@@ -78,7 +78,7 @@ class RunRecord:
 
     @property
     def process(self) -> str | None:
-        """Host and process id; None: unknown."""
+        """Host and process id; None if unknown."""
         return None if self.host is None else f"{self.host}:{self.pid}"
 
     @property
@@ -132,7 +132,7 @@ class RunFailures:
     """What went wrong in a run.
 
     Attributes:
-      traceback: Traceback of the error that ended it; None: no error, or a release that did not record it.
+      traceback: Traceback of the error that ended it; None without an error, or if the release did not record it.
       rejected: The rejected records by cause; empty while the run is open, and of earlier releases.
     """
 

@@ -41,12 +41,12 @@ class HeldLease:
     """One lease and its holder.
 
     Attributes:
-      process: Machine and process id of the holder; None: unknown.
+      process: Machine and process id of the holder; None if unknown.
       worker: The actor or sweep that holds it; None for application code.
       message_id: The message it is held for; None without one.
       held_for_s: Seconds since the acquisition, by the clocks of both machines.
-      remaining_s: Seconds until it expires unless renewed; None: lost by Redis, but its run is open.
-      epoch: Fencing token; None: acquired without a database, or not fenced yet.
+      remaining_s: Seconds until it expires unless renewed; None if Redis lost it but its run is open.
+      epoch: Fencing token; None if acquired without a database, or not fenced yet.
       run_id: The open run that holds it; None for plain actors and application code.
       silent_for_s: Age of that run's last heartbeat in seconds.
       token: Secret of the holder; not shown.
@@ -67,7 +67,7 @@ class HeldLease:
 
     @property
     def run_label(self) -> str | None:
-        """Label of the run that holds the lease; None: no run holds it."""
+        """Label of the run that holds the lease; None if no run holds it."""
         return None if self.run_id is None else run_label(self.run_id, self.database)
 
     @property
@@ -96,7 +96,7 @@ def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
     """Return the held leases, and those that Redis lost while their run is open, by key.
 
     Parameters:
-      client: None: only the leases in the database, if one is configured.
+      client: None to read only the database, if one is configured.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
@@ -121,7 +121,7 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
     ends as ``lost_lease``. Then the lease is released in Redis, unless it has another holder by now.
 
     Parameters:
-      expected: The token of the expected holder; None: any holder.
+      expected: The token of the expected holder; None for any holder.
 
     Raises:
       UnknownLease: No lease of this key is held.

@@ -100,7 +100,7 @@ class Rejection(BaseModel):
       subject: The run's argument as text; empty for a worker without one.
       rows: The number of rejected records.
       times: Runs in a row that rejected every record; 0 if the last one processed some.
-      not_before: Earliest time to schedule a run for the subject again; None: at any time.
+      not_before: Earliest time to schedule a run for the subject again; None for any time.
       position: Where the last run ended, like the ledger's cursor.
     """
 

@@ -27,10 +27,10 @@ class Override:
 
     Attributes:
       state: ``paused``: no run begins, and a running one stops after its batch. ``narrow``: lower limits.
-      until: When it expires; None: until it is ended.
+      until: When it expires; None if it stays until `resume`.
       said_by: The operator, as known to the command line or the dashboard.
-      batch_size: The lower limit; None: the worker's own.
-      max_runtime: The lower limit; None: the worker's own.
+      batch_size: The lower limit; None for the worker's own.
+      max_runtime: The lower limit; None for the worker's own.
     """
 
     worker: str

@@ -23,7 +23,7 @@ RUNNING: Final = "running"
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Conditions that a run meets; None: any.
+    """Conditions that a run meets; None for any.
 
     Attributes:
       outcome: Its outcome; `RUNNING` for open runs.

@@ -1,15 +1,19 @@
-"""Queries about runs in the ledger."""
+"""Queries about runs in the ledger, and about arguments whose next run is deferred."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
-from peewee import Expression, fn
+from peewee import SQL, Expression, Value, fn
 
 from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.models import NOW, Lease, Run
+from housekeeping.sweeps.ledger.models import NOW, Lease, Rejection, Run
 from housekeeping.sweeps.ledger.runs import PREDICATE, PURGE
+
+#: Not `clock_timestamp()`, which no index can be asked about.
+_NOW: Final = SQL("now()")
 
 
 def completed(message_id: str) -> bool:
@@ -84,3 +88,19 @@ def is_at_work(worker: str) -> bool:
 def is_unfinished(message_id: str) -> bool:
     """Return whether an attempt at this message is open: running, or dead."""
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())
+
+
+def deferred(worker: str, arguments: Iterable[Any] | None = None) -> Any:
+    """Return a query of the worker's arguments whose delay has not passed, for the sweep that enqueues its runs.
+
+    Its columns are `subject`, the argument as text, and `position`, where the last run ended. An argument may come
+    several times, once for each cause.
+
+    Parameters:
+      arguments: Only these; None for all.
+    """
+    waiting = (Rejection.worker == worker) & (Rejection.not_before > _NOW)
+    if arguments is not None:
+        # One array: a placeholder for each of a thousand arguments takes longer than the query.
+        waiting &= Rejection.subject == fn.ANY(Value([str(each) for each in arguments], converter=False, unpack=False))
+    return Rejection.select(Rejection.subject, Rejection.position).where(waiting)

@@ -43,8 +43,8 @@ class Attempt:
     Attributes:
       run_id: Id of its row in the ledger.
       started_at: Time of its start, by the database's clock.
-      cursor: Where the run resumes; None: at the front.
-      fence: Key, epoch and holder of its lease; None: it has no lease.
+      cursor: Where the run resumes; None to begin at the front.
+      fence: Key, epoch and holder of its lease; None if it has no lease.
       history: The worker's last runs, newest first, without those that were stopped before their first change.
       clock_skew: How far this machine's clock is from the database's.
       rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
@@ -125,7 +125,7 @@ def past_runs(worker: str) -> list[PastRun]:
 
 
 def close_dead_runs(worker: str, message_id: str | None = None) -> None:
-    """Close the dead runs of a worker as ``lost``. They cannot commit anything any more, even if only suspended.
+    """Close the dead runs of a worker as ``lost``. They can no longer commit, even if only suspended.
 
     Parameters:
       message_id: All earlier runs of this message are dead as well.

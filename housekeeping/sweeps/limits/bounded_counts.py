@@ -11,8 +11,8 @@ from peewee import PeeweeException
 
 from housekeeping.core.sanitize import error_line
 from housekeeping.database.connection import database, sqlstate
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.time_limit import time_limit
-from housekeeping.sweeps.engine.failures.error_mapping import is_unavailable
 from housekeeping.sweeps.stages.stage import Backlog, Stage
 
 #: Time limit of a count, and the largest part of the run's time (1/4) that it may take.
@@ -58,7 +58,7 @@ def count_stale(stages: Sequence[Stage], now: datetime, limit: int, argument: An
 
 
 def count_rows(table: str, limit: int, max_runtime: timedelta) -> int:
-    """Count the rows of a table, no further than the limit.
+    """Count the rows of a table, up to the limit.
 
     Parameters:
       table: Its name, quoted for SQL.

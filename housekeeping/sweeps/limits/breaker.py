@@ -38,8 +38,8 @@ class RowLimit:
     """The most rows a run may process.
 
     Attributes:
-      rows: The limit; None: no limit.
-      expected: Number of stale rows before the run; None: more than the limit, or unknown.
+      rows: The limit; None for no limit.
+      expected: Number of stale rows before the run; None if more than the limit, or unknown.
       progress_counts: Names of the counts whose sum is the number of processed rows.
       exceeded: Details that the ledger stores as the count ``breaker`` if the run reaches the limit with rows left.
       reason: The run's reason if it reaches the limit with rows left.
@@ -52,11 +52,11 @@ class RowLimit:
     reason: str = "breaker"
 
     def left(self, counts: Counts) -> int | None:
-        """Return how many rows the next batch may have; None: no limit."""
+        """Return how many rows the next batch may have; None for no limit."""
         return None if self.rows is None else max(1, self.rows - processed_rows(counts, self.progress_counts))
 
     def reached(self, counts: Counts) -> tuple[Outcome, str | None] | None:
-        """Return the outcome and reason of a run that has reached the limit; None: it continues."""
+        """Return the outcome and reason of a run that has reached the limit; None if it continues."""
         rows = processed_rows(counts, self.progress_counts)
         if self.rows is None or rows < self.rows:
             return None
@@ -77,7 +77,7 @@ class Verdict:
       allowed: The most rows one run should process.
       usual: The most rows that a past run processed.
       runs: The number of past runs compared.
-      stale: The stale rows, counted up to `allowed`; None: they could not be counted.
+      stale: The stale rows, counted up to `allowed`; None if they could not be counted.
       shards: The number of runs that share the work.
       progress_counts: Names of the counts whose sum is the number of processed rows.
     """

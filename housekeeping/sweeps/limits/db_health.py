@@ -14,7 +14,7 @@ from housekeeping.database.connection import database
 
 @dataclass(frozen=True, slots=True)
 class DbHealth:
-    """Health signals at one moment; None: unknown.
+    """Health signals at one moment; None if unknown.
 
     Attributes:
       replication_lag_s: Replay lag of the slowest standby in seconds; 0 without standbys.

@@ -20,9 +20,9 @@ class Breaker:
 
     Attributes:
       times_history: Allow this many times the most rows that a past run processed, and at least 10,000. Applies after
-        ten runs. None: no such limit.
+        ten runs. None for no such limit.
       share: Allow this share of the sweep's tables, by PostgreSQL's statistics: 0.5 is half. Applies from the first
-        run. None: no such limit.
+        run. None for no such limit.
       action: ``alert``: the run continues and raises an alert. ``limit``: the run processes the allowed number of rows,
         ends as ``partial: breaker`` and raises an alert; the next run resumes. ``stop``: the run ends as
         ``failed: breaker`` before the first change.

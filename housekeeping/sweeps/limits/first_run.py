@@ -41,9 +41,9 @@ class Unconfirmed:
 
     Attributes:
       worker: The worker, with its argument, as the command line takes it.
-      stale: The stale rows, as far as they could be counted; None: the count took too long or failed.
+      stale: The stale rows, as far as they could be counted; None if the count took too long or failed.
       limit: The number of stale rows that need no confirmation.
-      rows: The table's rows, estimated above 100,000; None: the count took too long or failed.
+      rows: The table's rows, estimated above 100,000; None if the count took too long or failed.
       changed: Whether a run has completed, with another predicate or table.
     """
 

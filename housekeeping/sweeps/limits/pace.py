@@ -13,13 +13,13 @@ class Pace:
     """Computes how long a run waits before its next batch.
 
     Parameters:
-      max_rows_per_s: Most rows per second; None: no limit.
+      max_rows_per_s: Most rows per second; None for no limit.
       rest: Pause after a batch, as a multiple of its duration.
       progress_counts: Names of the counts whose sum is the number of processed rows. Empty: all but ``batches``.
       shards: Number of runs that share the rows per second.
 
     Attributes:
-      batch_limit: Most rows of a batch: those of one second, so that the load is even; None: no limit.
+      batch_limit: Most rows of a batch: those of one second, so that the load is even; None for no limit.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Throttle:
     Parameters:
       tables: Tables of the sweep, by `table_name`; empty: the database is not queried.
       budget: Clock for the waiting time.
-      wait: Sleeps for so many seconds, or until the run must stop.
+      wait: Sleeps for this many seconds, or until the run must stop.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Throttle:
 
 
 def reason_to_wait(custom: Callable[[], str | None]) -> str | None:
-    """Return why the application's own check wants runs to wait, in one line; None: it does not.
+    """Return why the application's own check wants runs to wait, in one line; None if it does not.
 
     Raises:
       TypeError: It returned something else than text.

@@ -25,7 +25,7 @@ SELECT
 
 @dataclass(frozen=True, slots=True)
 class WalState:
-    """WAL of the server at one moment; None: unknown.
+    """WAL of the server at one moment; None if unknown.
 
     Attributes:
       position: Bytes written since the server was created.
@@ -53,7 +53,7 @@ class WalRateNow:
     """Rate of WAL since the last look, and WAL kept for replication slots.
 
     Attributes:
-      mb_per_s: Megabytes per second; None: unknown.
+      mb_per_s: Megabytes per second; None if unknown.
       is_first: Whether this was the first look, so that there is no rate yet.
     """
 

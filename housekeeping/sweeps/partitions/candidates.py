@@ -117,7 +117,7 @@ class Candidates:
     def reason_of_rows(self, candidate: Candidate) -> str | None:
         """Return why the rows of the candidate keep it; None if no row does. Requires a transaction."""
         if not candidate.is_over:
-            return "its range is not over any more"
+            return "its range is no longer over"
         return reason_of_rows(self.model, candidate.partition, self.keeping)
 
     def _reason(self, candidate: Candidate) -> str | None:

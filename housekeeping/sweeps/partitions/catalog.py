@@ -66,8 +66,8 @@ class Partition:
       pending: Whether an interrupted DETACH CONCURRENTLY has to be finished.
       is_foreign: Whether it is a foreign table.
       comment: The comment of the table.
-      lower, upper: Its range; `upper` is not part of it. None: open, or the DEFAULT partition.
-      rows: PostgreSQL's estimate; None: never analyzed.
+      lower, upper: Its range; `upper` is not part of it. None if open, or for the DEFAULT partition.
+      rows: PostgreSQL's estimate; None if never analyzed.
       bytes: Size with indexes and TOAST.
     """
 

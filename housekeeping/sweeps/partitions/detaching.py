@@ -13,7 +13,7 @@ from housekeeping.sweeps.partitions.catalog import Partition, PartitionedTable
 #: SQLSTATEs of an attempt that met other sessions: lock timeout, statement timeout, deadlock, and a partition of the
 #: table that is just being detached.
 _BUSY: Final = ("55P03", "57014", "40P01", "55000")
-#: SQLSTATE of a table that does not exist, or is no partition any more.
+#: SQLSTATE of a table that does not exist, or is no longer a partition.
 _GONE: Final = "42P01"
 #: SQLSTATEs of an object that still refers to the partition: a foreign key, a dependent view or function.
 _REFERRED: Final = ("23503", "2BP01", "23001")
@@ -95,7 +95,7 @@ def lock_against_writes(partition: Partition) -> None:
 
 
 def lock_table(table: PartitionedTable) -> None:
-    """Take the lock that detaching needs, so that the partition cannot change any more."""
+    """Take the lock that detaching needs, so that the partition can no longer change."""
     _execute(_doubled(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE"))
 
 

@@ -15,7 +15,7 @@ from housekeeping.sweeps.partitions.catalog import Partition, PartitionedTable
 
 _PREFIX: Final = "housekeeping drops this table: "
 
-#: Marked tables that are no partition any more.
+#: Marked tables that are no longer partitions.
 _DETACHED: Final = """
 SELECT pg_class.oid::bigint, format('%%I.%%I', nspname, relname), relkind = 'f', description,
     (SELECT coalesce(sum(pg_total_relation_size(each)), 0)::bigint

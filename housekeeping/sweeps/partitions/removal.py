@@ -73,7 +73,7 @@ def _remove(candidates: Candidates, candidate: Candidate, reason: str | None = N
     """Drop or release the partition in a savepoint, with a limit on each wait.
 
     Parameters:
-      reason: Why a detached partition has to stay; None: its rows decide.
+      reason: Why a detached partition has to stay; None if its rows decide.
 
     Raises:
       _Stays: It stays as it is; what was locked has been released.

@@ -29,7 +29,7 @@ class _Prepared:
 
     Attributes:
       candidate: None if nothing is left, or if the run has to end first.
-      ended: What became of it already; None: the transaction decides.
+      ended: Its outcome, if known already; None if the transaction decides.
     """
 
     candidate: Candidate | None = None
@@ -43,8 +43,8 @@ class PartitionStage:
       worker: The sweep's name. Only this worker finishes what its interrupted runs have left.
       model: The partitioned table.
       column: The first column of the sweep's `order`, by which the table is partitioned.
-      stale: The sweep's predicate; None: the age of the range decides alone.
-      hold: Returns the condition of the rows on hold, which keep their partition; None: the sweep has no holds.
+      stale: The sweep's predicate; None if the age of the range decides alone.
+      hold: Returns the condition of the rows on hold, which keep their partition; None if the sweep has no holds.
     """
 
     batch_size: Final = 1

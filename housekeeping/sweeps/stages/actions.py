@@ -37,8 +37,7 @@ class Write:
       counts: Name of the row count of each CTE.
       before: Further CTEs that these refer to.
       holds: Condition that must be true after the changes; otherwise the batch is rolled back. With a condition, picked
-        rows may stay unchanged, because another session works on them. None: a picked row that stays unchanged counts
-        as failed.
+        rows may stay unchanged, because another session works on them. Without one, such a row counts as failed.
       requires: Condition that must be true after the changes; otherwise the batch is rolled back and the run fails.
         For a condition that no single row can break.
     """
@@ -85,7 +84,8 @@ class Delete:
       rows_counted_as: The name of the count of deleted rows.
       archive_to: Table that takes the rows, by its name or as a peewee model. The same statement deletes and inserts
         them. The archive has the table's columns, ``archived_at`` and ``archived_by_run``.
-      archive_keep: How long rows stay in the archive. The sweep ``<name>.archive`` then deletes them. None: for ever.
+      archive_keep: How long rows stay in the archive. The sweep ``<name>.archive`` then deletes them. None keeps them
+        for ever.
     """
 
     rows_counted_as: str = "deleted_rows"
@@ -146,7 +146,7 @@ class Transition:
     """Fire an event of the table's state machine on the rows. The machine defines the allowed sources and the target.
 
     Attributes:
-      rows_counted_as: The name of the count of moved rows.
+      rows_counted_as: The name of the count of changed rows.
       changes: Returns further columns to set, with their values, given the time of the change. The time is an SQL
         expression, not a `datetime`: use it unchanged or add a `timedelta`.
     """

@@ -108,7 +108,7 @@ def checked_statement(stage: TableStage, batch: Batch) -> Query:
     numbers = (*conditions, *(count_of(each) for each in write.ctes))
     texts = [getattr(picked.c, text_of(column)) for column in stage.as_text]
     query = Select((picked,), (*columns_of(stage, picked), *texts, is_changed(stage, picked, write), *numbers))
-    return query.order_by(*order_of(stage, picked)).with_cte(picked, *write.before, *write.ctes)
+    return query.order_by(*stage.directed(order_of(stage, picked))).with_cte(picked, *write.before, *write.ctes)
 
 
 def checked_result(stage: TableStage, batch: Batch, rows: list[tuple[Any, ...]]) -> BatchResult:

@@ -11,8 +11,8 @@ from typing import Any, Self
 from peewee import Expression, Model
 
 from housekeeping.database.connection import database
+from housekeeping.database.errors import caused_by
 from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.engine.failures.error_mapping import caused_by
 from housekeeping.sweeps.stages.actions import Delete, Transition, Write
 from housekeeping.sweeps.stages.batch_statement import counted, text_of
 from housekeeping.sweeps.stages.stage import Batch, BatchResult, Failure, Position
@@ -82,7 +82,7 @@ class _Taken:
     Attributes:
       called: Rows for which the function succeeded.
       failures: Rows for which it failed.
-      position: Position of the last row called for; None: the front.
+      position: Position of the last row called for; None for the front.
       end, exhausted: Where the whole batch ends, and whether nothing is left after it.
       complete: Whether the function was called for the whole batch.
     """

@@ -1,18 +1,25 @@
-"""Keyset comparison: SQL conditions for the rows after, until or at a position in the order of a table stage."""
+"""Keyset comparison: SQL conditions for the rows after, until or at a position in the order of a table stage.
+
+Comparisons differ for columns that may be NULL; `may_be_null` tells which.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from peewee import DateTimeField, Expression, Field, Tuple, Value
+from peewee import OP, DateTimeField, Expression, Field, Tuple, Value
 
+from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.compiled_query import Parameter
 from housekeeping.sweeps.stages.stage import Position
 
 #: Tells whether a column can be NULL in the stale rows.
 MayBeNull = Callable[[Field], bool]
+
+#: A comparison with NULL is not true, so a row that one of these matches has a value.
+_COMPARISONS: Final = frozenset((OP.EQ, OP.NE, OP.LT, OP.LTE, OP.GT, OP.GTE, OP.IN, OP.BETWEEN, OP.LIKE, OP.ILIKE))
 
 
 def comes_after(order: Sequence[Any], position: Position, may_be_null: MayBeNull) -> Expression:
@@ -46,6 +53,12 @@ def comes_after(order: Sequence[Any], position: Position, may_be_null: MayBeNull
     return after
 
 
+def comes_before(order: Sequence[Any], position: Position) -> Expression:
+    """Return the condition that a row comes before the position, in an order without NULL."""
+    before: Expression = Tuple(*order) < Tuple(*literals(position))
+    return before
+
+
 def comes_until(order: Sequence[Any], position: Position, may_be_null: MayBeNull) -> Expression:
     """Return the condition that a row does not come after the position."""
     after: Any = comes_after(order, position, may_be_null)
@@ -76,3 +89,26 @@ def readable(column: Any, value: Any) -> Any:
         return column.python_value(datetime.fromisoformat(value)).isoformat()
     except ValueError:
         return value  # infinity, or a year that Python does not have
+
+
+def may_be_null(column: Field, predicate: Any) -> bool:
+    """Return whether a row that matches `predicate` may have NULL in `column`; True if unknown."""
+    return _is_nullable(column) and not _excludes_null(predicate, column)
+
+
+def _is_nullable(column: Field) -> bool:
+    """Return whether the table allows NULL in the column; without a table, whether the model does."""
+    table = table_if_visible(column.model)
+    return column.column_name not in table.not_null if table.exists else bool(column.null)
+
+
+def _excludes_null(predicate: Any, column: Field) -> bool:
+    if not isinstance(predicate, Expression):
+        return False
+    if predicate.op == OP.AND:
+        return _excludes_null(predicate.lhs, column) or _excludes_null(predicate.rhs, column)
+    if predicate.op == OP.OR:
+        return _excludes_null(predicate.lhs, column) and _excludes_null(predicate.rhs, column)
+    if predicate.op == OP.IS_NOT and predicate.rhs is None:
+        return predicate.lhs is column
+    return predicate.op in _COMPARISONS and (predicate.lhs is column or predicate.rhs is column)

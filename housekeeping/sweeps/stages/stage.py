@@ -20,14 +20,14 @@ class Batch:
     Attributes:
       worker, run_id: The run that processes it.
       now: The time at which the run began. Staleness is measured against it.
-      after: Where the previous batch ended; None: the front.
-      until: The last position of a resumed run that has started again at the front; None: the end of the stage.
+      after: Where the previous batch ended; None for the front.
+      until: The last position, for a resumed run that started again at the front; otherwise None.
       argument: The run's argument.
       time_is_up: Returns whether the batch should end early; to be called between outside effects.
       only: Only these positions, in bisection.
       check: To be called right before an outside effect that cannot be undone. Raises `LeaseLost` or `RunTakenOver` if
         another run may have begun because this one was considered dead. Costs one query.
-      most: Rows that the breaker and the pace still allow, for a stage whose batches vary in size; None: any number.
+      most: Rows that the breaker and the pace still allow, for a stage whose batches vary in size; None for any number.
     """
 
     worker: str
@@ -58,10 +58,10 @@ class BatchResult:
       counts: Numbers to add to the run's counts; other values replace them.
       position: Where the batch ended.
       exhausted: Whether the stage has nothing left after it.
-      stop: Reason why the run ends here with rows left, such as ``limit``; None: it continues.
+      stop: Reason why the run ends here with rows left, such as ``limit``; None if it continues.
       rows: The changed rows, for events and log lines; empty if nothing needs them.
       failures: Rows to be logged, reported and counted as ``failed``.
-      rescued: Rows that a fallback processed after an error; reported.
+      rescued: Rows that a fallback processed after an error. They are reported.
       unreachable: Error of a service that kept some rows from being processed. The run continues, and ends as failed
         with it.
     """
@@ -115,9 +115,9 @@ class StagePlan:
     Attributes:
       stale: The rows it would process.
       counts: The counts that a run would get from this stage.
-      oldest, newest: First order column of the first and the last row, usually a time; None: there are none.
+      oldest, newest: First order column of the first and the last row, usually a time; None if there are none.
       samples: The first rows.
-      held: The stale rows that stay because they are on hold; None: the stage has no hold.
+      held: The stale rows that stay because they are on hold; None if the stage has no hold.
       title: Heading of the samples.
     """
 
@@ -137,7 +137,7 @@ class PreflightResult:
 
     Attributes:
       counts: Counts of the run, by name.
-      error: What the run fails with once its own work is done, so that its message is retried; None: nothing failed.
+      error: What the run fails with once its own work is done, so that its message is retried; None if nothing failed.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class Stage(Protocol):
         """Return the number of stale rows, counted up to `limit`."""
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        """Return the first order column of the first stale row, usually a time; None: there is none."""
+        """Return the first order column of the first stale row, usually a time; None if there is none."""
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         """Return what the stage would do now, and change nothing."""

@@ -81,7 +81,7 @@ class TableDescription:
 
     Attributes:
       label: What messages call it; also the name of the model's class.
-      schema: None: the table is looked for in the connection's search path.
+      schema: Schema of the table; None to look for it in the connection's search path.
       key: The columns of the primary key, in order, by their names in the database.
     """
 

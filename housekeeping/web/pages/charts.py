@@ -7,11 +7,10 @@ from typing import Final
 
 from flask import Flask, abort, render_template, request
 
-from housekeeping.core.clock import SYSTEM_CLOCK
-from housekeeping.database.connection import database
-from housekeeping.sweeps.insight.trends import INTERVALS, Interval, Range, read_trends
+from housekeeping.sweeps.insight.trends import INTERVALS, Interval, Range
 from housekeeping.web.pages import plots
 from housekeeping.web.snapshot import SnapshotCache
+from housekeeping.web.trend_cache import TrendCache
 
 _LONGEST: Final = 200  # characters of a worker's name
 _LABELS: Final = 6  # on the axis of time
@@ -20,6 +19,7 @@ _FORMS: Final[dict[Range, str]] = {"hour": "%H:%M", "day": "%H:%M", "week": "%a 
 
 def add_charts(app: Flask, snapshots: SnapshotCache) -> None:
     """Register the page."""
+    cache = TrendCache(snapshots.sweeps)
 
     @app.get("/charts")
     def charts() -> str:
@@ -28,10 +28,7 @@ def add_charts(app: Flask, snapshots: SnapshotCache) -> None:
         if length is None:
             abort(400, f"range is {given[:20]!r}; it should be one of {', '.join(INTERVALS)}")
         worker = request.args.get("worker", "").replace("\0", "").strip()[:_LONGEST] or None
-        sweep = snapshots.sweeps.get(worker or "")
-        names = tuple(database.by_name()) if sweep is None else (sweep.database,)
-        now = SYSTEM_CLOCK.now()
-        found, unavailable = read_trends(names, snapshots.sweeps.values(), length, now, worker)
+        trends = cache.read(length, worker)
         return render_template(
             "charts.html",
             worker=worker,
@@ -39,12 +36,13 @@ def add_charts(app: Flask, snapshots: SnapshotCache) -> None:
             length=length,
             lengths=list(INTERVALS),
             width_s=INTERVALS[length][0].total_seconds(),
-            plots=plots.plots(found),
-            labels=_labels(found, length),
-            table=list(reversed(found)),
+            plots=plots.plots(trends.intervals),
+            labels=_labels(trends.intervals, length),
+            table=trends.intervals[::-1],
             shown=plots,
-            unavailable=unavailable,
-            now=now,
+            unavailable=trends.unavailable,
+            now=trends.at,
+            live=True,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -13,15 +13,14 @@ from flask import Flask, abort, flash, redirect, render_template, request, url_f
 from werkzeug.wrappers import Response
 
 from housekeeping.brokers.dead_letters import DeadLetter, DeadLetterStore
-from housekeeping.brokers.dead_letters.bulk import Action, apply
-from housekeeping.brokers.dead_letters.search import matching
+from housekeeping.brokers.dead_letters.bulk import Action, apply, describe_choice
+from housekeeping.brokers.dead_letters.search import Page, search
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.sanitize import in_one_line
-from housekeeping.core.wording import counted
 from housekeeping.presentation.formatting import describe_requeue
 from housekeeping.sweeps.ledger.action_log import record_action
 from housekeeping.web.broker import LazyBroker
-from housekeeping.web.pages.dead_letter_filter import FilterForm
+from housekeeping.web.pages.dead_letter_filter import MAX_SEARCH, FilterForm
 from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
 
@@ -60,13 +59,17 @@ class _Choice:
             until, limit = _shown_at(values.get("shown_at", "")), _number(values.get("shown", ""))
         return cls(action, ids, form, until, limit)
 
-    def letters(self, store: DeadLetterStore) -> list[DeadLetter]:
-        """Return the chosen letters that are still there, the oldest first."""
+    def found(self, store: DeadLetterStore, max_time: timedelta | None = None) -> Page:
+        """Return the chosen letters that are still there.
+
+        Parameters:
+          max_time: Time to search for those that meet the filter; None for no limit.
+        """
         if self.ids:
             found = store.find(self.ids)
-            return [found[each] for each in reversed(self.ids) if each in found]
+            return Page([found[each] for each in self.ids if each in found])
         until = min(self.until, self.form.filter.until or self.until)
-        return matching(store, replace(self.form.filter, until=until), self.limit)
+        return search(store, replace(self.form.filter, until=until), self.limit, max_time=max_time)
 
 
 def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache, broker: LazyBroker) -> None:
@@ -80,21 +83,21 @@ def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache, broker: LazyBr
     @app.get("/dead-letters/all/<action>")
     def letters_to_change(action: str) -> str:
         choice = chosen(action)
-        letters = choice.letters(broker.dead_letters())
+        page = choice.found(broker.dead_letters(), MAX_SEARCH)
         return render_template(
             "dead_letter_changes.html",
             choice=choice,
-            letters=letters,
-            groups=Counter(_group(letter) for letter in letters).most_common(),
-            missing=len(choice.ids) - len(letters) if choice.ids else 0,
-            most=_MOST,
+            page=page,
+            groups=Counter(_group(letter) for letter in page.letters).most_common(),
+            missing=len(choice.ids) - len(page.letters) if choice.ids else 0,
         )
 
     @app.post("/dead-letters/all/<action>")
     def change_letters(action: str) -> Response:
         choice, store = chosen(action), broker.dead_letters()
-        letters = choice.letters(store)
-        with record_action(choice.action, counted(len(letters), "dead letter"), current_user()) as outcome:
+        letters = choice.found(store).letters[::-1]  # the oldest first, as they were sent
+        target = describe_choice(letters, None if choice.ids else choice.form.filter)
+        with record_action(choice.action, target, current_user()) as outcome:
             result = apply(store, choice.action, letters)
             outcome.result = str(result)
         snapshots.invalidate()
@@ -118,6 +121,6 @@ def _shown_at(text: str) -> datetime:
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
         raise WrongArgument("the form lacks the number of dead letters; open it again from the dead letters")
     return min(int(text), _MOST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from housekeeping.brokers.dead_letters.search import LetterFilter
@@ -14,6 +14,8 @@ from housekeeping.presentation.time_parsing import parse_since
 _TEXTS: Final = ("queue", "actor", "error")
 _TIMES: Final = ("since", "until")
 _WIDTH: Final = 200  # characters
+#: Time to search for the letters of a page, which says so if it ended before all were searched.
+MAX_SEARCH: Final = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)

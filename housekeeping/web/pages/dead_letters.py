@@ -15,13 +15,11 @@ from housekeeping.core.sanitize import in_one_line
 from housekeeping.presentation.formatting import describe_requeue
 from housekeeping.sweeps.ledger.action_log import record_action
 from housekeeping.web.broker import LazyBroker
-from housekeeping.web.pages.dead_letter_filter import FilterForm
+from housekeeping.web.pages.dead_letter_filter import MAX_SEARCH, FilterForm
 from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
 
 _SHOWN: Final = 50  # letters
-#: Letters read for one page, which takes about two seconds. A page that ends there links to the rest.
-_SEARCHED: Final = 20_000
 _ARGUMENTS_WIDTH: Final = 100  # characters
 _ERROR_WIDTH: Final = 200
 _ID_WIDTH: Final = 60
@@ -34,14 +32,13 @@ def add_dead_letters(app: Flask, snapshots: SnapshotCache, broker: LazyBroker) -
     def dead_letters() -> str:
         store, form = broker.dead_letters(), FilterForm.of(request.args)
         counts, after = store.counts(), request.args.get("after")
-        page = search(store, form.filter, _SHOWN, None if after is None else Position.parse(after), _SEARCHED)
+        page = search(store, form.filter, _SHOWN, None if after is None else Position.parse(after), MAX_SEARCH)
         return render_template(
             "dead_letters.html",
             page=page,
             letters=[(letter, _row(letter)) for letter in page.letters],
             form=form,
             counts=counts,
-            searched=_SEARCHED,
             now=datetime.now(UTC),
         )
 

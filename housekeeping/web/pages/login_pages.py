@@ -1,11 +1,11 @@
-"""Pages to log in and out, confirmations, and forms that were sent after the login had ended."""
+"""Pages to log in and out, and forms that were sent after the login had ended."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Final
 
-from flask import Flask, abort, flash, g, redirect, render_template, request, session, url_for
+from flask import Flask, abort, flash, redirect, render_template, request, session, url_for
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
@@ -57,14 +57,6 @@ def add_login_pages(app: Flask, access: Access, logins: Logins) -> None:
         session.pop("unfinished", None)
         return redirect("/", 303)
 
-    @app.post("/messages/dismiss")
-    def dismiss() -> Response:
-        number = request.form.get("number", type=int)
-        if g.login is not None and number is not None:
-            logins.dismiss(g.login, number)
-        target = request.form.get("from", "/")
-        return redirect(target if is_own_path(target) else "/", 303)
-
     @app.before_request
     def forget_unfinished() -> None:
         if request.method == "POST" and session.get("unfinished", {}).get("path") == _path():
@@ -78,7 +70,7 @@ def ask_to_log_in() -> Response:
     # Another site must not leave a form here that the user then carries out.
     if is_foreign_form():
         abort(403, "this form was sent from another site")
-    if request.endpoint not in ("log_out", "dismiss", "discard_unfinished"):
+    if request.endpoint not in ("log_out", "discard_unfinished"):
         fields = [[name, value] for name, value in request.form.items(multi=True) if name != "form_token"]
         form = {"path": _path(), "fields": fields}
         session["unfinished"] = form if len(json.dumps(form)) <= _MOST else {}

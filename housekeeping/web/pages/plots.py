@@ -1,4 +1,4 @@
-"""Bar charts with axes as SVG. Every interval has its values as text, for the pointer, the keyboard and a table."""
+"""Bar charts with axes as SVG. The values of each interval are also in a tooltip, and as text in a table."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Choices:
         return replace(self, sort=f"-{column}" if self.sort == column else column).query()
 
     def direction(self, column: str) -> str | None:
-        """Return the value of ``aria-sort`` of a column; None: the rows are not sorted by it."""
+        """Return the value of ``aria-sort`` of a column; None if the rows are not sorted by it."""
         if self.sort.removeprefix("-") != column:
             return None
         is_descending = self.sort.startswith("-") != (column in _LARGEST_FIRST)
@@ -99,7 +99,7 @@ class Group:
     """Workers of a family, or all of them.
 
     Attributes:
-      family: None: the table is not grouped.
+      family: The group's family; None if the table is not grouped.
     """
 
     family: str | None

@@ -3,14 +3,18 @@
 "use strict";
 const STEP = 8;
 
+const intervalOf = (slot) => slot.querySelector("title").textContent.split(": ")[0];
+
 function readable(svg) {
-  const slots = [...svg.querySelectorAll(".slot")];
   const readout = svg.closest("figure").querySelector(".readout");
-  let chosen = slots.length - 1;
+  let slots = [];
+  let chosen = -1;
+  let interval = null; // the chosen one; null: the last one, also of a refreshed page
 
   function choose(place) {
-    slots[chosen].classList.remove("chosen");
+    slots[chosen]?.classList.remove("chosen");
     chosen = Math.min(Math.max(place, 0), slots.length - 1);
+    interval = chosen === slots.length - 1 ? null : intervalOf(slots[chosen]);
     slots[chosen].classList.add("chosen");
     const text = slots[chosen].querySelector("title").textContent;
     svg.setAttribute("aria-valuenow", chosen);
@@ -18,11 +22,19 @@ function readable(svg) {
     readout.textContent = text;
   }
 
+  // Also after a refresh, which may have moved the intervals.
+  function read() {
+    slots = [...svg.querySelectorAll(".slot")];
+    choose(interval === null ? slots.length - 1 : slots.findIndex((each) => intervalOf(each) === interval));
+  }
+
+  svg.setByScript = ["role", "tabindex", "aria-valuemin", "aria-valuemax", "aria-valuenow", "aria-valuetext"];
+  read();
   svg.setAttribute("role", "slider");
   svg.setAttribute("tabindex", "0");
   svg.setAttribute("aria-valuemin", 0);
   svg.setAttribute("aria-valuemax", slots.length - 1);
-  choose(chosen);
+  document.addEventListener("refreshed", read);
   svg.addEventListener("keydown", (event) => {
     const to = {
       ArrowLeft: chosen - 1, ArrowDown: chosen - 1, ArrowRight: chosen + 1, ArrowUp: chosen + 1,

@@ -32,10 +32,11 @@ function update(old, fresh) {
   }
   if (old.isEqualNode(fresh)) return;
   if (isKept(old)) return;
-  const reader = (name) => name === "open" && old.nodeName === "DETAILS"; // what the reader has opened stays open
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !reader(name)) old.removeAttribute(name);
+  // What the reader has opened stays open, and what another script has set stays set.
+  const stays = (name) => (name === "open" && old.nodeName === "DETAILS") || old.setByScript?.includes(name);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !stays(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) {
-    if (old.getAttribute(name) !== value && !reader(name)) old.setAttribute(name, value);
+    if (old.getAttribute(name) !== value && !stays(name)) old.setAttribute(name, value);
   }
   updateChildren(old, fresh);
 }
@@ -120,7 +121,8 @@ let etag = "";
 
 async function refresh() {
   try {
-    const headers = etag ? { "If-None-Match": etag } : {};
+    // Confirmations are for the next page that is opened, and not for a refresh.
+    const headers = { "X-Refresh": "1", ...(etag && { "If-None-Match": etag }) };
     const options = { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(ANSWER_MS) };
     const response = await fetch(location.href, options);
     if (response.status === 304) {
@@ -137,6 +139,7 @@ async function refresh() {
         const fresh = page.getElementById(part.id);
         if (fresh) update(part, fresh);
       }
+      document.dispatchEvent(new Event("refreshed"));
       announce(before, alerts());
       document.title = page.title;
       shownAt = performance.now();

@@ -2,10 +2,12 @@
 
 A second look right before the deletion would not be enough: the upload may be completed between that look and the
 store's answer. Instead, the sweep claims an entry in the same script that reads it for the last time. From then on
-`complete` and `prepare` refuse it. The entry itself does not change, because other programs read it; the claim is in
-a hash beside it: the same field, with the time at which the claim expires and the token of its run, ``<ms>:<token>``.
-A claim whose object may not be deleted is given up (its token is removed) but kept, so that any later run can take it
-over: the object may be gone, so no program may complete the upload.
+`complete` and `prepare` refuse it.
+
+The entry itself does not change, because other programs read it. The claim is a field of the same name in another
+hash. Its value ``<ms>:<token>`` is the time at which it expires and the token of its run. If it is unknown whether the
+object was deleted, the claim is given up: it loses its token but stays. Any later run can take it over, and no program
+can complete the upload.
 
 Behind Sentinel, claims and calls of applications return when a replica has them. A failover to it then keeps them.
 
@@ -84,7 +86,7 @@ return {claimed, held}
 """
 )
 #: ARGV: token; ttl of a claim in ms; "1" if this repeats a call whose answer was lost; the number of entries whose
-#: objects are gone; then field and value of each entry, first of those.
+#: objects are gone; then field and value of each entry, beginning with those entries.
 #: Removes the entries whose objects are gone with their claims, and gives up the claims of the others. Returns for the
 #: former: 1 removed, 2 already gone, 3 changed, 4 claimed by another run.
 _FINISH: Final = (

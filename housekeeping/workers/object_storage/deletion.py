@@ -34,7 +34,7 @@ class Deleted:
     """Results of a deletion. An object in neither attribute was not tried, or its state is unknown.
 
     Attributes:
-      gone: Paths whose object does not exist any more, or never did.
+      gone: Paths whose object no longer exists, or never did.
       refused: Path -> the reason why its object may still exist.
     """
 

@@ -139,7 +139,7 @@ def page(cursor: int, size: int, before: int | None = None) -> tuple[int, list[E
 
 
 def pages(before: int | None = None) -> Iterator[list[Entry]]:
-    """Iterate over the whole hash by pages, without entries prepared at or after `before`."""
+    """Yield all pending uploads in pages, except those prepared at or after `before`."""
     cursor, found = page(0, PAGE, before)
     yield found
     while cursor:

@@ -61,7 +61,7 @@ class Restorer(Operator):
         self._is_paused = False
 
     def finish(self) -> None:
-        """Restore one run without faults, and let the sweep go on."""
+        """Restore one run without faults, and resume the sweep."""
         eventually(lambda: not self.is_busy, patience_s=PATIENCE_S)
         self._until_success("resume", SESSIONS.actor)
         self._until_success("restore", str(self._archived_runs()[0]), "--no-pause")

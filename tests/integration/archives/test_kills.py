@@ -11,7 +11,7 @@ import redis
 
 from housekeeping.core.redis.client import shared_redis
 from housekeeping.database.connection import database
-from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import overrides, runs
@@ -22,6 +22,7 @@ from housekeeping.testing import ManualClock
 from housekeeping.testing.points import Ended, run_in_process
 from tests.integration.archives import tickets
 from tests.integration.archives.tickets import leased, rows, sweep, value
+from tests.session_settings import NEEDS_SESSION
 
 #: Many processes, or many rows.
 pytestmark = pytest.mark.slow
@@ -62,6 +63,7 @@ def killed_at_each_point(of: Sweep) -> Iterator[Ended]:
             return
 
 
+@NEEDS_SESSION
 @pytest.mark.parametrize("of", [sweep(), leased()], ids=["paused", "leased"])
 def test_killed_restore_leaves_each_row_in_one_table(archive: None, housekeeping_redis: redis.Redis, of: Sweep) -> None:
     before, points = rows(), []
@@ -74,6 +76,7 @@ def test_killed_restore_leaves_each_row_in_one_table(archive: None, housekeeping
     assert sum('INSERT INTO "ticket"' in point for point in points) == 2, "the third one is prepared"
 
 
+@NEEDS_SESSION
 @pytest.mark.parametrize("of", [sweep(), leased()], ids=["paused", "leased"])
 def test_sweep_stays_paused_after_the_first_restored_row(
     archive: None, housekeeping_redis: redis.Redis, of: Sweep

@@ -10,7 +10,7 @@ import redis
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.redis.client import shared_redis
 from housekeeping.database.connection import database
-from housekeeping.leases.lease import RedisLeaseStore
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.ledger import overrides
@@ -233,7 +233,8 @@ def test_column_dropped_since_is_named(archive: None) -> None:
     assert [table.lost_columns for table in restoration_of(sweep(), run_id).tables] == [("tags",)]
 
 
-def test_key_that_one_run_archived_twice_is_restored_once(archive: None) -> None:
+@pytest.mark.parametrize("batch_size", [1, 10])
+def test_newest_row_of_a_key_that_one_run_archived_twice_is_restored(archive: None, batch_size: int) -> None:
     run_id = archived()
     database.execute_sql(
         "INSERT INTO old_tickets (id, closed_at, email, archived_at, archived_by_run) "
@@ -241,8 +242,19 @@ def test_key_that_one_run_archived_twice_is_restored_once(archive: None) -> None
         "WHERE id = 5"
     )
 
-    result = restoration_of(sweep(batch_size=10), run_id).carry_out(pause=True)
+    result = restoration_of(sweep(batch_size=batch_size), run_id).carry_out(pause=True)
 
     assert (result.outcome, result.counts["restored"], result.counts["conflicts"]) == ("done", 5, 1)
     assert value("SELECT email FROM ticket WHERE id = 5") == "newest"
     assert value("SELECT count(*) FROM old_tickets") == 1
+
+
+def test_rows_that_reference_rows_of_their_table_are_restored_after_those(archive: None) -> None:
+    database.execute_sql("ALTER TABLE ticket ADD parent_id bigint REFERENCES ticket")
+    database.execute_sql("ALTER TABLE old_tickets ADD parent_id bigint")
+    database.execute_sql("UPDATE ticket SET parent_id = id + 1 WHERE id < 5")
+    before = rows()
+
+    result = restore(archived())
+
+    assert (result.outcome, result.counts["restored"], rows()) == ("done", 5, before)

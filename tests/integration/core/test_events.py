@@ -20,7 +20,7 @@ def event() -> NamedSignal:
 
 
 class Subscriber:
-    """Notes what it is told."""
+    """Subscriber that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []

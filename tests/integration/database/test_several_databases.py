@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -12,88 +10,35 @@ import psycopg2
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
-from peewee import AutoField
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 import housekeeping
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import Sweep
 from housekeeping.core.errors import HousekeepingError, LeaseLost, SettingsError
 from housekeeping.core.settings import MAIN, Settings, WorkerSettings
 from housekeeping.core.telemetry.context import MessageContext, current_message
-from housekeeping.database.connection import Database, bind, connect_to, database, handle_of
+from housekeeping.database.connection import connect_to, database, handle_of
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.middleware.connections import Connections
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.schedule.tick_recorder import TickRecorder
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.ledger.history import run_label
 from housekeeping.sweeps.ledger.lease_admin import held_leases, release_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
-from housekeeping.sweeps.ledger.run_list import Position, RunFilter, read_page
 from housekeeping.sweeps.registration import register
 from housekeeping.sweeps.registry import by_database
 from housekeeping.testing import assert_idempotent, assert_survives_kill
-from housekeeping.web.application import create_app
 from housekeeping.workers import configured_sweeps
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.middleware.applications import close_all, installed
+from tests.integration.several_databases import CI, Entry, add_entry, entries, ledger, rows
+from tests.integration.several_databases import two as two
 from tests.session_settings import NEEDS_SESSION
-from tests.two_databases import OtherDatabase
 
 pytestmark = pytest.mark.one_database_only(reason="it configures several databases itself")
-
-CI: Final = "ci"
 TTL: Final = timedelta(minutes=10)
 STATUSES: Final = "user_status_cleanup.batch"
-
-
-class Entry(BaseModel):
-    id = AutoField()
-    due_at = UtcDateTimeField()
-
-    class Meta:
-        table_name = "entries"
-
-
-def entries(name: str, database: str, model: type[Any] = Entry) -> Sweep:
-    return Sweep(
-        name=name,
-        database=database,
-        stale=lambda now: model.due_at < now,
-        order=(model.id,),
-        action=Delete(),
-        schedule="* * * * *",
-    )
-
-
-@pytest.fixture
-def two(postgres: Database, settings: Settings, other_database: OtherDatabase) -> Iterator[Settings]:
-    """Settings with the databases main and ci, both with the library's tables and a table of entries."""
-    with other_database.used_as(CI, settings):
-        for name in (MAIN, CI):
-            with database.using(name):
-                database.execute_sql(f"CREATE SCHEMA IF NOT EXISTS {settings.namespace}")
-                database.create_tables([Entry])
-        yield settings.model_copy(update={"databases": {CI: other_database.url_of(settings)}})
-        with database.using(CI):
-            database.execute_sql(f"DROP SCHEMA {settings.namespace} CASCADE")
-        for model in (Entry, UserStatus):
-            bind(model, database)
-
-
-def add_entry(name: str) -> None:
-    with database.using(name):
-        Entry.insert(due_at=datetime(2020, 1, 1, tzinfo=UTC)).execute()
-
-
-def rows(name: str, query: str) -> list[Any]:
-    found = database.by_name()[name].execute_sql(query).fetchall()
-    return [row[0] for row in found]
-
-
-def ledger(name: str, settings: Settings) -> list[Any]:
-    return rows(name, f"SELECT worker FROM {settings.schema_name}.runs ORDER BY id")
 
 
 def test_batch_and_ledger_row_are_in_the_database_of_the_sweep(two: Settings) -> None:
@@ -312,62 +257,3 @@ def test_read_database_names_a_database(two: Settings) -> None:
             housekeeping.read_database("c")
     finally:
         current_message.reset(token)
-
-
-def test_dashboard_shows_both_databases_and_names_the_unavailable_one(two: Settings, redis_client: redis.Redis) -> None:
-    given = two.model_copy(update={"built_in": ()})
-    sweeps = configured_sweeps(given, [dataclasses.replace(entries("shop.entries", CI))])
-    run_sweep(sweeps["shop.entries"])
-    run_sweep(sweeps["housekeeping.old_runs"])
-
-    browser = create_app(given, sweeps, "a-token-of-the-tests", open_to_read=True).test_client()
-    front, run = (browser.get(path).get_data(as_text=True) for path in ("/", "/runs/ci:1"))
-    there = database.by_name()[CI]
-    with database.using(CI):
-        database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
-    browser = create_app(given, sweeps, "a-token-of-the-tests", open_to_read=True).test_client()
-    without, page = browser.get("/").get_data(as_text=True), browser.get("/workers/housekeeping.old_runs")
-    with database.using(CI):
-        database.initialize(there)
-
-    assert '<td data-label="Database">ci</td>' in front and "/runs/ci:1" in front and "Run ci:1 of" in run
-    assert browser.get("/runs/no:1").status_code == 404
-    assert "the database &#39;ci&#39; did not answer" in without
-    assert 'href="/workers/housekeeping.old_runs"' in without and 'href="/workers/shop.entries"' not in without
-    assert page.status_code == 200
-
-
-def began(name: str, seconds: int) -> str:
-    """Write a run of a database that began so many seconds after a full hour; return its label."""
-    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
-    given = {"worker": "shop.entries", "trigger": "schedule", "outcome": "done"}
-    with database.using(name):
-        run_id: int = Run.insert(**given, started_at=at, heartbeat_at=at, finished_at=at).execute()
-    return run_label(run_id, name)
-
-
-def test_pages_of_runs_go_through_both_databases_in_one_order(two: Settings) -> None:
-    labels = [began(name, seconds) for seconds in (0, 1, 1, 2) for name in (MAIN, CI)]
-    seen, before = list[str](), None
-    for _ in range(4):
-        page = read_page([CI, MAIN], lambda now: RunFilter(), limit=2, before=before)
-        seen += [each.label for each in page.runs]
-        before = Position.of(page.runs[-1])
-
-    assert seen == ["4", "ci:4", "3", "2", "ci:3", "ci:2", "1", "ci:1"] and set(seen) == set(labels)
-    assert (page.more, page.unavailable) == (False, [])
-
-
-def test_unavailable_database_hides_no_run_and_no_bar_of_the_other(two: Settings) -> None:
-    began(MAIN, 0)
-    with database.using(CI):
-        there = database.by_name()[CI]
-        database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
-    browser = create_app(two, {}, "a-token-of-the-tests", open_to_read=True).test_client()
-
-    pages = {path: browser.get(path).get_data(as_text=True) for path in ("/runs", "/processes", "/charts")}
-
-    with database.using(CI):
-        database.initialize(there)
-    assert 'href="/runs/1"' in pages["/runs"] and pages["/charts"].count("<figure") == 4
-    assert all("the database &#39;ci&#39; did not answer" in page for page in pages.values())

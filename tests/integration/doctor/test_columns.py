@@ -24,8 +24,6 @@ from housekeeping.workers import BUILT_IN, configured_sweeps
 from tests.integration.doctor.conftest import Found
 from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED
 
-pytestmark = pytest.mark.slow
-
 CI_WORKERS = (
     "ci.stuck_builds.drop_running, ci.stuck_builds.drop_scheduled, ci.stuck_builds.drop_canceling, ci.stuck_jobs"
 )
@@ -80,6 +78,7 @@ def of_columns(found: Found, *levels: str) -> list[Finding]:
     return [each for each in found(*levels) if each.subject.startswith("columns of")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "column", "workers"), REQUIRED)
 def test_missing_required_column_is_an_error_that_names_its_workers(
     found: Found, postgres: Database, table: str, column: str, workers: str
@@ -93,6 +92,7 @@ def test_missing_required_column_is_an_error_that_names_its_workers(
     assert [each.subject for each in found("error") if each.subject == "connection"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "column"), NOT_NEEDED)
 def test_missing_column_that_no_worker_uses_is_no_finding(
     found: Found, postgres: Database, table: str, column: str
@@ -102,6 +102,7 @@ def test_missing_column_that_no_worker_uses_is_no_finding(
     assert of_columns(found, "warning", "error") == []
 
 
+@pytest.mark.slow
 def test_missing_optional_columns_are_fine(found: Found, postgres: Database) -> None:
     postgres.execute_sql("ALTER TABLE ci_builds DROP COLUMN stage, DROP COLUMN name")
 
@@ -111,6 +112,7 @@ def test_missing_optional_columns_are_fine(found: Found, postgres: Database) -> 
     assert findings.text == "optional columns are missing: name, stage; log lines, events and error reports omit them"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "level", "text"),
     [
@@ -166,6 +168,7 @@ def test_table_with_partitions_is_no_warning(complete: Settings, partition: None
     assert list(partitions(settings, configured_sweeps(settings))) == []
 
 
+@pytest.mark.slow
 def test_init_warns_of_a_table_that_is_a_partition(partition: None, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "housekeeping", "init"], env=environment, capture_output=True, text=True, timeout=60
@@ -175,6 +178,7 @@ def test_init_warns_of_a_table_that_is_a_partition(partition: None, environment:
     assert "warning: ci_builds is a partition of p_ci_builds" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["plan", "ci.stuck_jobs"], ["run", "ci.stuck_jobs"], ["status"], ["doctor"]])
 def test_commands_work_on_a_partition_without_labels(
     partition: None, environment: dict[str, str], postgres: Database, command: list[str]

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from peewee import ProgrammingError
-from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import quoted_name
 from housekeeping.doctor import examine
 from housekeeping.doctor import tables as tables_check
 from housekeeping.workers import configured_sweeps
+from tests.integration.conftest import Locked
 from tests.integration.doctor.conftest import Found
 
 LOCKED = "user_status_cleanup.batch"
 
 
-@contextmanager
-def locked(admin: Connection, table: str) -> Iterator[None]:
-    with admin.cursor() as cursor:
-        cursor.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        try:
-            yield
-        finally:
-            cursor.execute("ROLLBACK")
-
-
-def test_locked_table_is_a_warning_of_its_worker_alone(found: Found, admin: Connection) -> None:
-    with locked(admin, "user_statuses"):
+def test_locked_table_is_a_warning_of_its_worker_alone(found: Found, locked: Locked) -> None:
+    with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
         findings = found("warning", "fine", "error")
 
     unexamined = [each for each in findings if "could not be examined" in each.text]

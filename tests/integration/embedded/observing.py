@@ -116,7 +116,7 @@ def segments() -> set[int]:
 
 
 def traces(place: Path, segment: int) -> list[object]:
-    """Return what is left of servers in `place`: files, processes, shared memory."""
+    """Return the remains of servers in `place`: files, processes, shared memory."""
     return [*place.iterdir(), *processes_in(place), *segments().intersection({segment})]
 
 

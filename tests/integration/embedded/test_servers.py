@@ -117,7 +117,7 @@ def busy_session(database_url: str) -> Iterator[threading.Thread]:
 
     def keep_busy() -> None:
         with pytest.raises(psycopg2.Error):
-            # Not pg_sleep, which looks up by itself when the first process is gone.
+            # Not pg_sleep, which notices the end of the first process.
             query(database_url, "DO 'BEGIN LOOP END LOOP; END'")
 
     session = threading.Thread(target=keep_busy, daemon=True)

@@ -18,8 +18,6 @@ from housekeeping.embedded import folders
 from housekeeping.embedded.supervisor import clear_leftovers
 from tests.integration.embedded.observing import answers_of, ended, eventually, parent, segments, shared_memory, traces
 
-pytestmark = pytest.mark.slow
-
 IPC_PRIVATE, IPC_RMID = 0, 0
 
 
@@ -39,6 +37,7 @@ def stranger(cwd: Path) -> Iterator[psutil.Process]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_next_start_cleans_up_after_a_killed_supervisor_only(place: Path) -> None:
     with embedded.start(postgres=False) as neighbour, redis.Redis.from_url(neighbour.redis_url) as client:
         with parent() as victim:
@@ -57,6 +56,7 @@ def test_next_start_cleans_up_after_a_killed_supervisor_only(place: Path) -> Non
     assert traces(place, segment) == []
 
 
+@pytest.mark.slow
 def test_shared_memory_of_a_killed_postgres_is_released(place: Path) -> None:
     with parent("servers.kill('postgres')") as victim:
         segment = shared_memory(victim.folder)
@@ -71,6 +71,7 @@ def test_shared_memory_of_a_killed_postgres_is_released(place: Path) -> None:
     assert traces(place, segment) == []
 
 
+@pytest.mark.slow
 def test_without_psutil_servers_start_and_leftovers_are_kept(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_process_with_a_reused_id_is_not_killed(place: Path) -> None:
         assert sleeper.status() == psutil.STATUS_SLEEPING
 
 
+@pytest.mark.slow
 def test_shell_in_an_abandoned_folder_is_not_killed(place: Path) -> None:
     left = leave_behind(place)
     with stranger(cwd=left) as sleeper:
@@ -106,6 +108,7 @@ def test_shell_in_an_abandoned_folder_is_not_killed(place: Path) -> None:
         assert sleeper.status() == psutil.STATUS_SLEEPING
 
 
+@pytest.mark.slow
 def test_shared_memory_with_a_reused_id_is_kept(place: Path) -> None:
     left = leave_behind(place)
     libc = ctypes.CDLL(None)
@@ -159,6 +162,7 @@ def test_root_ignores_folders_of_other_users(place: Path) -> None:
     assert left.is_dir()
 
 
+@pytest.mark.slow
 def test_folder_being_created_is_never_abandoned(place: Path) -> None:
     made: list[bool] = []
     done = threading.Event()

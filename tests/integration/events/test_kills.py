@@ -43,7 +43,7 @@ def received(tmp_path: Path, on: On) -> Path:
 
 
 def delivered(file: Path) -> list[int]:
-    """Deliver what is left, as any process does later, and return the orders that were received at least once."""
+    """Deliver the remaining rows, as any process does later, and return the orders that were received at least once."""
     OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1)).execute()
     assert run_sweep(outbox_sweep).outcome == "done"
     assert OutboxRow.select().count() == 0
@@ -76,6 +76,7 @@ def killed_at_each_point(received: Path) -> Iterator[tuple[Ended, list[int]]]:
             return
 
 
+@NEEDS_SESSION
 def test_outbox_sweep_that_is_killed_loses_no_row(orders: type[Order], received: Path) -> None:
     trials = list(killed_at_each_point(received))
 

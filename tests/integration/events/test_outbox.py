@@ -25,7 +25,7 @@ ALL = list(range(1, 11))
 
 
 class Handler:
-    """Notes what it is given; raises for some customers, and for all while it is away."""
+    """Handler that records its rows. It raises for some customers, and for all while it is unavailable."""
 
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)

@@ -68,7 +68,7 @@ def test_suspended_holder_commits_nothing_after_a_new_run_began(
     zombie = obtained()
     write(zombie, 1)
     lost_in_redis(redis_client, settings)
-    write(zombie, 1)  # Redis may fail: nobody has begun, so nothing is in danger
+    write(zombie, 1)  # Redis may fail: no run has begun, so no row is in danger
 
     successor = obtained()
     with pytest.raises(LeaseLost, match="newer holder"):
@@ -293,7 +293,7 @@ def test_fence_without_the_schema_names_the_init_command(
 def test_lease_is_released_if_its_epoch_cannot_be_issued(
     written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
 ) -> None:
-    # L3: the last holder's transaction does not end, so nobody may begin
+    # L3: the last holder's transaction does not end, so no other run may begin
     last = obtained()
     write(last, 1)
     last.cancel()

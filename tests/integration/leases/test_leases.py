@@ -23,7 +23,8 @@ from housekeeping.core.errors import (
 from housekeeping.core.redis.client import redis_client as make_redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
-from housekeeping.leases.lease import ExclusiveLease, LeaseStore, RedisLeaseStore
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.leases.store import LeaseStore, RedisLeaseStore
 from housekeeping.testing import ManualClock, MemoryLeaseStore
 from tests.faults import lose_connection, once, redis_fault
 from tests.sentinel_servers import applications_client
@@ -211,7 +212,7 @@ def test_lease_acquired_without_an_answer_has_a_holder(redis_client: redis.Redis
 
 
 def test_lease_in_an_open_transaction_raises(postgres: Database, redis_client: redis.Redis) -> None:
-    # L6: whoever began it
+    # L6: in any transaction
     lease = ExclusiveLease(KEY, TTL)
 
     with postgres.atomic(), pytest.raises(HousekeepingError, match="inside an open database transaction"):

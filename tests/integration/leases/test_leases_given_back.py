@@ -11,7 +11,8 @@ import redis
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.settings import Settings
-from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.leases.store import RedisLeaseStore
 from tests.faults import instead_of_pauses
 from tests.integration.metrics.conftest import Exported
 from tests.integration.metrics.conftest import exported as exported
@@ -21,7 +22,7 @@ KEY = "報告/夜"
 
 
 class UnansweredStore(RedisLeaseStore):
-    """Answers a release only after so many tries.
+    """Answers a release only after this many tries.
 
     Parameters:
       heard: Whether a try that gets no answer takes effect.

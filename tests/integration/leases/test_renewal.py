@@ -15,7 +15,8 @@ from datetime import timedelta
 import pytest
 
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.leases.renewal import Renewal, Renewals, elapsed
+from housekeeping.leases.renewal import Renewal, elapsed
+from housekeeping.leases.renewal_threads import Renewals
 
 TTL = timedelta(seconds=30)
 DUE_S = 10  # a third of the ttl: asked for so long ago, it is due now and good for long enough
@@ -24,7 +25,8 @@ PATIENCE_S = 10
 _SLEEPER = """
 import sys, threading
 from datetime import timedelta
-from housekeeping.leases.renewal import elapsed, renewals
+from housekeeping.leases.renewal import elapsed
+from housekeeping.leases.renewal_threads import renewals
 kept = renewals.start("lease", lambda: True, timedelta(seconds=0.6), elapsed())
 print("held", flush=True)
 sys.stdin.readline()
@@ -34,7 +36,8 @@ print("lost" if kept.lost else "ours", flush=True)
 _FORKER = """
 import os, sys
 from datetime import timedelta
-from housekeeping.leases.renewal import elapsed, renewals
+from housekeeping.leases.renewal import elapsed
+from housekeeping.leases.renewal_threads import renewals
 kept = renewals.start("parent's", lambda: True, timedelta(seconds=30), elapsed())
 if os.fork() == 0:
     import threading
@@ -114,7 +117,7 @@ def test_renewal_is_lost_after_nine_tenths_of_the_ttl(now: list[float]) -> None:
     now[0] = 127.01
 
     assert (lost_at_the_limit, kept.lost) == (False, True)
-    assert not kept.step(), "nor is it renewed any more"
+    assert not kept.step(), "it is no longer renewed either"
 
 
 def test_renewal_is_lost_at_once_if_another_holds_the_key(now: list[float]) -> None:
@@ -190,7 +193,7 @@ def test_an_error_of_one_does_not_end_the_renewal_of_others(caplog: pytest.LogCa
 
 def test_failing_lost_lease_callback_does_not_block_the_others() -> None:
     renewals, tried, told, logged = Renewals(), threading.Event(), threading.Event(), _Logged("Could not renew bad")
-    logging.getLogger("housekeeping.leases.renewal").addHandler(logged)
+    logging.getLogger("housekeeping.leases.renewal_threads").addHandler(logged)
 
     def too_many_threads() -> None:
         tried.set()
@@ -202,13 +205,13 @@ def test_failing_lost_lease_callback_does_not_block_the_others() -> None:
 
     assert told.wait(PATIENCE_S)
     assert logged.event.wait(PATIENCE_S)
-    logging.getLogger("housekeeping.leases.renewal").removeHandler(logged)
+    logging.getLogger("housekeeping.leases.renewal_threads").removeHandler(logged)
     renewals.stop(bad)
     renewals.stop(late)
 
 
 def test_process_suspended_past_its_ttl_has_lost_its_lease() -> None:
-    # L2, L3: it asks nobody, and its own thread may not have run yet
+    # L2, L3: it asks no server, and its own thread may not have run yet
     with subprocess.Popen(
         [sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

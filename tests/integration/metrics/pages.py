@@ -25,7 +25,7 @@ import dramatiq
 from housekeeping import ExclusiveLease
 from housekeeping.app import broker
 from housekeeping.core.redis.client import shared_redis
-from housekeeping.leases.lease import current_lease
+from housekeeping.leases.current import current_lease
 
 LEASE = {"key": "metered", "ttl": timedelta(minutes=5)}
 METERED = {"broker": broker, "queue_name": "metered"}

@@ -38,7 +38,6 @@ pytestmark = pytest.mark.slow
 HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 
 
-@pytest.mark.slow
 def test_metrics_page_sums_all_worker_processes(  # the counters, over two processes
     environment: dict[str, str], queues: Queues, redis_client: redis.Redis, tmp_path: Path, postgres: Database
 ) -> None:

@@ -19,7 +19,9 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore, current_lease
+from housekeeping.leases.current import current_lease
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.sweeps.ledger.models import Lease, Run
 from tests.faults import at_step
 from tests.integration.middleware.applications import eventually, queued

@@ -27,7 +27,7 @@ ASLEEP_S = 60.0  # longer than the mark of a running message lasts
 
 
 class Asleep:
-    """Stopped process: its clock goes on, its marks expire, and its message runs elsewhere."""
+    """Stopped process: time passes, its marks expire, and its message runs elsewhere."""
 
     def __init__(self, client: redis.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self._client = client

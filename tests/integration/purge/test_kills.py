@@ -62,6 +62,7 @@ def deleted() -> int:
     return sum(run.counts.get("deleted_rows", 0) for run in Run.select())
 
 
+@NEEDS_SESSION
 @pytest.mark.parametrize("first", [lambda: REQUEST, paused_after_a_batch], ids=["new", "resumed"])
 def test_purge_killed_at_any_point_is_resumed(
     sessions: Left, postgres: Database, first: Callable[[], PurgeRequest]

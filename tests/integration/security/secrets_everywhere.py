@@ -62,6 +62,7 @@ def of_nowhere() -> dict[str, str]:
     return {
         "HOUSEKEEPING_DATABASE_URL": f"postgresql://me:{IN_A_URL}@127.0.0.1:1/db",
         "HOUSEKEEPING_REDIS_URL": f"redis://me:{IN_A_URL}@127.0.0.1:1/0",
+        "HOUSEKEEPING_BROKER_URL": "",
         **_besides(),
     }
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from housekeeping.middleware.deduplication.keys import key_prefix
 from housekeeping.workers.object_storage import pending_entry
 from tests.installation import PROJECT, Installation
 from tests.integration.security.secrets_everywhere import dashboard, pages
+from tests.unit.core.conftest import root_as_before as root_as_before
 
 #: Terminal escapes and look-alikes: colors, the window title, a forged line, text in reversed order;
 #: also a name that looks like a command-line option, and one with line breaks.
@@ -94,16 +92,6 @@ def test_pages_show_hostile_names_as_text(hostile: Installation, tmp_path: Path)
 
     assert "&lt;script&gt;alert(1)" in seen[address]
     assert [page for page, text in seen.items() if "<script>alert" in text] == []
-
-
-@pytest.fixture
-def root_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, showwarning = root.handlers[:], root.level, warnings.showwarning
-    yield
-    root.handlers[:], warnings.showwarning = handlers, showwarning
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 def test_readable_log_lines_escape_what_json_escapes(root_as_before: None, capsys: pytest.CaptureFixture[str]) -> None:

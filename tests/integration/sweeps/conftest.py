@@ -10,7 +10,7 @@ from housekeeping.sweeps.limits import breaker
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.sweeps.engine.sizing import past_runs
 
-#: Adds runs that ended before, each of which processed so many.
+#: Adds runs that ended before, with the number of rows that each processed.
 History = Callable[..., None]
 
 

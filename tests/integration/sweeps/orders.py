@@ -53,12 +53,12 @@ class Outside:
 
 
 def stuck(now: datetime) -> Any:
-    """That an order waits, and has not changed since."""
+    """Condition of pending orders that have not changed since this time."""
     return (Order.status == Status.PENDING) & (Order.updated_at < now)
 
 
 def sweep(function: Callable[[Any], object], **given: Any) -> Sweep:
-    """Expires stuck orders after this call; what else is said of the call, or of the sweep."""
+    """Return a sweep that calls the function and expires stuck orders; `given` has fields of the call or the sweep."""
     of_call = {name: given.pop(name) for name in ("whole_batch", "unavailable_errors") if name in given}
     return Sweep(
         name="shop.stuck_orders",

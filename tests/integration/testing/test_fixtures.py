@@ -35,7 +35,6 @@ def test_plugin_starts_nothing_before_a_fixture_is_used(run_pytest: RunPytest) -
     assert status == 0, said
 
 
-@pytest.mark.slow
 def test_each_test_has_its_own_schemas_and_settings(run_pytest: RunPytest) -> None:
     test = """
         import os, subprocess, sys

@@ -25,7 +25,6 @@ def blocks() -> dict[str, str]:
     return dict(zip(("sweep", "tests", "counted", "failure", "outside", "broker"), found, strict=True))
 
 
-@pytest.mark.slow
 def test_examples_of_the_page_pass(run_pytest: RunPytest, blocks: dict[str, str]) -> None:
     tests = "\n".join((blocks["tests"], blocks["outside"], blocks["broker"]))
 

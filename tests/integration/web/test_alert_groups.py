@@ -42,18 +42,18 @@ def test_group_is_as_old_as_its_first_alert() -> None:
     assert group.since == NOW - HOUR
 
 
-def test_acknowledged_alerts_come_last_until_they_begin_anew() -> None:
+def test_acknowledged_alerts_come_last_until_they_begin_again() -> None:
     known = {("a", "last_run"): Acknowledged("kim", NOW - HOUR / 2)}
 
     groups = group_alerts([("a", ALERT), ("b", ALERT), ("a", Alert("unseen", "x"))], known)
-    anew = group_alerts([("a", Alert("last_run", "failed", since=NOW))], known)
+    later = group_alerts([("a", Alert("last_run", "failed", since=NOW))], known)
 
     assert [(group.name, group.subject, group.acknowledged is None) for group in groups] == [
         ("last_run", "b", True),
         ("unseen", "a", True),
         ("last_run", "a", False),
     ]
-    assert anew[0].acknowledged is None
+    assert later[0].acknowledged is None
 
 
 def test_acknowledged_group_names_its_user_and_is_logged(client: FlaskClient, log_in: LogIn) -> None:

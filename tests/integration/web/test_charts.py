@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,10 +30,10 @@ def run(at: datetime, seconds: float = 2.0, **given: Any) -> None:
     Run.insert(**{"worker": WORKER, "trigger": "schedule", "outcome": "done", **times, **given}).execute()
 
 
-def read(length: trends.Range = "hour", worker: str | None = None) -> list[trends.Interval]:
-    found, unavailable = trends.read_trends([MAIN], [sweep], length, AT, worker)
-    assert unavailable == []
-    return found
+def read(length: trends.Range = "hour", worker: str | None = None) -> Sequence[trends.Interval]:
+    found = trends.read_trends([MAIN], [sweep], length, AT, worker)
+    assert found.unavailable == []
+    return found.intervals
 
 
 @pytest.mark.parametrize("length", ["hour", "day", "week"])

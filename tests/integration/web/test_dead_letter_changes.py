@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
-from flask import Flask
 from flask.testing import FlaskClient
 
-from housekeeping.core.settings import Settings
 from housekeeping.sweeps.ledger.action_log import logged_actions
+from housekeeping.web.pages import dead_letter_changes, dead_letters
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.step_worker import installed
 from tests.integration.web.conftest import LogIn, form_token
-
-HOSTILE = "<script>alert('x')</script>\u202e"
-
-
-@pytest.fixture
-def broker_url() -> None:
-    """Return a Redis broker's URL, with any ``--broker``."""
-
-
-@pytest.fixture
-def broker(settings: Settings, make_app: Callable[[bool], Flask]) -> Iterator[RedisBroker]:
-    with installed(settings) as broker:
-        yield broker
+from tests.integration.web.test_dead_letters import HOSTILE
+from tests.integration.web.test_dead_letters import broker as broker
+from tests.integration.web.test_dead_letters import broker_url as broker_url
 
 
 @pytest.fixture
@@ -70,6 +58,21 @@ def test_filter_keeps_what_was_typed_and_shows_what_matches(client: FlaskClient,
     assert 'name="error" value="DISK"' in page and "120 in total" in page and "Show all" in page
 
 
+def test_search_that_takes_long_is_cut_short_and_says_so(
+    client: FlaskClient, log_in: LogIn, letters: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "MAX_SEARCH", timedelta())
+    monkeypatch.setattr(dead_letter_changes, "MAX_SEARCH", timedelta())
+    log_in(client)
+
+    page = client.get("/dead-letters?error=nowhere").get_data(as_text=True)
+    asked = client.get("/dead-letters/all/delete?all=1&error=nowhere").get_data(as_text=True)
+
+    cut_short = "the search ended after a second and 1 dead letter. Older ones may match, too"
+    assert cut_short in page and '&amp;error=nowhere">Older</a>' in page and "no dead letter matches" in page
+    assert cut_short in asked and "Delete 0 dead letters?" in asked
+
+
 def test_pages_lead_from_the_newest_letter_to_the_oldest(client: FlaskClient, letters: RedisBroker) -> None:
     path, found = "/dead-letters?queue=default", list[str]()
     for _ in range(2):
@@ -99,7 +102,11 @@ def test_all_that_match_are_requeued_after_a_confirmation(
     asked, done = confirmed(client, "/dead-letters/all/requeue?all=1&actor=send_mail")
 
     [action] = logged_actions(10)
-    assert (action.action, action.target, action.result) == ("requeue", "30 dead letters", "30 requeued")
+    assert (action.action, action.target, action.result) == (
+        "requeue",
+        "30 dead letters: actor 'send_mail'",
+        "30 requeued",
+    )
     assert "Requeue 30 dead letters?" in asked
     assert "Dead letters: 30 requeued." in done and "no dead letter matches" in done
     assert (dead(letters, "mail"), dead(letters, "default"), len(queued(letters, "mail"))) == (0, 90, 30)
@@ -155,10 +162,18 @@ def test_reader_sees_no_form_that_changes_letters(client: FlaskClient, letters: 
     assert refused.status_code == 302 and dead(letters, "default") == 90
 
 
-@pytest.mark.parametrize("query", ["", "actor=charge", "id="], ids=["nothing", "a filter without all", "an empty id"])
-def test_nothing_selected_changes_nothing(client: FlaskClient, log_in: LogIn, letters: RedisBroker, query: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "asked", "done"),
+    [("", 400, 400), ("actor=charge", 400, 400), ("id=", 200, 303)],
+    ids=["nothing", "a filter without all", "an empty id"],
+)
+def test_nothing_selected_changes_nothing(
+    client: FlaskClient, log_in: LogIn, letters: RedisBroker, query: str, asked: int, done: int
+) -> None:
     log_in(client)
+    form = {"form_token": form_token(client.get("/")), **dict(parse_qsl(query, keep_blank_values=True))}
 
-    answer = client.get(f"/dead-letters/all/delete?{query}")
+    answers = client.get(f"/dead-letters/all/delete?{query}"), client.post("/dead-letters/all/delete", data=form)
 
-    assert answer.status_code == 400 or "Delete 0 dead letters?" in answer.get_data(as_text=True)
+    assert [answer.status_code for answer in answers] == [asked, done]
+    assert (dead(letters, "default"), dead(letters, "mail")) == (90, 30)

@@ -19,8 +19,6 @@ from housekeeping.web.logins import Logins
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 
-pytestmark = pytest.mark.slow
-
 READ_TOKEN = "a-token-to-read-only"
 PATH = f"/workers/{WORKER}"
 COOKIE = "housekeeping"
@@ -68,7 +66,7 @@ def test_cookie_is_worthless_in_another_process(make_app: Callable[[bool], Flask
     assert (first.get("/").status_code, second.get("/").status_code) == (200, 302)
 
 
-def test_unused_and_surplus_logins_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_and_surplus_logins_end() -> None:
     logins = Logins()
     first, second = logins.begin("change"), logins.begin("read")
     found = logins.find(first)
@@ -128,17 +126,23 @@ def test_form_of_another_site_is_not_kept_for_after_the_login(client: FlaskClien
     assert refused.status_code == 403 and client.get("/unfinished").location == "/"
 
 
-def test_confirmation_stays_until_it_is_dismissed(client: FlaskClient, log_in: LogIn) -> None:
+@pytest.mark.parametrize("open_to_read", [True, False], ids=["open", "closed"])
+def test_confirmation_is_shown_once_on_the_next_opened_page(
+    make_app: Callable[[bool], Flask], log_in: LogIn, open_to_read: bool
+) -> None:
+    client = make_app(open_to_read).test_client()
     log_in(client)
-    word = form_token(client.get(PATH))
-    client.post(f"{PATH}/pause", data={"form_token": word})
+    client.post(f"{PATH}/pause", data={"form_token": form_token(client.get(PATH))})
 
-    pages = [client.get(path).get_data(as_text=True) for path in (PATH, "/", PATH)]
-    number = re.findall(r'name="number" value="(\d+)"', pages[-1])
-    gone = client.post("/messages/dismiss", data={"form_token": word, "number": number[0], "from": "/alerts"})
+    client.head(PATH)
+    client.get(PATH, headers={"X-Refresh": "1"})
+    opened, refreshed, other = (client.get(PATH), client.get(PATH, headers={"X-Refresh": "1"}), client.get("/"))
 
-    assert all(f"<p>{WORKER} is paused until it is resumed.</p>" in page for page in pages)
-    assert gone.location == "/alerts" and "is paused until" not in client.get("/").get_data(as_text=True)
+    shown = [
+        f">{WORKER} is paused until it is resumed.</p>" in each.get_data(as_text=True)
+        for each in (opened, refreshed, other)
+    ]
+    assert shown == [True, False, False]
 
 
 def test_wrong_input_is_shown_beside_its_field_with_the_typed_text(client: FlaskClient, log_in: LogIn) -> None:
@@ -180,6 +184,7 @@ def test_read_token_must_differ_from_the_token(monkeypatch: pytest.MonkeyPatch) 
         Settings.load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("proxy", "peer", "user"),
     [
@@ -222,6 +227,7 @@ def test_hostile_user_name_is_escaped_and_bounded(with_settings: Callable[..., F
     assert "<b>" not in page and "&lt;b&gt;" in page
 
 
+@pytest.mark.slow
 def test_actions_page_filters_and_pages(client: FlaskClient) -> None:
     for number in range(52):
         client.post(

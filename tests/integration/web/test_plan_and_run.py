@@ -132,7 +132,8 @@ def test_rows_that_cannot_be_counted_again_are_not_run(
 
     answer = client.post(f"{PATH}/run", data={"form_token": form_token(asked), "rows": "3", "exact": "1"})
 
-    assert answer.status_code >= 400 and queued(broker, queue) == []
+    assert (answer.status_code, queued(broker, queue)) == (400, [])
+    assert "has no column clear_status_at" in answer.get_data(as_text=True)
 
 
 @pytest.mark.parametrize("rows", ["", "-1", "x", "１", "9" * 20])

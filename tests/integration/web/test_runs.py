@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,8 +12,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.sweeps.processes import heartbeats
 from housekeeping.sweeps.processes.heartbeats import Heartbeat
 from tests.integration.many_runs import RUNS, many_runs
@@ -21,7 +20,6 @@ from tests.integration.web.conftest import WORKER
 
 pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
 
-NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
 HOSTILE = "<script>alert('x')</script>\u202e"
 
@@ -132,7 +130,7 @@ def test_page_of_a_failed_run_has_process_traceback_and_rejected_records(read: C
 
 
 def test_dead_run_is_lost_in_the_list_and_on_its_page(read: Callable[[str], str]) -> None:
-    silent = {"outcome": None, "finished_at": None, "heartbeat_at": DATABASE_NOW - timedelta(minutes=9)}
+    silent = {"outcome": None, "finished_at": None, "heartbeat_at": NOW - timedelta(minutes=9)}
     run_id = recorded(**silent)
 
     pages = [read(path) for path in ("/", "/runs", f"/runs/{run_id}", f"/workers/{WORKER}", "/processes")]
@@ -142,7 +140,7 @@ def test_dead_run_is_lost_in_the_list_and_on_its_page(read: Callable[[str], str]
 
 
 def test_open_run_that_is_not_the_last_shows_its_rate(read: Callable[[str], str]) -> None:
-    began = {"started_at": DATABASE_NOW - timedelta(seconds=10), "heartbeat_at": DATABASE_NOW}
+    began = {"started_at": NOW - timedelta(seconds=10), "heartbeat_at": NOW}
     run_id = recorded(outcome=None, finished_at=None, counts={"deleted_rows": 50}, **began)
     recorded()
 

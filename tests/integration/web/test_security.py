@@ -52,7 +52,6 @@ def test_routes_that_change_something_are_known() -> None:
         "/leases/release",
         "/login",
         "/logout",
-        "/messages/dismiss",
         "/unfinished/discard",
         f"/workers/{WORKER}/narrow",
         f"/workers/{WORKER}/pause",

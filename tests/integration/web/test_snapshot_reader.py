@@ -43,7 +43,7 @@ def test_unavailable_database_is_named_and_its_workers_stay(reader: SnapshotRead
 
     assert during.statuses == before.statuses and during.statuses.keys() == {sweep.name}
     [line] = during.errors
-    assert line.startswith("PostgreSQL, database main: PostgreSQL did not answer: ") and "Redis" not in line
+    assert line.startswith("PostgreSQL did not answer: ") and "Redis" not in line
     assert f"the workers are shown as of {before.at:%Y-%m-%d %H:%M:%S} UTC" in line
     assert during.queues == before.queues and "Redis is unavailable" not in during.leases_note
     assert reader.read(during).errors == []

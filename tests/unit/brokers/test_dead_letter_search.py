@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 from dramatiq import Message
 
-from housekeeping.brokers.dead_letters.bulk import apply
+from housekeeping.brokers.dead_letters.bulk import apply, describe_choice
 from housekeeping.brokers.dead_letters.models import DeadLetter, LetterResult
 from housekeeping.brokers.dead_letters.search import LetterFilter, Position, matching, search
 from housekeeping.core.errors import RedisUnavailable, WrongArgument
+from housekeeping.testing.stubs import ManualClock
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -78,6 +80,25 @@ def test_filter_finds_the_letters_that_meet_all_conditions(sought: LetterFilter,
     assert ids(matching(store, sought)) == found
 
 
+@pytest.mark.parametrize(
+    ("sought", "text"),
+    [
+        (LetterFilter(), "2 dead letters: all"),
+        (LetterFilter("mail", "charge"), "2 dead letters: queue 'mail', actor 'charge'"),
+        (LetterFilter(error="a://b:hunter2@c"), "2 dead letters: error 'a://b:***@c'"),
+        (
+            LetterFilter(since=NOW - timedelta(days=1), until=NOW),
+            "2 dead letters: since 2026-11-22 12:00:00 UTC, until 2026-11-23 12:00:00 UTC",
+        ),
+        (None, "a, b"),
+    ],
+)
+def test_choice_of_letters_is_described_for_the_log_of_actions(sought: LetterFilter | None, text: str) -> None:
+    broken = DeadLetter("a", "default", NOW, b"", None)
+
+    assert describe_choice([broken, dataclasses.replace(broken, broker_id="b")], sought) == text
+
+
 def test_masked_secret_cannot_be_searched_for() -> None:
     store = Store(letter("a", error="no answer from amqp://me:hunter2@host/"))
 
@@ -112,15 +133,22 @@ def test_page_after_a_newer_place_keeps_the_end_of_the_filter() -> None:
     assert ids(search(store, sought, 10, Position.of(letter("gone", ago_s=-1))).letters) == ["b"]
 
 
-def test_search_for_a_rare_error_ends_at_its_limit_and_continues() -> None:
+def test_search_for_a_rare_error_ends_at_its_time_limit_and_continues() -> None:
     store = Store(*(letter(str(number), ago_s=number) for number in range(5)), letter("x", ago_s=9, error="disk"))
-    sought = LetterFilter(error="disk")
+    sought, second = LetterFilter(error="disk"), timedelta(seconds=1)
 
-    first = search(store, sought, 10, searched=4)
-    second = search(store, sought, 10, first.older, searched=4)
+    # The clock advances by a second with each letter; exactly the limit is not too late.
+    first = search(store, sought, 10, max_time=4 * second, clock=ManualClock(tick=second))
+    last = search(store, sought, 10, first.older, max_time=4 * second, clock=ManualClock(tick=second))
 
-    assert (first.letters, first.complete) == ([], False)
-    assert (ids(second.letters), second.older, second.complete) == (["x"], None, True)
+    assert (first.letters, first.searched, first.complete) == ([], 5, False)
+    assert (ids(last.letters), last.older, last.searched, last.complete) == (["x"], None, 1, True)
+
+
+def test_note_to_a_very_long_error_can_be_searched_for() -> None:
+    store = Store(letter("a", error="x" * 30_000), letter("b"))
+
+    assert ids(matching(store, LetterFilter(error="CHARACTERS)"))) == ["a"]
 
 
 @pytest.mark.parametrize("text", ["", "7", "x-7", "1-", "999999999999999-x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import click
@@ -47,6 +48,7 @@ def test_help_fits_80_columns(words: tuple[str, ...]) -> None:
 
     assert shown.startswith("Usage: ")
     assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert re.findall(r"--[a-z-]*-$", shown, re.MULTILINE) == []  # click breaks lines at hyphens
 
 
 @pytest.mark.parametrize("words", CHANGING, ids=" ".join)

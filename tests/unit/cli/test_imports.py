@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,13 @@ def imported_by(folder: Path, *arguments: str) -> set[str]:
     return set(finished.stderr.split())
 
 
+def lines_of(module: str) -> int:
+    """Return the length of a module, whose sum over all modules does not depend on how code is divided into them."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return len(Path(spec.origin).read_text(encoding="utf-8").splitlines())
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("-h",)])
 def test_help_and_version_import_only_click(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     imported = imported_by(tmp_path, *arguments)
@@ -51,7 +59,7 @@ def test_list_imports_no_clients_of_servers(tmp_path: Path, arguments: tuple[str
 
     assert {name.split(".")[0] for name in imported} & _CLIENTS == set()
     assert not any(name.startswith(("housekeeping.middleware", "housekeeping.brokers")) for name in imported)
-    assert len({name for name in imported if name.startswith("housekeeping")}) < 147
+    assert sum(map(lines_of, (name for name in imported if name.startswith("housekeeping")))) < 17_000
 
 
 def test_command_is_imported_when_it_is_used(tmp_path: Path) -> None:

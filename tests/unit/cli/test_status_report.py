@@ -1,4 +1,4 @@
-"""What counts as an alert for ``status --fail-on-alert``."""
+"""Alerts that count for ``status --fail-on-alert``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_alerts_of_workers_processes_and_databases_count(
 
 
 @pytest.mark.parametrize(("since", "fails"), [(NOW - timedelta(hours=1), False), (NOW + timedelta(hours=1), True)])
-def test_acknowledged_alert_counts_again_once_it_begins_anew(since: datetime, fails: bool) -> None:
+def test_alert_that_begins_after_its_acknowledgment_counts(since: datetime, fails: bool) -> None:
     alert = Alert("backlog", "more than 10,000 rows wait", since=since)
     status = dataclasses.replace(WELL, alarms=[alert])
     known = {("shop.carts", "backlog"): Acknowledged("kim", NOW)}

@@ -16,7 +16,7 @@ SATURDAY = datetime(2026, 11, 21, 9, 30, 20, tzinfo=UTC)
 
 
 class Actor:
-    """As much of an actor as periodiq's scheduler uses; notes what was sent, and when."""
+    """Actor with the attributes that periodiq's scheduler uses; records what was sent, and when."""
 
     def __init__(
         self, spec: str, zone: ZoneInfo | None = None, while_sending: Callable[[], None] | None = None

@@ -192,7 +192,7 @@ def _stderr_that_nobody_reads() -> Iterator[None]:
     os.close(reading)
     with open(writing, "w", buffering=1) as stderr, redirect_stderr(stderr):
         yield
-        # What is left in its buffer would fail once more when it is closed.
+        # The rest of its buffer would fail again when it is closed.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), writing)
 

@@ -48,7 +48,7 @@ class Told(threading.Thread):
             time.sleep(0.001)  # where it may be interrupted
 
     def waits_in(self, *functions: str) -> bool:
-        """Whether what it does at this moment is one of these functions."""
+        """Whether the thread is inside one of these functions now."""
         assert self.ident is not None
         return sys._current_frames()[self.ident].f_code.co_name in functions
 
@@ -235,5 +235,5 @@ def test_delayed_interrupt_does_not_arrive_after_its_section(monkeypatch: pytest
 
     assert run_interruptibly(section) == "left"
     monkeypatch.setattr(thread_interrupt, "at_safe_point", lambda thread_id, outside: True)
-    until(lambda: set(threading.enumerate()) <= before)  # whoever looks again has given up
+    until(lambda: set(threading.enumerate()) <= before)  # the thread that looks again has given up
     assert run_interruptibly(lambda: "shielded") == "shielded"

@@ -89,7 +89,7 @@ _AT = 'connection to server at "db",'
             f"{_AT} 1 failed: session is read-only; {_AT} 2 failed: refused",
             f"ValueError: {_AT} 1 failed: session is read-only; {_AT} 2 failed: refused",
         ),
-        # PostgreSQL takes neither; the latter stands for a byte of a file's name that is no UTF-8.
+        # PostgreSQL stores neither. A lone surrogate is a byte of a file's name that is not UTF-8.
         (ValueError("a\0b"), r"a\x00b", r"ValueError: a\x00b"),
         (ValueError("caf\udce9"), r"caf\udce9", r"ValueError: caf\udce9"),
     ],

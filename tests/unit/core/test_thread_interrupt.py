@@ -36,7 +36,7 @@ def endless() -> None:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is raised in threads, without raising it."""
+    """The exceptions that would be raised in threads; none is raised."""
     noted: list[Any] = []
     monkeypatch.setattr(thread_interrupt, "raise_thread_exception", lambda thread_id, kind: noted.append(kind))
     return noted

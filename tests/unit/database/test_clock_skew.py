@@ -1,4 +1,4 @@
-"""How far two clocks are apart, by an answer that took some time."""
+"""Difference of two clocks, by an answer that took some time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
 def skew(before: float, after: float) -> ClockSkew:
-    """This machine's clock showed so many seconds past the server's noon, before and after its answer."""
+    """Return the difference for this machine's seconds past the server's noon, before and after its answer."""
     return ClockSkew.between(NOON + timedelta(seconds=before), NOON, NOON + timedelta(seconds=after))
 
 

@@ -1,4 +1,4 @@
-"""What a machine says of itself; firing is tested on PostgreSQL."""
+"""Properties of a state machine. Firing is tested on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -118,5 +118,5 @@ def links(page: Path) -> Iterator[str]:
 
 
 def run_elsewhere(page: str) -> str | None:
-    """Return the test that runs a page's blocks. None: `tests/acceptance/test_every_block.py`."""
+    """Return the test that runs a page's blocks. None for `tests/acceptance/test_every_block.py`."""
     return next((test for pattern, test in ELSEWHERE.items() if fnmatch(page, pattern)), None)

@@ -1,4 +1,4 @@
-"""Version, changelog and tag agree; what we say of our dependencies is what is tried."""
+"""Version, changelog and tag agree; the documented dependencies are those that are tested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packaging.version import Version
 import housekeeping
 
 ROOT: Final = Path(__file__).parents[3]
-#: Extras for those who work on the project; nobody's application needs their oldest versions.
+#: Extras for contributors; no application needs their oldest versions.
 _OURS: Final = ("dev", "docs", "recipes")
 
 
@@ -27,7 +27,7 @@ def _setup() -> configparser.ConfigParser:
 
 
 def _requirements(*, with_ours: bool) -> Iterator[Requirement]:
-    """Those of the package and of its extras."""
+    """Yield the requirements of the package and of its extras."""
     setup = _setup()
     extras = [text for extra, text in setup["options.extras_require"].items() if with_ours or extra not in _OURS]
     for text in (setup["options"]["install_requires"], *extras):

@@ -1,4 +1,4 @@
-"""What the passes of a sweep are known by, taken together."""
+"""Oldest and newest rows of several stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the counts of a run take from a batch."""
+"""Counts of a batch that a run adds to its own."""
 
 from __future__ import annotations
 

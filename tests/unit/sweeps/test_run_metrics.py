@@ -1,4 +1,4 @@
-"""Which runs the metrics take for the last one that did its work: the same as the status does."""
+"""The metrics and the status agree on which run is the last one that did its work."""
 
 from __future__ import annotations
 

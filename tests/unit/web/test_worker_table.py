@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.declaration import SetupProblem
 from housekeeping.sweeps.insight.alerts import Alert
 from housekeeping.sweeps.insight.status import WorkerStatus
 from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping.sweeps.setup_problem import SetupProblem
 from housekeeping.sweeps.stages.stage import Backlog
 from housekeeping.web.pages.worker_table import SORTS, Choices, WorkerTable
 
@@ -76,10 +76,15 @@ def test_search_and_problems_only_say_how_many_they_hide() -> None:
 
 
 def test_workers_are_grouped_by_the_first_part_of_their_name() -> None:
-    table = WorkerTable.of(WORKERS, Choices.of({"group": "family", "sort": "backlog"}))
+    workers = [*WORKERS, worker("mail.lists.old")]
+
+    table = WorkerTable.of(workers, Choices.of({"group": "family", "sort": "-backlog"}))
 
     found = [(group.family, [each.worker for each in group.workers], group.problems) for group in table.groups]
-    assert found == [("carts", ["carts.expired", "carts.empty"], 1), ("mail", ["mail.old", "mail.bounced"], 0)]
+    assert found == [
+        ("carts", ["carts.empty", "carts.expired"], 1),
+        ("mail", ["mail.old", "mail.bounced", "mail.lists.old"], 0),
+    ]
 
 
 @pytest.mark.parametrize(

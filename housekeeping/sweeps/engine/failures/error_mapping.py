@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from peewee import InterfaceError, OperationalError, PeeweeException, ProgrammingError
+from peewee import PeeweeException, ProgrammingError
 
 from housekeeping.core.errors import ClocksDiffer, DatabaseUnavailable, HousekeepingError
 from housekeeping.core.sanitize import error_line
-from housekeeping.database.connection import is_connection_lost
+from housekeeping.database.errors import is_unreachable
 from housekeeping.sweeps.ledger import schema
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Return whether the database may be unreachable, so that nothing can be recorded there."""
-    return isinstance(error, OperationalError | InterfaceError)
-
-
-def is_unavailable(error: BaseException) -> bool:
-    """Return whether the database does not answer; False for a rejected or slow statement."""
-    return isinstance(error, DatabaseUnavailable) or is_connection_lost(error)
 
 
 def reason_of(error: BaseException) -> str:
@@ -38,16 +28,3 @@ def classify_error(error: Exception) -> Exception:
         except HousekeepingError as missing:
             return missing
     return error
-
-
-def caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Return whether the error, or one that led to it, is of one of these types."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    # An error that is raised more than once may be its own cause.
-    while cause is not None and not any(cause is each for each in seen):
-        if isinstance(cause, kinds):
-            return True
-        seen.append(cause)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return False

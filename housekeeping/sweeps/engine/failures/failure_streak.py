@@ -8,7 +8,7 @@ from housekeeping.core.sanitize import error_line
 from housekeeping.sweeps.stages.causes import cause_of
 from housekeeping.sweeps.stages.stage import BatchResult
 
-#: After so many consecutive rows with the same error, the rows are not the cause.
+#: After this many consecutive rows with the same error, the rows are not the cause.
 MOST_FAILURES: Final = 20
 
 

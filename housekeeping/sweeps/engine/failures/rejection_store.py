@@ -44,7 +44,7 @@ class Standing:
 
     Attributes:
       argument: The run's argument; None for a worker without one.
-      not_before: When the argument may be scheduled again; None: at any time.
+      not_before: When the argument may be scheduled again; None for any time.
     """
 
     argument: str | None
@@ -82,7 +82,7 @@ def record(
       complete: Whether the run reached the end.
       processed_any: Whether the run processed a record. If not, the run's argument is delayed by `not_before`.
       position: Where the run ended.
-      run: Id of the run and what its row says about them; None: its row stays unchanged.
+      run: Id of the run and what its row says about them; None to leave the row unchanged.
     """
     same_subject = (Rejection.worker == worker) & (Rejection.subject == subject)
     before: Any = Rejection.select(Rejection.cause, Rejection.times).where(same_subject).tuples()
@@ -149,9 +149,7 @@ def due_for_report(worker: str, causes: Sequence[str]) -> set[str]:
             )
             return {cause for (cause,) in noted.tuples().execute()}
     except PeeweeException as error:
-        logger.warning(
-            "Could not read when causes were reported, limiting reports per process", error=error_line(error)
-        )
+        logger.warning("Could not read the reported causes", error=error_line(error))
         return {cause for cause in causes if _memory.is_due(worker, cause)}
 
 

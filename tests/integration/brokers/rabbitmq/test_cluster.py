@@ -51,7 +51,7 @@ def test_any_node_that_is_killed_costs_no_message(
             half.set()
 
     def send(number: int) -> None:
-        """Send it, again if the sender is told that it was not accepted."""
+        """Send the message, and again if it was not accepted."""
         try:
             note.send(number)
         except ConnectionClosed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dramatiq
+import pika
 import pytest
 from dramatiq import Message
 from pika.adapters.blocking_connection import BlockingChannel
@@ -50,6 +51,33 @@ def test_dead_letters_are_read_without_being_moved(broker: Any, store: DeadLette
     assert all(letter.died_at is not None for letter in newest)
     eventually(lambda: store.counts() == {"default": 3})  # a quorum queue has its messages back a moment later
     assert bodies(broker, "default.XQ") == before
+
+
+def test_letters_are_sent_together_and_not_asked_for_one_by_one(broker: Any, store: DeadLetterStore) -> None:
+    asked: list[None] = []
+    with at_step(BlockingChannel, "basic_get", "before", lambda: asked.append(None)):
+        found = store.newest(3)
+
+    assert (len(found), len(asked)) == (3, len(broker.get_declared_queues()))
+
+
+def test_letters_beyond_the_prefetch_of_a_consumer_are_read(
+    store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    basic_qos = BlockingChannel.basic_qos
+    monkeypatch.setattr(BlockingChannel, "basic_qos", lambda channel, prefetch_count: basic_qos(channel, 0, 1))
+
+    found = store.newest(10)
+
+    assert sorted(each.message.args[0] for each in found if each.message) == [0, 1, 2]
+
+
+def test_letter_with_an_impossible_time_hides_no_other(broker: Any, store: DeadLetterStore) -> None:
+    properties = pika.BasicProperties(message_id="far", timestamp=2**62)
+    broker.channel.basic_publish("", broker.physical("default.XQ"), b"\x80", properties)
+
+    eventually(lambda: store.counts() == {"default": 4})
+    assert {each.broker_id: each.died_at for each in store.newest(10)}["far"] is None
 
 
 @pytest.mark.parametrize(

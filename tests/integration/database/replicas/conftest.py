@@ -19,7 +19,7 @@ from housekeeping import embedded
 from housekeeping.brokers import message_broker
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database, database
-from housekeeping.database.wal_position import WalPosition
+from housekeeping.database.replicas.wal_position import WalPosition
 from housekeeping.installation import install
 from housekeeping.middleware.data_consistency import DataConsistency
 from tests.conftest import Urls

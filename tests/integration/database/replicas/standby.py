@@ -47,7 +47,7 @@ class Standby:
         if self._account is not None:
             for each in (folder, data.parent):
                 os.chown(each, self._account.uid, self._account.gid)
-            # The programs may lie where that account cannot go: in somebody's home, or a folder of CI's.
+            # The programs may be where that account has no access: in a home folder, or a folder of CI.
             self._program = runnable_postgres(self._program, self._account, folder)
             if backup.parent != self._program.parent:
                 backup = Path(shutil.copy(backup, self._program.parent))
@@ -68,7 +68,7 @@ class Standby:
         self._eventually(self._answers)
 
     def hold_up(self) -> None:
-        """Let it replay nothing from now on, though it goes on to receive."""
+        """Pause the replay. The replica still receives."""
         self.ask("SELECT pg_wal_replay_pause()")
         self._eventually(lambda: self.ask("SELECT pg_get_wal_replay_pause_state()") == "paused")
 

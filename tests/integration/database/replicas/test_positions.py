@@ -10,8 +10,8 @@ import redis
 from dramatiq import Actor, Message
 from dramatiq.common import current_millis
 
-from housekeeping.database.replicas import read_database
-from housekeeping.database.wal_position import WalPositionReader
+from housekeeping.database.replicas.routing import read_database
+from housekeeping.database.replicas.wal_position import WalPositionReader
 from housekeeping.middleware.deduplication.keys import position_prefix
 from housekeeping.middleware.enqueueing.many import enqueue_many
 from tests.conftest import Urls

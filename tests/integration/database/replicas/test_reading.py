@@ -10,12 +10,11 @@ from dramatiq import Actor
 
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import close_databases, database
-from housekeeping.database.replicas import Replicas, data_consistency_used, read_database
-from housekeeping.database.wal_position import WalPosition
+from housekeeping.database.replicas.replica import Replicas
+from housekeeping.database.replicas.routing import data_consistency_used, read_database
+from housekeeping.database.replicas.wal_position import WalPosition
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
-
-pytestmark = pytest.mark.slow
 
 
 def declared(application: Application, seen: list[Any], **options: Any) -> Actor[[], None]:
@@ -52,6 +51,7 @@ def test_a_replica_that_has_caught_up_is_read_from(
     assert (application.run(), seen) == ("replica", [["before it was sent"]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"data_consistency": "always"}, {}], ids=["always", "unsaid"])
 def test_other_actors_read_from_the_primary_and_carry_no_position(
     make_application: MakeApplication, standby: Standby, options: dict[str, str]
@@ -94,6 +94,7 @@ def test_delayed_message_is_requeued_once_and_then_reads_from_the_primary(
     assert (application.run(message), seen) == ("primary", [["before it was sent"]])
 
 
+@pytest.mark.slow
 def test_delayed_message_reads_from_a_replica_that_caught_up_meanwhile(
     make_application: MakeApplication, standby: Standby
 ) -> None:
@@ -110,6 +111,7 @@ def test_delayed_message_reads_from_a_replica_that_caught_up_meanwhile(
     assert (application.run(), seen) == ("replica", [["before it was sent"]])
 
 
+@pytest.mark.slow
 def test_a_replica_that_lags_is_waited_for(make_application: MakeApplication, standby: Standby) -> None:
     application = make_application(standby.url)
     standby.hold_up()
@@ -123,6 +125,7 @@ def test_a_replica_that_lags_is_waited_for(make_application: MakeApplication, st
     found.replica.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("after_s", "pauses"), [(0.499, 2), (0.5, 1), (0.501, 1)])
 def test_a_replica_is_waited_for_no_longer_than_half_a_second(
     make_application: MakeApplication, standby: Standby, after_s: float, pauses: int
@@ -141,6 +144,7 @@ def test_a_replica_is_waited_for_no_longer_than_half_a_second(
     replicas._all[0].close()
 
 
+@pytest.mark.slow
 def test_stopping_process_does_not_wait_for_a_replica(make_application: MakeApplication, standby: Standby) -> None:
     ahead, pauses = far_ahead(make_application(standby.url)), list[float]()
     replicas = Replicas([standby.url], clock=itertools.count(step=0.01).__next__)
@@ -154,6 +158,7 @@ def test_stopping_process_does_not_wait_for_a_replica(make_application: MakeAppl
     replicas._all[0].close()
 
 
+@pytest.mark.slow
 def test_replicas_take_turns_and_one_that_caught_up_comes_first(
     make_application: MakeApplication, standby: Standby, doomed_standby: Standby
 ) -> None:
@@ -176,6 +181,7 @@ def test_replicas_take_turns_and_one_that_caught_up_comes_first(
         replica.close()
 
 
+@pytest.mark.slow
 def test_within_a_transaction_the_primary_is_read(make_application: MakeApplication, standby: Standby) -> None:
     application, seen = make_application(standby.url), list[Any]()
 
@@ -191,6 +197,7 @@ def test_within_a_transaction_the_primary_is_read(make_application: MakeApplicat
     assert (application.run(), seen) == ("primary", [["its own"]])
 
 
+@pytest.mark.slow
 def test_a_run_that_read_nothing_used_no_replica(make_application: MakeApplication, standby: Standby) -> None:
     application = make_application(standby.url)
 
@@ -204,6 +211,7 @@ def test_a_run_that_read_nothing_used_no_replica(make_application: MakeApplicati
     assert application.consistency._replicas._all[0].is_closed()
 
 
+@pytest.mark.slow
 def test_outside_of_messages_the_primary_is_read(make_application: MakeApplication, standby: Standby) -> None:
     application, kept = make_application(standby.url), list[Any]()
 
@@ -222,6 +230,7 @@ def test_outside_of_messages_the_primary_is_read(make_application: MakeApplicati
     assert data_consistency_used() == "primary"
 
 
+@pytest.mark.slow
 def test_nothing_is_written_to_a_promoted_replica(make_application: MakeApplication, doomed_standby: Standby) -> None:
     application, refused = make_application(doomed_standby.url), list[Exception]()
 
@@ -242,6 +251,7 @@ def test_nothing_is_written_to_a_promoted_replica(make_application: MakeApplicat
     assert "read-only transaction" in str(refused[0])
 
 
+@pytest.mark.slow
 @pytest.mark.one_database_only(reason="it configures several databases itself")
 @pytest.mark.parametrize("held_up", [False, True])
 def test_replica_of_another_database_is_read_once_it_has_caught_up(

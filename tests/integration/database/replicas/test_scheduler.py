@@ -27,7 +27,7 @@ def application(make_application: MakeApplication, standby: Standby, postgres: D
 
 
 def ended(application: Application) -> tuple[Any, ...]:
-    """How the scheduler's run ended, once the next message is processed: where it read, and what it enqueued."""
+    """The end of the scheduler's run, once the next message is processed: where it read, and what it enqueued."""
     StepWorker(application.broker, cleanup_scheduler.queue).run()
     [end] = application.lines("Run ended")
     return end["outcome"], end["data_consistency_used"], end["enqueued"]

@@ -79,7 +79,7 @@ def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, step_worker: StepW
 def test_failed_message_with_an_idempotency_key_is_retried_beside_another(
     broker: RedisBroker, step_worker: StepWorker
 ) -> None:
-    # R2 covers a schedule's own messages only: an application's key stands for an effect of its own.
+    # R2 covers only messages of a schedule: an application's key means an effect of its own.
     def fail() -> None:
         raise RuntimeError("disk full")
 

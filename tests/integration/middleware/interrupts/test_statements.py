@@ -12,6 +12,7 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 from peewee import OperationalError
+from psycopg2.extensions import TRANSACTION_STATUS_ACTIVE
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.settings import Settings
@@ -213,6 +214,8 @@ def test_server_that_refuses_the_cancel_connection_is_logged(  # R5
     eventually(lambda: active(_LONG))
     [statement] = its_own
     connection = statement._connection()
+    # The server can execute a statement before the thread has returned from sending it.
+    eventually(lambda: connection.info.transaction_status == TRANSACTION_STATUS_ACTIVE)
     statement._connection = lambda: _Elsewhere(connection)
 
     cancelled = statement.cancel()

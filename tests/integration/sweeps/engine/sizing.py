@@ -1,4 +1,4 @@
-"""What the tests of gates, pace and breaker have in common."""
+"""Helpers for the tests of throttles, pace and breaker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Impatient(threading.Event):
 
 
 class Told:
-    """HealthSource that are told what to say: each of the signs once, the last one from then on.
+    """HealthSource that returns each of the given values once, and then always the last one.
 
     Attributes:
       looks: For which tables it was asked, each time.
@@ -79,7 +79,7 @@ def past_runs(
     counted_as: str = "deleted_rows",
     **counts: Any,
 ) -> None:
-    """Add runs that ended before, each of which processed so many rows."""
+    """Add runs that ended before, each of which processed this many rows."""
     for _ in range(runs):
         Run.create(
             worker=worker,

@@ -106,7 +106,7 @@ def test_deadlocked_batch_is_retried_once(
     result = run_sweep(SMALL)
 
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("done", None, 25)
-    assert [record.message for record in caplog.records].count("A batch is tried again") == 1
+    assert [record.message for record in caplog.records].count("Batch is retried") == 1
 
 
 def test_repeated_deadlock_fails_the_run(add_statuses: AddStatuses, admin: Connection) -> None:

@@ -1,4 +1,4 @@
-"""What operators say while a run is at work: heard with the next batch."""
+"""Overrides that operators set during a run apply to its next batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = SMALL.name
 
 
 def said(*, after: int, say: Callable[[], Any], then: Callable[[Counts], None] = lambda counts: None) -> Any:
-    """Says something once, after so many rows."""
+    """Operator who sets an override once, after this many rows."""
     told: list[int] = []
 
     def on_batch(counts: Counts) -> None:
@@ -150,7 +150,7 @@ def test_narrowing_never_extends_the_time_limit(add_statuses: AddStatuses) -> No
 
 @dataclass
 class Outside:
-    """A page of effects outside of the database, each followed by a question whether to go on."""
+    """A page of effects outside of the database. After each one, it checks whether the run should continue."""
 
     effects: list[int] = field(default_factory=list)
     between: Callable[[int], None] = lambda number: None

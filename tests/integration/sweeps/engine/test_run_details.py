@@ -1,4 +1,4 @@
-"""What the row of a run says about its process and its error."""
+"""Process and error in the ledger row of a run."""
 
 from __future__ import annotations
 

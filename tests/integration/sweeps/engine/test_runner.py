@@ -185,7 +185,7 @@ def test_completed_message_is_not_run_again_without_redis(add_statuses: AddStatu
 
 
 def dead_attempt(redis_client: redis.Redis, settings: Settings, message_id: str, silent_s: int) -> None:
-    """What a worker leaves that was killed in the middle: its row, its lease and its message."""
+    """Row, lease and message of a worker that was killed during its run."""
     token = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name).try_obtain()
     assert token is not None
     run_start.begin(

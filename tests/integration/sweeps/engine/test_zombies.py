@@ -1,4 +1,4 @@
-"""Runs that sleep, hang, or lose their lease or the answer to a COMMIT (L2, L3; scenarios F1, F2, F4)."""
+"""Runs that sleep, hang, or lose their lease (L2, L3; scenarios F1, F2)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import pytest
 import redis
-from peewee import DataError, PostgresqlDatabase
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import LeaseLost, RunTakenOver
@@ -19,59 +17,22 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database, database
 from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps import Sweep
-from housekeeping.sweeps.checks.unique_keys import stages_of
-from housekeeping.sweeps.engine.one_round_trip import REFUSED, OneRoundTrip
 from housekeeping.sweeps.engine.results import RunResult
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import batch_row, run_start
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.stages.stage import Batch
-from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.faults import Where, at_number, at_step
+from tests.faults import at_number, at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.own_stages import in_transactions
+from tests.integration.sweeps.engine.audited import LEASED, TTL
+from tests.integration.sweeps.engine.audited import audited as audited
+from tests.integration.sweeps.engine.executed import DUE
 
-TTL = timedelta(minutes=10)
 SHORT = timedelta(seconds=3)
-LEASED = dataclasses.replace(sweep, batch_size=10, lease=LeaseConfig("statuses", TTL))
-DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
 PATIENCE_S = 20
 LONG_ENOUGH_S = 8  # several of the shortest ttl
-
-
-@pytest.fixture
-def audited(statuses: object, admin: Connection, settings: Settings) -> Callable[[], dict[str, Any]]:
-    """What was committed, noted by triggers: which row was deleted how often, and by which epochs, in order."""
-    runs_table = f"{settings.schema_name}.runs"
-    with admin.cursor() as cursor:
-        cursor.execute(
-            "CREATE TABLE deletions (user_id bigint); CREATE TABLE commits (id serial, epoch bigint);"
-            "CREATE FUNCTION note_deletion() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN INSERT INTO deletions VALUES (OLD.user_id); RETURN OLD; END $$;"
-            "CREATE TRIGGER note AFTER DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION note_deletion();"
-            f"CREATE FUNCTION {settings.schema_name}.note_epoch() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN INSERT INTO {settings.namespace}.commits (epoch) VALUES (NEW.epoch); RETURN NEW; END $$;"
-            # Not what closes a row that broke off: that is no effect, and comes after the successor's.
-            f"CREATE TRIGGER note AFTER UPDATE ON {runs_table} FOR EACH ROW WHEN (NEW.error IS NULL) "
-            f"EXECUTE FUNCTION {settings.schema_name}.note_epoch();"
-        )
-
-    def noted() -> dict[str, Any]:
-        with admin.cursor() as cursor:
-            cursor.execute("SELECT count(*), count(DISTINCT user_id) FROM deletions")
-            deleted, different = cursor.fetchone() or (0, 0)
-            cursor.execute("SELECT epoch FROM commits ORDER BY id")
-            epochs = [epoch for (epoch,) in cursor.fetchall()]
-            cursor.execute(f"SELECT coalesce(sum((counts->>'deleted_rows')::int), 0) FROM {runs_table}")
-            (counted,) = cursor.fetchone() or (0,)
-        return {"deleted": deleted, "different": different, "counted": counted, "epochs": epochs}
-
-    return noted
 
 
 def lose_the_lease(client: redis.Redis, settings: Settings) -> None:
@@ -142,96 +103,6 @@ def test_lost_redis_keys_repeat_attempts_but_no_effect(
     assert (noted["deleted"], noted["different"], noted["counted"]) == (100, 100, 100)
 
 
-#: A pooler would use another server, so that the client keeps its connection.
-_ENDS_ITS_SERVER = pytest.mark.direct_only(reason="it ends the server process of a connection")
-
-
-def breaks(admin: Connection) -> Callable[[], None]:
-    """Return a fault that ends this thread's connection, which then notices it."""
-
-    def end() -> None:
-        with admin.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (database.connection().info.backend_pid,))
-        assert database.obj is not None
-        PostgresqlDatabase.execute_sql(database.obj, "SELECT 1")
-
-    return end
-
-
-def performed_twice(sweep: Sweep = LEASED) -> tuple[RunResult, RunResult]:
-    """A run of a message, and of its retry."""
-    message = current_message.set(MessageContext("message-1"))
-    try:
-        return run_sweep(sweep), run_sweep(sweep)
-    finally:
-        current_message.reset(message)
-
-
-@_ENDS_ITS_SERVER
-@pytest.mark.parametrize(("commit", "ends"), [(2, "failed"), (3, "failed"), (4, "done")])
-def test_batch_with_an_unanswered_commit_is_counted_once(
-    add_statuses: AddStatuses,
-    audited: Callable[[], dict[str, Any]],
-    redis_client: redis.Redis,
-    admin: Connection,
-    commit: int,
-    ends: str,
-) -> None:
-    # F4: the last batch's COMMIT closes the run, which is done, whatever its process saw
-    add_statuses(25, DUE)
-
-    with at_step(Database, "commit", "after", at_number(commit, breaks(admin))):
-        broken, retried = performed_twice(in_transactions(LEASED))
-
-    assert broken.outcome == ends
-    assert (retried.outcome, retried.reason) == (("skipped", "already_done") if ends == "done" else ("done", None))
-    assert Run.select().where(Run.outcome == "done").count() == 1
-    noted = audited()
-    assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
-
-
-@_ENDS_ITS_SERVER
-@pytest.mark.parametrize("where", ["before", "after"], ids=["lost before", "lost after"])
-@pytest.mark.parametrize("number", [1, 2, 3], ids=["first", "second", "last"])
-def test_batch_in_one_round_trip_survives_a_lost_connection(
-    add_statuses: AddStatuses,
-    audited: Callable[[], dict[str, Any]],
-    redis_client: redis.Redis,
-    admin: Connection,
-    number: int,
-    where: Where,
-) -> None:
-    # F4: the run reads what the batch has written, and continues
-    add_statuses(25, DUE)
-
-    with at_step(Database, "fetch_at_once", where, at_number(number, breaks(admin))):
-        first, second = performed_twice()
-
-    assert (first.outcome, first.counts["deleted_rows"], first.counts["batches"]) == ("done", 25, 3)
-    assert (second.outcome, second.reason) == ("skipped", "already_done")
-    noted = audited()
-    assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
-
-
-def test_statement_that_outlives_its_connection_commits_nothing(
-    add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], redis_client: redis.Redis, postgres: Database
-) -> None:
-    # The server still executes a batch when the run already continues on a new connection.
-    add_statuses(5, DUE)
-    begun = run_start.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
-    assert begun is not None and begun.heartbeat_at is not None
-    late = OneRoundTrip("w", begun)
-    (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
-    batch = Batch("w", begun.run_id, begun.started_at)
-    counts = {"deleted_rows": 0, "batches": 0}
-
-    assert batch_row.resynchronize(begun.run_id, begun.heartbeat_at) is None
-    with pytest.raises(DataError, match=REFUSED):
-        late.commit(stage, batch, counts=counts, cursor=None, ends_run=True)
-
-    assert UserStatus.select().count() == 5
-
-
 def test_zombie_that_wakes_before_its_statement_commits_nothing(
     add_statuses: AddStatuses,
     audited: Callable[[], dict[str, Any]],
@@ -261,20 +132,6 @@ def _run_and_disconnect() -> RunResult:
         return run_sweep(LEASED)
     finally:
         database.close()
-
-
-@_ENDS_ITS_SERVER
-def test_retry_closes_the_row_of_an_unanswered_first_commit(
-    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection
-) -> None:
-    # F4
-    add_statuses(25, DUE)
-
-    with at_step(Database, "commit", "after", at_number(1, breaks(admin))):
-        broken, retried = performed_twice()
-
-    assert (broken.outcome, retried.outcome, retried.counts["deleted_rows"]) == ("failed", "done", 25)
-    assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
 
 
 def test_run_that_ended_before_it_lost_its_lease_is_done(

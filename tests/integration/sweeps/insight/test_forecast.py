@@ -23,7 +23,7 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.sweeps.limits.breaker import Breaker
 from housekeeping.sweeps.limits.throttle import ThrottleLimits
 from housekeeping.testing import ManualClock
-from tests.integration.conftest import AddStatuses, Locked
+from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, past_runs
 
 FREE = dataclasses.replace(SMALL, throttle=ThrottleLimits(None, None))
@@ -127,7 +127,7 @@ def test_narrowed_worker_is_forecast_as_slower(statuses: None) -> None:
     assert (found.effect, "narrowed to 3 records a batch" in found.text) == ("slows", True)
 
 
-def test_throttle_names_the_limit_that_is_exceeded(statuses: None, locked: Locked) -> None:
+def test_throttle_names_the_limit_that_is_exceeded(statuses: None) -> None:
     def busy() -> str:
         return "the queue of mails is long"
 

@@ -223,7 +223,7 @@ def test_only_the_last_failed_run_raises_an_alert(statuses: type[UserStatus], ou
         (["failed", "lost"], []),
         (["failed", "lost", "lost_lease"], ["failed_runs"]),
         (["failed", "done", "failed", "failed"], []),
-        # What was skipped has neither failed nor gone well.
+        # A skipped run has neither failed nor succeeded.
         (["failed", "skipped", "failed", "missed", "lost", "skipped"], ["failed_runs"]),
     ],
 )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from peewee import BigIntegerField, DateTimeField
-from psycopg2.extensions import connection as Connection
 
 import housekeeping
 from housekeeping.database.connection import Database
@@ -24,21 +21,10 @@ from housekeeping.sweeps.ledger.overrides import Override
 from housekeeping.sweeps.stages.stage import Backlog
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.conftest import AddStatuses
+from tests.integration.conftest import AddStatuses, Locked
 
 _NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 _UTC = ZoneInfo("UTC")
-
-
-@contextmanager
-def locked(admin: Connection, table: str) -> Iterator[None]:
-    """Lock a table as a migration does."""
-    with admin.cursor() as cursor:
-        cursor.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        try:
-            yield
-        finally:
-            cursor.execute("ROLLBACK")
 
 
 def read(*sweeps: Any) -> dict[str, WorkerStatus]:
@@ -66,9 +52,7 @@ def events(postgres: Database) -> Any:
     )
 
 
-def test_locked_table_is_an_alert_of_its_worker_alone(
-    admin: Connection, add_statuses: AddStatuses, events: Any
-) -> None:
+def test_locked_table_is_an_alert_of_its_worker_alone(locked: Locked, add_statuses: AddStatuses, events: Any) -> None:
     add_statuses(3, "'2020-01-01'::timestamptz")
     Run.insert(
         worker=sweep.name,
@@ -82,7 +66,7 @@ def test_locked_table_is_an_alert_of_its_worker_alone(
         backlog_exact=True,
     ).execute()
 
-    with locked(admin, UserStatus._meta.table_name):
+    with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
         found = read(sweep, events)
 
     assert (found["test.events"].waiting, found["test.events"].alarms) == (Backlog(1), [])

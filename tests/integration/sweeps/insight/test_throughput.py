@@ -27,7 +27,7 @@ def _ran(
     seconds: float = 10,
     worker: str = sweep.name,
 ) -> None:
-    """A run that ended so many hours after the start."""
+    """A run that ended this many hours after the start."""
     ended = _START + timedelta(hours=hour)
     Run.insert(
         worker=worker,

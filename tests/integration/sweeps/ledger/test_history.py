@@ -23,7 +23,7 @@ Plans = Callable[[], list[str]]
 
 @pytest.fixture
 def plans(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Plans:
-    """What PostgreSQL plans for the statements of this test."""
+    """Return PostgreSQL's plans of the SELECTs of this test."""
     sent: list[str] = []
     watch_statements(monkeypatch, lambda sql: sent.append(sql), with_values=True)
 

@@ -13,7 +13,8 @@ from housekeeping.core.errors import HousekeepingError, LeaseLost, RedisUnavaila
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry.context import MessageContext, current_message
 from housekeeping.database.connection import Database
-from housekeeping.leases.lease import ExclusiveLease, RedisLeaseStore
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.sweeps.ledger import run_start, runs
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, UnknownLease, held_leases, release_lease
 from housekeeping.sweeps.ledger.models import Lease, Run
@@ -131,7 +132,7 @@ def test_holder_of_a_released_lease_commits_nothing(
     assert commits_nothing(postgres, run_at_work)
     assert ExclusiveLease(KEY, TTL).try_obtain() is not None
     assert Lease.get().epoch == 3
-    # Its row is its own to close, or the next run's, so that what it left is gone on from.
+    # It closes its own row, or the next run does, so that the next run resumes from its cursor.
     assert Run.get().outcome is None
 
 

@@ -1,4 +1,4 @@
-"""The breaker as it is by default: a run that finds far more than usual goes on, and an alert says so."""
+"""The breaker's default: a run that finds far more rows than usual continues and raises an alert."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLOOD = 10_001
 
 
 def alerts(sweep: Sweep, clock: ManualClock, name: str = "breaker") -> list[str]:
-    """What `housekeeping status` and the dashboard show."""
+    """Return the alerts of `housekeeping status` and the dashboard."""
     return [alarm.text for alarm in worker_status(sweep, clock.now(), UTC).alarms if alarm.name == name]
 
 

@@ -287,7 +287,7 @@ def _outcomes() -> list[tuple[str | None, str | None]]:
 
 
 def _totals() -> int:
-    """What the ledger counts over all runs, when it is what was really deleted."""
+    """Return the deleted rows that the ledger counts, after comparing them with the table."""
     counted: int = sum(run.counts["deleted_rows"] for run in Run.select())
     assert counted == 50 - UserStatus.select().count()
     return counted

@@ -48,7 +48,7 @@ def sweep(*, stale: Any = None, hold: Any = None, **given: Any) -> Sweep:
 
 
 def exported(now: datetime) -> Any:
-    """That an event need not be kept."""
+    """Condition of events that need not be kept."""
     return Event.exported == True  # noqa: E712
 
 

@@ -137,7 +137,7 @@ def test_detached_table_that_is_too_young_now_is_attached_again(months: None) ->
     planned = plan(old, clock=ManualClock(NOW)).as_json()["passes"][0]["samples"]
     result = run(old)
 
-    assert [row["stays"] for row in planned] == ["its range is not over any more"]
+    assert [row["stays"] for row in planned] == ["its range is no longer over"]
     assert (result.outcome, result.counts["skipped_partitions"]) == ("done", 1)
     assert len(partitions()) == 4 and comment_of("events_09") is None
 

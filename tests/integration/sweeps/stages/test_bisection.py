@@ -5,19 +5,24 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping import Delete, Sweep
 from housekeeping.database.connection import Database, database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.limits.declared import ThrottleLimits
+from housekeeping.sweeps.stages.table_stage import TableStage
 from housekeeping.testing import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
-from tests.integration.sweeps.engine.executed import DUE, SMALL
+from tests.integration.sweeps.engine.executed import SMALL
+from tests.integration.sweeps.engine.sizing import DUE, Impatient
 from tests.integration.sweeps.orders import Order, Outside, add
 from tests.integration.sweeps.orders import sweep as orders_sweep
 from tests.session_settings import set_in_session
@@ -110,7 +115,7 @@ def test_next_run_continues_behind_the_batch_that_timed_out(add_statuses: AddSta
     on_delete("true", "PERFORM 1")
     last = run_sweep(SMALL)
 
-    # The second run clears all other rows, then meets the bad batch once more.
+    # The second run deletes all other rows, then the bad batch fails again.
     assert outcomes == ["failed", "failed"]
     assert (last.outcome, last.counts["deleted_rows"], _left()) == ("done", 10, [])
 
@@ -136,6 +141,39 @@ def test_next_run_continues_behind_rows_with_the_same_error(add_statuses: AddSta
         run_sweep(sweep)
 
     assert _left() == list(range(31, 61)), "all others are gone"
+
+
+def test_throttled_run_that_left_a_stage_fails_with_the_error_of_its_rows(
+    add_statuses: AddStatuses, on_delete: Plant, clock: ManualClock, last_run: Callable[[], Run]
+) -> None:
+    add_statuses(1000, DUE)
+    on_delete("OLD.user_id <= 100", "RAISE EXCEPTION 'not today'")
+
+    def part(name: str, condition: Any) -> TableStage:
+        stale = UserStatus.scheduled_for_cleanup
+        return TableStage(
+            name=name,
+            stale=lambda now: stale(now) & condition,
+            order=sweep.order,
+            action=Delete(),
+            batch_size=10,
+        )
+
+    two_stages = Sweep(
+        name="shop.two_stages",
+        stages=lambda _: [part("bad", UserStatus.user_id <= 100), part("good", UserStatus.user_id > 100)],
+        counts=("deleted_rows", "batches"),
+        progress_counts=("deleted_rows",),
+        max_runtime=timedelta(minutes=10),
+        throttle=ThrottleLimits(replication_lag_s=None, waiting_locks=None, custom=lambda: "checkout is slow"),
+        confirm_first_run=False,
+    )
+
+    result = run_sweep(two_stages, clock=clock, stopping=Impatient(clock))
+
+    assert 0 < result.counts["deleted_rows"] < 900, "throttled in the second stage"
+    assert (result.outcome, last_run().cursor["pass"]) == ("failed", "bad")
+    assert last_run().reason == "20 rows in a row failed with the same error: not today"
 
 
 def test_row_that_a_trigger_keeps_without_an_error_is_counted_as_failed(

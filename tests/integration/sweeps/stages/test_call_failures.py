@@ -1,4 +1,4 @@
-"""What costs a row, and what costs the run, where rows have an effect outside of the database."""
+"""Failures of calls: which fail a row, and which fail the run."""
 
 from __future__ import annotations
 

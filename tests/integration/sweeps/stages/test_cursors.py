@@ -1,4 +1,4 @@
-"""A run that goes on from the cursor of another one, whatever its order consists of."""
+"""A run resumes from the cursor of another one, with any types of columns in its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `changes` writes as the time of a change: the database's, at the statement that makes it."""
+"""`changes` writes the database's time of the statement as the time of a change."""
 
 from __future__ import annotations
 

@@ -22,8 +22,6 @@ from housekeeping.testing import assert_survives_kill
 from tests.integration.sweeps.table_models import django_shop as shop
 from tests.session_settings import NEEDS_SESSION
 
-pytestmark = pytest.mark.slow
-
 TOKYO = "tests.integration.sweeps.table_models"
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -172,6 +170,7 @@ def test_event_carries_the_named_columns(tables: None) -> None:
     assert told == [{"session": session.pk, "ended": NOW}]
 
 
+@pytest.mark.slow
 @NEEDS_SESSION
 def test_killed_run_on_uuid_keys_resumes(tables: None) -> None:
     add_sessions(*(NOW - timedelta(hours=n) for n in range(5)))
@@ -250,6 +249,7 @@ def test_predicate_on_missing_column_is_rejected_with_the_columns() -> None:
         ].oldest(NOW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_tz", ["on", "off"])
 def test_expired_row_is_deleted_with_use_tz_on_and_off(
     environment: dict[str, str], postgres: Database, application_url: str, use_tz: str

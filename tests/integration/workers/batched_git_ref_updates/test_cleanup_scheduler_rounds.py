@@ -129,7 +129,7 @@ def test_failing_low_ids_do_not_starve_high_ids(
 
 
 def test_run_stops_at_its_time_limit(broker: RedisBroker, add_deletions: AddDeletions, settings: Settings) -> None:
-    # パフォーマンス要件: 目標処理時間 10分以内; the next run goes on.
+    # パフォーマンス要件: 目標処理時間 10分以内; the next run continues.
     add_deletions(3 * BATCH_SIZE, project="n")
 
     result = run_sweep(cleanup_scheduler, clock=ManualClock(tick=2 * MAX_RUNTIME))

@@ -14,8 +14,6 @@ from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
 from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare
 
-pytestmark = pytest.mark.slow
-
 GIT = GitCli()
 Program = Callable[[str], str]
 
@@ -131,6 +129,7 @@ def test_ref_and_ref_below_it_are_both_deleted(bare: Bare, packed: bool) -> None
     assert bare.refs() == []
 
 
+@pytest.mark.slow
 def test_locked_packed_refs_fail_the_repository(bare: Bare) -> None:
     bare.add("refs/heads/a", "refs/heads/b")
     (bare.path / "packed-refs.lock").touch()

@@ -23,8 +23,6 @@ from tests.integration.workers.batched_git_ref_updates.conftest import AddDeleti
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 from tests.session_settings import set_in_session
 
-pytestmark = pytest.mark.slow
-
 
 def test_refs_are_deleted_and_rows_processed(
     repository: MakeRepository, add_refs: AddRefs, times: DatabaseTimes
@@ -91,6 +89,7 @@ def test_a_run_ends_at_its_limit_of_rows(
     assert len(pending()) == count - deletes
 
 
+@pytest.mark.slow
 def test_invalid_and_refused_rows_count_towards_the_limit(
     repository: MakeRepository, add_deletions: AddDeletions
 ) -> None:

@@ -15,8 +15,8 @@ from housekeeping.middleware.enqueueing.many import enqueue_many
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
-from housekeeping.workers.batched_git_ref_updates.cleanup import _unchanged, mark_processed, pending_rows
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping.workers.batched_git_ref_updates.pending import _unchanged, mark_processed, pending_rows
 from housekeeping.workers.batched_git_ref_updates.scheduling import count_pending_projects, pending_projects
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.faults import exchanges

@@ -15,8 +15,8 @@ from housekeeping.database.connection import connect_to, database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.registration import register
 from housekeeping.testing import ManualClock
-from housekeeping.workers.batched_git_ref_updates.cleanup import pending_rows
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, machine
+from housekeeping.workers.batched_git_ref_updates.pending import pending_rows
 from housekeeping.workers.batched_git_ref_updates.scheduling import pending_projects
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.database_times import DatabaseTimes

@@ -22,12 +22,11 @@ from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, sweep
 from tests.integration.workers.bulk_imports.conftest import EACH, STALE, Tables
 from tests.session_settings import set_in_session
 
-pytestmark = pytest.mark.slow
-
 SMALL = dataclasses.replace(sweep, batch_size=10, options={"page_size": 10, "log_records": True})
 Lines = Callable[[str], list[dict[str, Any]]]
 
 
+@pytest.mark.slow
 def test_poison_import_among_10_000_fails_alone(
     tables: Tables, clock: ManualClock, reported: list[dict[str, Any]], lines: Lines
 ) -> None:
@@ -44,6 +43,7 @@ def test_poison_import_among_10_000_fails_alone(
     assert len(lines("BulkImport stale")) == 9_999
 
 
+@pytest.mark.slow
 def test_poison_tracker_fails_only_its_entity(
     tables: Tables, clock: ManualClock, reported: list[dict[str, Any]]
 ) -> None:
@@ -73,6 +73,7 @@ def test_poison_row_is_tried_once_per_run_and_raises_an_alert(tables: Tables, cl
     assert [line["alarm"] for line in lines("Alert")] == ["failed_rows"] * 2
 
 
+@pytest.mark.slow
 def test_unchangeable_rows_do_not_use_up_every_run(tables: Tables) -> None:
     # document 65: a poison row is not the first one in every run. Each run has time for three pages.
     tables.add_imports(60, f"{STALE} + interval '1 second' * n")
@@ -87,6 +88,7 @@ def test_unchangeable_rows_do_not_use_up_every_run(tables: Tables) -> None:
     assert sum(run.counts["timed_out_entities"] for run in runs) == 1
 
 
+@pytest.mark.slow
 def test_unchangeable_imports_do_not_block_entities(tables: Tables, clock: ManualClock) -> None:
     tables.add_imports(30)
     tables.add_entities(30)

@@ -146,7 +146,7 @@ def test_tracker_added_before_the_lock_changes_with_its_entity(
 
 @pytest.mark.parametrize("status", [2, -1, -2, -3])
 def test_entity_whose_tracker_ends_meanwhile_is_skipped(tables: Tables, in_the_gap: InTheGap, status: int) -> None:
-    # It is at work after all; the next run judges it again.
+    # It makes progress after all; the next run checks it again.
     tables.add_entities(2)
     tables.add_trackers(EACH, "0, 1")
     _wait_for_trackers(tables)

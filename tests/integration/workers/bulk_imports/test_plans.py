@@ -17,8 +17,6 @@ from housekeeping.workers.bulk_imports.worker import sweep
 from tests.integration.statements import watch_statements
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
 
-pytestmark = pytest.mark.slow
-
 
 def test_plan_counts_the_rows_that_the_run_changes(tables: Tables, clock: ManualClock) -> None:
     # 入力データソース: the three tables.
@@ -83,6 +81,7 @@ def plans(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return plans
 
 
+@pytest.mark.slow
 def test_all_statements_use_indexes(many: Tables, clock: ManualClock, plans: list[str]) -> None:
     result = run_sweep(sweep, clock=clock)
 
@@ -97,6 +96,7 @@ def test_all_statements_use_indexes(many: Tables, clock: ManualClock, plans: lis
     assert (len(imports), len(entities), len(trackers)) == (2, 20, 20)
 
 
+@pytest.mark.slow
 def test_statement_is_linear_with_outdated_statistics(tables: Tables, clock: ManualClock, plans: list[str]) -> None:
     # A backlog that came at once: PostgreSQL takes what is stale for a row or two, and would read all of it each time.
     tables.add_imports(10_000, FRESH, first_id=20_001)
@@ -116,6 +116,7 @@ def test_statement_is_linear_with_outdated_statistics(tables: Tables, clock: Man
     assert all("Tid Scan on bulk_import_entities" in each for each in entities)
 
 
+@pytest.mark.slow
 def test_oldest_and_backlog_use_indexes(postgres: Database, many: Tables, clock: ManualClock) -> None:
     for each in sweep.stages_for_run():
         assert isinstance(each, TableStage)

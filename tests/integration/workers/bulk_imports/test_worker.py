@@ -109,7 +109,7 @@ def test_every_change_sets_updated_at_and_nothing_else(
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
 def test_all_stale_rows_are_processed(tables: Tables, clock: ManualClock, count: int) -> None:
-    # 処理フロー: both walks go on until nothing is left.
+    # 処理フロー: both stages continue until no row is left.
     tables.add_imports(count)
     tables.add_entities(count)
 

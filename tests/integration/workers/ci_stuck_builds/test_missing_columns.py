@@ -17,8 +17,6 @@ from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.ci_stuck_builds.worker import SWEEPS, drop_canceling
 from tests.integration.workers.ci_stuck_builds.tables import NOW, AddBuilds, Refuse, lines
 
-pytestmark = pytest.mark.slow
-
 OLD = f"{NOW} - interval '2 days'"
 STUCK_IN = {
     "ci.stuck_jobs": "pending",
@@ -41,6 +39,7 @@ def drop_columns(admin: Connection) -> Drop:
     return drop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [("stage",), LABELS])
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_table_without_labels_is_planned_and_cleaned(

@@ -53,7 +53,7 @@ def test_database_outage_fails_the_run_for_a_retry(builds: type[Build], postgres
 def test_lost_connection_keeps_committed_work(
     builds: type[Build], add_builds: AddBuilds, admin: Connection, last_run: Callable[[], Any]
 ) -> None:
-    # トランザクション仕様: what was committed stays, the batch in hand is rolled back.
+    # トランザクション仕様: committed batches stay, the current batch is rolled back.
     add_builds(500, "canceling", STALE, STALE)
 
     def cut(counts: Counts) -> None:

@@ -109,4 +109,4 @@ class _Requests(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except OSError:
-            self.close_connection = True  # whoever asked has given up
+            self.close_connection = True  # the client has given up

@@ -27,7 +27,7 @@ SOME: Final = ("some-access", "some-secret-1234567")
 
 _START_SECONDS: Final = 20
 _POLL_SECONDS: Final = 0.02
-_TRIES: Final = 3  # somebody may take a free port before the server does
+_TRIES: Final = 3  # another process may take a free port before the server does
 _PORTS: Final = (
     "master.port",
     "master.port.grpc",

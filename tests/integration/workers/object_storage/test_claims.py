@@ -79,7 +79,7 @@ def test_lost_run_deletes_nothing_and_loses_its_claims(
         with admin.cursor() as cursor:
             cursor.execute(f"UPDATE {Run._meta.schema}.runs SET heartbeat_at = heartbeat_at - interval '61 s'")
         assert run_sweep(sweep, clock=clock).counts["total_deleted_stale_entries"] == 1, "it takes them over"
-        place.put("may/1")  # by whoever uses the path again
+        place.put("may/1")  # by a program that uses the path again
 
     with at_step(Claims, "take", "after", once(sleep)):
         result = run_sweep(sweep, clock=clock)

@@ -106,7 +106,7 @@ def test_upload_being_deleted_cannot_be_completed(
     before_the_deletion: Meanwhile,
     clock: ManualClock,
 ) -> None:
-    # The gap that a second look cannot close: whoever is told "completed" has an object.
+    # The gap that a second look cannot close: after "completed", the object exists.
     configure(artifacts=place.settings())
     prepared("may/1", place=place)
     completed: list[bool] = []

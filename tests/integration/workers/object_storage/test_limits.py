@@ -110,7 +110,7 @@ def test_slow_refusals_do_not_starve_other_objects(
 def test_time_limit_is_checked_between_chunks_of_a_page(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
 ) -> None:
-    # 処理フロー 4: asked after every batch of deletes; the one in hand is finished. A small hash comes as one page.
+    # 処理フロー 4: checked after every batch of deletes, which is completed. A small hash comes as one page.
     configure(artifacts=folder.settings(), uploads=folder.settings())
     prepared("may/1", "may/2", place=folder)
     prepared("may/3", "may/4", location="uploads", place=folder)

@@ -103,9 +103,7 @@ class WalPositionReader:
                 [(system, file, lsn)] = self._database(self._url).execute_sql(_CURRENT_POSITION).fetchall()
             except (PeeweeException, psycopg2.Error) as error:
                 self._retry_at = self._clock() + RETRY_AFTER.total_seconds()
-                logger.warning(
-                    "Messages are sent without a position, and read from the primary", error=error_line(error)
-                )
+                logger.warning("Messages are sent without a position", error=error_line(error))
                 return None
         high, _, low = lsn.partition("/")
         return WalPosition(system, int(file[:8], 16), int(high, 16) << 32 | int(low, 16))

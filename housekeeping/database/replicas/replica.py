@@ -1,4 +1,4 @@
-"""Reads from replicas: a message reads only from one that has replayed the WAL position that it carries."""
+"""Replicas, and the choice of one that has replayed a WAL position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -14,14 +13,14 @@ import psycopg2
 from peewee import InterfaceError, OperationalError, PeeweeException
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from housekeeping.core.errors import SettingsError
 from housekeeping.core.sanitize import error_line, mask_secrets
 from housekeeping.core.settings import MAIN
-from housekeeping.core.telemetry.context import MessageContext, current_message, waiting_for
+from housekeeping.core.telemetry.context import waiting_for
 from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.connection import Database, connect_to, database, sqlstate
+from housekeeping.database.connection import Database, connect_to, sqlstate
 from housekeeping.database.pooler import PreparedStatements
-from housekeeping.database.wal_position import RETRY_AFTER, WalPosition
+from housekeeping.database.replicas.routing import primary_named, routing_of
+from housekeeping.database.replicas.wal_position import RETRY_AFTER, WalPosition
 
 logger = named_logger(__name__)
 
@@ -33,8 +32,8 @@ _POLL_S: Final = 0.02  # PostgreSQL does not notify clients of its replay positi
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
 #: As in `wal_position`: a replica that hangs must not delay a message for long.
 _CONNECTION: Final = {"connect_timeout": "2", "tcp_user_timeout": "5000"}
-#: A statement that was cancelled, by its timeout or by a shutdown, is not repeated on the primary.
-_CANCELLED: Final = "57014"
+#: A statement that was canceled, by its timeout or by a shutdown, is not repeated on the primary.
+_CANCELED: Final = "57014"
 _REPLAY_STATE: Final = """SELECT CASE
 WHEN NOT pg_is_in_recovery() THEN 'it is no replica'
 WHEN system_identifier::text <> %s THEN 'it is a replica of another database'
@@ -43,8 +42,6 @@ WHEN pg_last_wal_replay_lsn() >= %s::pg_lsn THEN 'caught up'
 ELSE 'lags' END FROM pg_control_system(), pg_control_recovery()"""
 
 T = TypeVar("T")
-#: Server that a message has read from.
-ReadSource = Literal["primary", "replica"]
 
 
 class Replica(Database):
@@ -98,17 +95,17 @@ class Replica(Database):
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         if self.in_transaction():
             return super().execute_sql(sql, params)
-        routing = _routing.get().get(self._primary)
+        routing = routing_of(self._primary)
         if routing is None or not routing.uses(self) or self.is_closed():
-            return _primary(self._primary).execute_sql(sql, params)
+            return primary_named(self._primary).execute_sql(sql, params)
         try:
             cursor = super().execute_sql(sql, params)
         except (OperationalError, InterfaceError) as error:
-            if sqlstate(error) == _CANCELLED:
+            if sqlstate(error) == _CANCELED:
                 raise
             self._skip_for_a_minute(error_line(error))
             routing.use_primary()
-            return _primary(self._primary).execute_sql(sql, params)
+            return primary_named(self._primary).execute_sql(sql, params)
         routing.used = "replica"
         return cursor
 
@@ -130,7 +127,7 @@ class Replica(Database):
             if self._clock() < self._skipped_until:
                 return
             self._skipped_until = self._clock() + RETRY_AFTER.total_seconds()
-        logger.warning("A replica is not read from for a minute", replica=mask_secrets(self._url), reason=reason)
+        logger.warning("Replica skipped for a minute", replica=mask_secrets(self._url), reason=reason)
 
 
 class ReplicaChoice(NamedTuple):
@@ -194,93 +191,3 @@ class Replicas:
         """Close this thread's connections that the next message could not use."""
         for replica in self._all:
             replica.close_if_unusable()
-
-
-class ReadRouting:
-    """Server that the current message reads one database from, chosen at its first read and kept until it ends.
-
-    Parameters:
-      message: The message.
-      choose: Returns a replica, or None for the primary.
-      name: Name of the database.
-    """
-
-    def __init__(self, message: MessageContext | None, choose: Callable[[], Replica | None], name: str = MAIN) -> None:
-        self.message = message
-        self.name = name
-        self.used: ReadSource = "primary"
-        self._choose = choose
-        self._chosen: list[Replica | None] = []
-
-    def database(self) -> Database:
-        """Return the database of the chosen replica, or of the primary."""
-        if not self._chosen:
-            self._chosen.append(self._choose())
-        return self._chosen[0] or _primary(self.name)
-
-    def uses(self, replica: Replica) -> bool:
-        """Return whether the message reads from this replica and has not ended."""
-        return self.message is current_message.get() and self._chosen[:1] == [replica]
-
-    def use_primary(self) -> None:
-        """Read from the primary until the message ends."""
-        self._chosen = [None]
-
-
-_NOWHERE: Final[dict[str, ReadRouting]] = {}
-_routing: Final[ContextVar[dict[str, ReadRouting]]] = ContextVar("read_routing", default=_NOWHERE)
-
-
-def set_read_routing(*routings: ReadRouting) -> None:
-    """Set where the current message reads each database; other databases are read from their primaries."""
-    _routing.set({each.name: each for each in routings})
-
-
-def read_database(name: str = MAIN) -> Database:
-    """Return the database that the current message may read from: a replica if its ``data_consistency`` allows one.
-
-    ::
-
-        @dramatiq.actor(data_consistency="sticky")
-        def remind(user_id: int) -> None:
-            unread = Notification.select().where(Notification.user_id == user_id).count(housekeeping.read_database())
-
-    Parameters:
-      name: Name of the database, from ``HOUSEKEEPING_DATABASES``.
-
-    A replica is used if it has replayed what was committed before the message was sent. ``sticky`` waits up to half a
-    second for one, and ``delayed`` tries once more some seconds later. If the replica fails, its statements run on the
-    primary. Outside of a message, within a transaction of the library's database handle, and for all other actors the
-    result is the primary.
-
-    Note: A replica may lack what the message itself has written; read that from the primary. A replica is read-only.
-      Select and lock rows that you change on the primary.
-
-    Raises:
-      SettingsError: If there is no such database, or ``HOUSEKEEPING_DATABASE_URL`` is not set.
-    """
-    primary = _primary(name)
-    routing = _routing.get().get(name)
-    if primary.in_transaction() or routing is None or routing.message is not current_message.get():
-        return primary
-    return routing.database()
-
-
-def data_consistency_used() -> ReadSource:
-    """Return ``replica`` if a read of the current message went to one, else ``primary``."""
-    message = current_message.get()
-    replica = any(each.used == "replica" and each.message is message for each in _routing.get().values())
-    return "replica" if replica else "primary"
-
-
-def _primary(name: str) -> Database:
-    databases = database.by_name()
-    if name not in databases and name != MAIN:
-        raise SettingsError(
-            f"there is no database {name!r}; the databases are {', '.join(databases)} (HOUSEKEEPING_DATABASES)"
-        )
-    if name not in databases:
-        raise SettingsError(
-            "HOUSEKEEPING_DATABASE_URL is not set; it should be a URL such as postgresql://host/database"
-        )
-    return databases[name]

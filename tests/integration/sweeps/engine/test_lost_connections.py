@@ -1,0 +1,133 @@
+"""Runs whose connection breaks, also between a COMMIT and its answer (scenario F4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from peewee import DataError, PostgresqlDatabase
+from psycopg2.extensions import connection as Connection
+
+from housekeeping.core.telemetry.context import MessageContext, current_message
+from housekeeping.database.connection import Database, database
+from housekeeping.sweeps import Sweep
+from housekeeping.sweeps.checks.unique_keys import stages_of
+from housekeeping.sweeps.engine.one_round_trip import REFUSED, OneRoundTrip
+from housekeeping.sweeps.engine.results import RunResult
+from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.ledger import batch_row, run_start
+from housekeeping.sweeps.ledger.models import Run
+from housekeeping.sweeps.stages.stage import Batch
+from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.faults import Where, at_number, at_step
+from tests.integration.conftest import AddStatuses
+from tests.integration.own_stages import in_transactions
+from tests.integration.sweeps.engine.audited import LEASED
+from tests.integration.sweeps.engine.audited import audited as audited
+from tests.integration.sweeps.engine.executed import DUE
+
+#: A pooler would use another server, so that the client keeps its connection.
+_ENDS_ITS_SERVER = pytest.mark.direct_only(reason="it ends the server process of a connection")
+
+
+def breaks(admin: Connection) -> Callable[[], None]:
+    """Return a fault that ends this thread's connection, which then notices it."""
+
+    def end() -> None:
+        with admin.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (database.connection().info.backend_pid,))
+        assert database.obj is not None
+        PostgresqlDatabase.execute_sql(database.obj, "SELECT 1")
+
+    return end
+
+
+def performed_twice(sweep: Sweep = LEASED) -> tuple[RunResult, RunResult]:
+    """A run of a message, and of its retry."""
+    message = current_message.set(MessageContext("message-1"))
+    try:
+        return run_sweep(sweep), run_sweep(sweep)
+    finally:
+        current_message.reset(message)
+
+
+@_ENDS_ITS_SERVER
+@pytest.mark.parametrize(("commit", "ends"), [(2, "failed"), (3, "failed"), (4, "done")])
+def test_batch_with_an_unanswered_commit_is_counted_once(
+    add_statuses: AddStatuses,
+    audited: Callable[[], dict[str, Any]],
+    redis_client: redis.Redis,
+    admin: Connection,
+    commit: int,
+    ends: str,
+) -> None:
+    # F4: the last batch's COMMIT closes the run, which is done, whatever its process saw
+    add_statuses(25, DUE)
+
+    with at_step(Database, "commit", "after", at_number(commit, breaks(admin))):
+        broken, retried = performed_twice(in_transactions(LEASED))
+
+    assert broken.outcome == ends
+    assert (retried.outcome, retried.reason) == (("skipped", "already_done") if ends == "done" else ("done", None))
+    assert Run.select().where(Run.outcome == "done").count() == 1
+    noted = audited()
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
+
+
+@_ENDS_ITS_SERVER
+@pytest.mark.parametrize("where", ["before", "after"], ids=["lost before", "lost after"])
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["first", "second", "last"])
+def test_batch_in_one_round_trip_survives_a_lost_connection(
+    add_statuses: AddStatuses,
+    audited: Callable[[], dict[str, Any]],
+    redis_client: redis.Redis,
+    admin: Connection,
+    number: int,
+    where: Where,
+) -> None:
+    # F4: the run reads what the batch has written, and continues
+    add_statuses(25, DUE)
+
+    with at_step(Database, "fetch_at_once", where, at_number(number, breaks(admin))):
+        first, second = performed_twice()
+
+    assert (first.outcome, first.counts["deleted_rows"], first.counts["batches"]) == ("done", 25, 3)
+    assert (second.outcome, second.reason) == ("skipped", "already_done")
+    noted = audited()
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
+
+
+def test_statement_that_outlives_its_connection_commits_nothing(
+    add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], redis_client: redis.Redis, postgres: Database
+) -> None:
+    # The server still executes a batch when the run already continues on a new connection.
+    add_statuses(5, DUE)
+    begun = run_start.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
+    assert begun is not None and begun.heartbeat_at is not None
+    late = OneRoundTrip("w", begun)
+    (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
+    batch = Batch("w", begun.run_id, begun.started_at)
+    counts = {"deleted_rows": 0, "batches": 0}
+
+    assert batch_row.resynchronize(begun.run_id, begun.heartbeat_at) is None
+    with pytest.raises(DataError, match=REFUSED):
+        late.commit(stage, batch, counts=counts, cursor=None, ends_run=True)
+
+    assert UserStatus.select().count() == 5
+
+
+@_ENDS_ITS_SERVER
+def test_retry_closes_the_row_of_an_unanswered_first_commit(
+    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection
+) -> None:
+    # F4
+    add_statuses(25, DUE)
+
+    with at_step(Database, "commit", "after", at_number(1, breaks(admin))):
+        broken, retried = performed_twice()
+
+    assert (broken.outcome, retried.outcome, retried.counts["deleted_rows"]) == ("failed", "done", 25)
+    assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]

@@ -1,0 +1,42 @@
+"""Every change on the dashboard is in the log of actions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from flask.testing import FlaskClient
+
+from housekeeping.leases.lease import ExclusiveLease
+from housekeeping.sweeps.ledger.action_log import logged_actions
+from tests.integration.web.conftest import TOKEN, WORKER
+from tests.integration.web.test_alert_groups import failed
+from tests.integration.web.test_security import addresses_that_change
+
+#: They change the login alone.
+NOT_LOGGED: Final = ("/login", "/logout", "/unfinished/discard")
+#: Action and target by address.
+LOGGED: Final = {
+    "/alerts/acknowledge": ("acknowledge", "last_run"),
+    "/dead-letters/all/delete": ("delete", "0 dead letters: all"),
+    "/dead-letters/requeue": ("requeue", "m"),
+    "/leases/release": ("release_lease", "k"),
+    f"/workers/{WORKER}/narrow": ("narrow", WORKER),
+    f"/workers/{WORKER}/pause": ("pause", WORKER),
+    f"/workers/{WORKER}/resume": ("resume", WORKER),
+    f"/workers/{WORKER}/run": ("run", WORKER),
+}
+
+
+def test_every_change_on_the_dashboard_is_logged(client: FlaskClient) -> None:  # O1
+    failed()
+    assert ExclusiveLease("k", timedelta(minutes=1)).try_obtain() is not None
+    form = {"name": "last_run", "batch_size": "1", "all": "1", "shown": "1", "shown_at": datetime.now(UTC).isoformat()}
+    addresses = [each for each in addresses_that_change() if each not in NOT_LOGGED]
+
+    for address in addresses:
+        names = {"key": "k", "id": "m"}
+        client.post(address, query_string=names, data=form, headers={"Authorization": f"Bearer {TOKEN}"})
+
+    logged = [(each.action, each.target) for each in reversed(logged_actions(100))]
+    assert dict(zip(addresses, logged, strict=True)) == LOGGED
