@@ -183,12 +183,14 @@ class OneRoundTrip:
 def _last_position(stage: TableStage, picked: CTE) -> Select:
     """Return the position of the last picked row, as JSON."""
     order = order_of(stage, picked)
+    # A subquery: PostgreSQL would build the JSON of every row, and then sort.
+    last = Select((picked,), order).order_by(*stage.directed(order, reverse=True)).limit(1).alias("last")
     as_text = {id(column) for column in stage.as_text}
     values = [
-        place.cast("text") if id(column) in as_text else place for column, place in zip(stage.order, order, strict=True)
+        place.cast("text") if id(column) in as_text else place
+        for column, place in zip(stage.order, order_of(stage, last), strict=True)
     ]
-    query = Select((picked,), [fn.JSONB_BUILD_ARRAY(*values)])
-    return query.order_by(*stage.directed(order, reverse=True)).limit(1)
+    return Select((last,), [fn.JSONB_BUILD_ARRAY(*values)])
 
 
 def _sums(counts: Any, added: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.executed import DUE, SMALL
+from tests.integration.statements import watch_statements
 from tests.session_settings import set_in_session
 
 
@@ -136,3 +138,22 @@ def test_held_lock_fails_the_run_in_bounded_time_and_the_next_resumes(
 
     assert (held.outcome, held.reason) == ("failed", "database: canceling statement due to lock timeout")
     assert (free.outcome, free.counts["deleted_rows"]) == ("done", 25)
+
+
+def test_only_the_last_row_of_a_batch_is_written_as_a_position(
+    add_statuses: AddStatuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As JSON, each row of a batch of 100 costs a tenth of the batch.
+    add_statuses(25, DUE)
+    statements: list[str] = []
+    with monkeypatch.context() as noting:
+        watch_statements(noting, statements.append, with_values=True)
+        run_sweep(SMALL)
+
+    batches = [sql for sql in statements if sql.startswith("WITH") and "jsonb_build_array" in sql.lower()]
+    plans = [[line for (line,) in database.execute_sql(f"EXPLAIN VERBOSE {sql}")] for sql in batches]
+    assert plans
+    for plan in plans:
+        scans = [output for node, output in pairwise(plan) if "CTE Scan on picked" in node]
+        assert len(scans) > 1
+        assert [output for output in scans if "jsonb" in output] == []
