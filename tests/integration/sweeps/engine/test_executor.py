@@ -17,8 +17,8 @@ from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
-from tests.integration.sweeps.engine.executed import DUE, SMALL
 from tests.integration.statements import watch_statements
+from tests.integration.sweeps.engine.executed import DUE, SMALL
 from tests.session_settings import set_in_session
 
 
