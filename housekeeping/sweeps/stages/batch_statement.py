@@ -84,7 +84,7 @@ def columns_of(stage: TableStage, picked: CTE) -> list[Any]:
     return [getattr(picked.c, column.column_name) for column in (*stage.order, *stage.columns.values())]
 
 
-def order_of(stage: TableStage, picked: CTE) -> list[Any]:
+def order_of(stage: TableStage, picked: CTE | Select) -> list[Any]:
     """Return the order of the picked rows."""
     return [getattr(picked.c, column.column_name) for column in stage.order]
 
