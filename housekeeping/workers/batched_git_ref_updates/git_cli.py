@@ -21,6 +21,8 @@ from housekeeping.workers.batched_git_ref_updates.ref_deletion import (
 
 #: A batch takes about 5 ms, or 150 ms beside 300,000 packed refs. Below the minute after which a run counts as lost.
 TIMEOUT: Final = timedelta(seconds=30)
+#: Time in which git removes its lock files after SIGTERM. A killed git leaves them, and they block the repository.
+GRACE: Final = timedelta(seconds=5)
 
 _LARGEST_ANSWER: Final = 8192  # bytes of git's output that are kept; the rest is read and discarded
 _LONGEST_LINE: Final = 500  # characters of an error; git quotes a name twice
@@ -66,12 +68,14 @@ class GitCli:
 
     Parameters:
       program: Name or path of git.
-      timeout: Time after which a process is killed.
+      timeout: Time after which a process is terminated.
+      grace: Time after which a terminated process is killed.
     """
 
-    def __init__(self, program: str = "git", timeout: timedelta = TIMEOUT) -> None:
+    def __init__(self, program: str = "git", timeout: timedelta = TIMEOUT, grace: timedelta = GRACE) -> None:
         self._program = program
         self._timeout = timeout
+        self._grace = grace
 
     def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
         """Delete the refs in one git transaction; see `RefDeletion.delete`.
@@ -144,11 +148,11 @@ class GitCli:
     def _wait(self, process: subprocess.Popen[bytes], repository: Path) -> tuple[int, bytes]:
         timed_out = threading.Event()
 
-        def kill() -> None:
+        def end() -> None:
             timed_out.set()
-            process.kill()
+            self._end(process)
 
-        timer = threading.Timer(self._timeout.total_seconds(), kill)
+        timer = threading.Timer(self._timeout.total_seconds(), end)
         timer.daemon = True
         timer.start()
         assert process.stdout is not None
@@ -159,11 +163,18 @@ class GitCli:
         finally:
             timer.cancel()
             if process.poll() is None:
-                process.kill()
-                process.wait()
+                self._end(process)
         if timed_out.is_set():
             raise RefDeletionFailed(f"git did not end within {self._timeout.total_seconds():g} s on {repository}")
         return status, output
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(self._grace.total_seconds())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _is_too_long(repository: PurePath, ref: str, output: bytes) -> bool:

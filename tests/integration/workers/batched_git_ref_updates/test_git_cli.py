@@ -248,13 +248,42 @@ def test_hanging_git_is_killed(bare: Bare, program: Program, tmp_path: Path) -> 
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+def test_hanging_git_leaves_no_lock_files(bare: Bare, program: Program, tmp_path: Path) -> None:
+    # They would block every push to these refs and every deletion until someone removes them.
+    bare.add("refs/heads/packed")
+    bare.pack()
+    bare.add("refs/heads/loose")
+    orders = r"start\0delete refs/heads/packed\0\0delete refs/heads/loose\0\0prepare\0"
+    prepared = program(
+        f"mkfifo '{tmp_path}/orders'; (printf '{orders}'; exec sleep 600) > '{tmp_path}/orders' 2>&1 & "
+        f"echo $! > '{tmp_path}/writer'; exec git \"$@\" < '{tmp_path}/orders'"
+    )
+
+    with pytest.raises(RefDeletionFailed, match="did not end"):
+        GitCli(prepared, timedelta(seconds=2)).delete(bare.path, ["refs/heads/packed"])
+
+    os.kill(int((tmp_path / "writer").read_text()), 9)
+    left = [file.name for file in bare.path.rglob("*") if file.suffix in (".lock", ".new")]
+    assert (left, bare.refs()) == ([], ["refs/heads/loose", "refs/heads/packed"])
+
+
+def test_git_that_ignores_sigterm_is_killed(bare: Bare, program: Program, tmp_path: Path) -> None:
+    stubborn = program(f"trap '' TERM; echo $$ > '{tmp_path}/pid'; exec sleep 600")
+
+    with pytest.raises(RefDeletionFailed, match="did not end"):
+        GitCli(stubborn, timedelta(seconds=1), timedelta(seconds=0.1)).delete(bare.path, ["refs/heads/a"])
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 def test_killed_git_fails_the_repository(bare: Bare, program: Program) -> None:
     with pytest.raises(RefDeletionFailed, match="status -9"):
         GitCli(program("kill -9 $$")).delete(bare.path, ["refs/heads/a"])
 
 
 def test_long_output_is_truncated(bare: Bare, program: Program) -> None:
-    talking = program("cat > /dev/null; head -c 20000000 /dev/zero | tr '\\0' x >&2; exit 1")
+    talking = program("cat > /dev/null; head -c 20000000 /dev/zero | tr '\0' x >&2; exit 1")
 
     with pytest.raises(RefsRefused) as refused:
         GitCli(talking).delete(bare.path, ["refs/heads/a"])
