@@ -129,8 +129,9 @@ class PendingDeletions:
         began = time.monotonic()
         for some_refs in _batches(refs, self.git_batch_size):
             try:
-                for ref, refused in delete_refs(self.backends.deletion, repository, some_refs, batch.time_is_up):
-                    results[ref] = refused
+                # A user may have created a ref again that another run has deleted meanwhile.
+                parts = delete_refs(self.backends.deletion, repository, some_refs, batch.time_is_up, batch.check)
+                results.update(parts)
             except RefDeletionFailed:
                 if not results:
                     raise

@@ -71,12 +71,17 @@ RefResult = tuple[str, RefsRefused | None]
 
 
 def delete_refs(
-    deletion: RefDeletion, repository: PurePath, refs: Sequence[str], time_is_up: Callable[[], bool] = lambda: False
+    deletion: RefDeletion,
+    repository: PurePath,
+    refs: Sequence[str],
+    time_is_up: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[RefResult]:
     """Delete a batch of refs. A refused batch is bisected until the refused refs are alone.
 
     Parameters:
       time_is_up: Called between two parts; True leaves the remaining refs without a result.
+      check: Called before each part. What it raises ends the deletion.
 
     Raises:
       RefDeletionFailed: As for `RefDeletion.delete`; results yielded before stay true.
@@ -84,6 +89,7 @@ def delete_refs(
     parts: list[Sequence[str]] = [refs] if refs else []
     while parts:
         part = parts.pop()
+        check()
         try:
             deletion.delete(repository, part)
         except RefsRefused as refused:

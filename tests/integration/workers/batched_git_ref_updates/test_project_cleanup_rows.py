@@ -11,6 +11,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping.core import events
 from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.conftest import Locked
@@ -130,3 +131,39 @@ def test_failing_subscriber_does_not_affect_others(
     assert (result.outcome, result.counts["total_deletes"]) == ("done", 25)
     assert [len(about["rows"]) for about in told] == [10, 10, 5]
     assert len(reported) == 3
+
+
+def test_suspended_run_deletes_no_ref_after_another_took_over(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions
+) -> None:
+    # The other run has processed the rows, and a user has pushed a branch of the same name since.
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 11)))
+
+    def suspended(number: int, refs: Sequence[str]) -> None:
+        if number == 1:
+            Run.update(outcome="lost", finished_at=NOW).execute()
+
+    watched.before = suspended
+    add_deletions(10)
+
+    result = run_sweep(SMALL, 1)
+
+    assert (result.outcome, result.reason, len(watched.batches)) == ("lost_lease", "taken_over", 1)
+    assert len(bare.refs()) == 5
+
+
+def test_suspended_bisection_deletes_no_ref_after_another_took_over(
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions
+) -> None:
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 6)))
+    bare.lock("refs/heads/1")
+
+    def suspended(number: int, refs: Sequence[str]) -> None:
+        if number == 1:
+            Run.update(outcome="lost", finished_at=NOW).execute()
+
+    watched.before = suspended
+    add_deletions(5)
+
+    assert run_sweep(SMALL, 1).reason == "taken_over"
+    assert len(bare.refs()) == 5

@@ -91,7 +91,9 @@ def test_marking_is_linear_before_analyze(add_deletions: AddDeletions, postgres:
     assert "Nested Loop" not in text
 
 
-def test_page_costs_three_statements(root: Path, add_deletions: AddDeletions, statements: list[str]) -> None:
+def test_page_costs_three_statements_and_one_per_git_batch(
+    root: Path, add_deletions: AddDeletions, statements: list[str]
+) -> None:
     add_deletions(10_000)
 
     run_sweep(project_cleanup, 1)
@@ -99,10 +101,11 @@ def test_page_costs_three_statements(root: Path, add_deletions: AddDeletions, st
     reads = [sql for sql in statements if sql.startswith("SELECT") and '"ref"' in sql]
     marks = [sql for sql in statements if sql.startswith("WITH") and "UPDATE" in sql]
     counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
-    assert (len(reads), len(marks), len(counts)) == (10, 10, 10)
+    checks = [sql for sql in statements if sql.startswith("SELECT") and sql.endswith('"outcome" IS NULL))')]
+    assert (len(reads), len(marks), len(counts), len(checks)) == (10, 10, 10, 100)
     savepoints = [sql for sql in statements if "SAVEPOINT" in sql]
     looks = [sql for sql in statements if "pg_inherits" in sql]  # of the gates, which ask by the clock
-    assert len(statements) - len(savepoints) - len(looks) - 30 <= 6, (
+    assert len(statements) - len(savepoints) - len(looks) - 30 - len(checks) <= 6, (
         "what begins and ends a run does not grow with the pages"
     )
 
