@@ -143,9 +143,11 @@ def close_rejections(request: RunRequest, progress: RunProgress, end: RunEnd) ->
     """Log, record and report the rejected rows, however the run ended."""
     if progress.rejections is None:
         return
+    complete = progress.saw_everything and end.outcome == "done"
+    at_limit = (end.outcome, end.reason) == ("partial", "limit")
     progress.rejections.close(
-        complete=progress.saw_everything and end.outcome == "done",
-        processed_any=bool(processed_rows(progress.counts, request.sweep.progress_counts)),
+        complete=complete,
+        delayed=(complete or at_limit) and not processed_rows(progress.counts, request.sweep.progress_counts),
         rejected_before=progress.rejected_before,
         position=progress.position,
     )

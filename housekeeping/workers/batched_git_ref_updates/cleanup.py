@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from housekeeping.sweeps import (
     log_rows,
     shortened,
 )
+from housekeeping.sweeps.ledger.run_queries import rejected_until
 from housekeeping.workers.batched_git_ref_updates.backends import Backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.pending import (
@@ -47,6 +48,44 @@ _LONGEST_LOGGED: Final = 300  # characters of a ref in a log line
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """Cursor of a run, which may begin after the rows that the project's last run has handled and wrap around.
+
+    Attributes:
+      seen: The highest id that this run or an earlier one has read. Rows above it are new.
+      handled: Number of rows that this run has handled.
+      after: The id after which the next page begins; None for the lowest id.
+      began_after: The id after which the run began, and with which it ends; None for the lowest id.
+      wrapped: Whether the run has passed the highest id and continued with the lowest.
+    """
+
+    seen: int | None = None
+    handled: int = 0
+    after: int | None = None
+    began_after: int | None = None
+    wrapped: bool = False
+
+    @property
+    def until(self) -> int | None:
+        return self.began_after if self.wrapped else None
+
+    def moved(self, handled: int, last: int | None) -> _Place:
+        """Return the place after this many rows, of which the last one has this id."""
+        if last is None:
+            return self
+        return replace(self, seen=max(last, self.seen or last), handled=self.handled + handled, after=last)
+
+    @classmethod
+    def after_rejections(cls, worker: str, project_id: int) -> _Place | None:
+        """Return the place after the rows of the project's last run that rejected some; None without one."""
+        position = rejected_until(worker, str(project_id))
+        if position is None:
+            return None
+        seen, after = position[0], position[2] if len(position) > 2 else None
+        return cls(seen=seen, after=after or seen, began_after=after or seen)
+
+
+@dataclass(frozen=True, slots=True)
 class _Page:
     """Results of deleting the refs of a page of rows.
 
@@ -54,18 +93,15 @@ class _Page:
       deleted: Rows whose ref no longer exists, confirmed by git.
       invalid: Rows whose text is not a valid ref name, or is too long for the repository.
       refused: Rows whose ref git refuses to delete, with the reason.
-      last: The id of the page's last handled row; without one, that of the previous page.
-      left: Whether the project has further pending rows.
+      end: Where the page ends.
+      left: Whether the run has further pending rows to handle.
     """
 
     deleted: Sequence[Row]
     invalid: Sequence[Row]
     refused: Sequence[tuple[Row, RefsRefused]]
-    last: int | None
+    end: _Place
     left: bool
-
-    def __len__(self) -> int:
-        return len(self.deleted) + len(self.invalid) + len(self.refused)
 
     def only(self, rows: Sequence[Position]) -> _Page:
         """Return a copy with only these rows."""
@@ -120,9 +156,13 @@ class PendingDeletions:
         """
         project_id = int(batch.argument)
         repository = self.backends.repositories.locate(project_id)
-        after, handled = batch.after or (None, 0)
-        size = min(self.page_size, self.max_deletes - handled)
-        rows = pending_rows(project_id, after, size + 1)
+        place = _Place(*batch.after or ())
+        size = min(self.page_size, self.max_deletes - place.handled)
+        rows = pending_rows(project_id, place.after, size + 1, place.until)
+        if batch.after is None and len(rows) > size:
+            # The run may end before the last row. If it began with rows that are refused, those behind would starve.
+            if (behind := _Place.after_rejections(batch.worker, project_id)) is not None:
+                place, rows = behind, pending_rows(project_id, behind.after, size + 1)
         page, left = rows[:size], len(rows) > size
         refs = list(dict.fromkeys(ref for _, ref in page if is_ref_name(ref)))
         results: dict[str, RefsRefused | None] = {}
@@ -142,6 +182,11 @@ class PendingDeletions:
                 break
         too_long = {ref for ref, refused in results.items() if isinstance(refused, RefNameTooLong)}
         known = list(itertools.takewhile(lambda row: row[1] in results or not is_ref_name(row[1]), page))
+        end = place.moved(len(known), known[-1][0] if known else None)
+        left = left or len(known) < len(page)
+        if not left and not place.wrapped and place.began_after is not None:
+            left = bool(pending_rows(project_id, None, 1, place.began_after))
+            end = replace(end, after=None, wrapped=True)
         return _Page(
             deleted=[(id, ref) for id, ref in known if ref in results and results[ref] is None],
             invalid=[(id, ref) for id, ref in known if ref not in results or ref in too_long],
@@ -150,8 +195,8 @@ class PendingDeletions:
                 for id, ref in known
                 if (refused := results.get(ref)) is not None and ref not in too_long
             ],
-            last=known[-1][0] if known else after,
-            left=left or len(known) < len(page),
+            end=end,
+            left=left,
         )
 
     def apply(self, batch: Batch, page: _Page) -> BatchResult:
@@ -176,10 +221,8 @@ class PendingDeletions:
         return [*page.deleted, *page.invalid, *(row for row, _ in page.refused)]
 
     def after_all(self, batch: Batch, page: _Page, positions: Sequence[Position]) -> BatchResult:
-        _, handled = batch.after or (None, 0)
-        handled += len(page)
-        full = page.left and handled >= self.max_deletes
-        return BatchResult({}, (page.last, handled), not page.left, stop="limit" if full else None)
+        full = page.left and page.end.handled >= self.max_deletes
+        return BatchResult({}, astuple(page.end), not page.left, stop="limit" if full else None)
 
     def fallback(self, batch: Batch, error: BaseException) -> None:
         """Return None: there is no other way to mark a row."""

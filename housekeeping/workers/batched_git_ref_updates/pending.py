@@ -14,9 +14,11 @@ from housekeeping.workers.batched_git_ref_updates.models import Deletion, Deleti
 Row = tuple[int, str]
 
 
-def pending_rows(project_id: int, after: int | None, limit: int) -> list[Row]:
-    """Return up to `limit` of a project's pending rows with ids above `after`, in order of id."""
+def pending_rows(project_id: int, after: int | None, limit: int, until: int | None = None) -> list[Row]:
+    """Return up to `limit` of a project's pending rows with ids above `after` and up to `until`, in order of id."""
     query: Any = in_order(project_id, after).limit(limit)
+    if until is not None:
+        query = query.where(Deletion.id <= until)
     return list(query.tuples())
 
 

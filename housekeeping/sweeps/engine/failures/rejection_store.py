@@ -72,7 +72,7 @@ def record(
     found: Mapping[str, Rejected],
     *,
     complete: bool,
-    processed_any: bool,
+    delayed: bool,
     position: Position | None,
     run: tuple[int, Sequence[dict[str, Any]]] | None = None,
 ) -> None:
@@ -80,7 +80,7 @@ def record(
 
     Parameters:
       complete: Whether the run reached the end.
-      processed_any: Whether the run processed a record. If not, the run's argument is delayed by `not_before`.
+      delayed: Whether the run rejected every record, so that its argument is delayed by `not_before`.
       position: Where the run ended.
       run: Id of the run and what its row says about them; None to leave the row unchanged.
     """
@@ -88,7 +88,7 @@ def record(
     before: Any = Rejection.select(Rejection.cause, Rejection.times).where(same_subject).tuples()
     standing: dict[str, int] = dict(list(before))
     gone = [cause for cause in standing if cause not in found] if complete else []
-    times = 1 + max(standing.values(), default=0) if complete and subject and not processed_any else 0
+    times = 1 + max(standing.values(), default=0) if delayed and subject else 0
     with database.atomic():
         if run is not None:
             Run.update(rejected=run[1]).where(Run.id == run[0]).execute()

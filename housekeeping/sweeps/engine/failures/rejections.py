@@ -69,12 +69,12 @@ class Rejections:
         for failure in result.rescued:
             _add(self._rescued, failure)
 
-    def close(self, *, complete: bool, processed_any: bool, rejected_before: bool, position: Position | None) -> None:
+    def close(self, *, complete: bool, delayed: bool, rejected_before: bool, position: Position | None) -> None:
         """Log, record and report each cause once; never raises.
 
         Parameters:
           complete: Whether the run reached the end. Recorded causes that it did not meet are then removed.
-          processed_any: Whether it processed a record.
+          delayed: Whether it rejected every record and was not interrupted.
           rejected_before: Whether an earlier run left rejections in the table.
           position: Where the run ended.
         """
@@ -82,7 +82,7 @@ class Rejections:
             if group.rows > group.logged:
                 logger.error("More records rejected", cause=cause, rows=group.rows, logged=group.logged)
         if self._rejected or (complete and rejected_before):
-            self._record(complete, processed_any, position)
+            self._record(complete, delayed, position)
         due = rejection_store.due_for_report(self.worker, list(self._rejected)) if self._rejected else set()
         # A record handled by the fallback does not fail again, so its report is not throttled.
         for group in (*(self._rejected[cause] for cause in self._rejected if cause in due), *self._rescued.values()):
@@ -90,7 +90,7 @@ class Rejections:
             about = {"worker": self.worker, "run_id": self.run_id, "rows": group.rows, "samples": group.samples}
             report(group.error, **{**group.samples[0], **about})
 
-    def _record(self, complete: bool, processed_any: bool, position: Position | None) -> None:
+    def _record(self, complete: bool, delayed: bool, position: Position | None) -> None:
         found = {
             cause: Rejected(group.rows, _storable(group.samples[0], group.error))
             for cause, group in self._rejected.items()
@@ -101,7 +101,7 @@ class Rejections:
                 self.subject,
                 found,
                 complete=complete,
-                processed_any=processed_any,
+                delayed=delayed,
                 position=position,
                 run=(self.run_id, stored_groups(self._rejected)) if self.run_id is not None and found else None,
             )

@@ -236,7 +236,7 @@ def test_rejected_records_of_a_run_are_bounded(clock: ManualClock, postgres: Dat
 
     rejections = Rejections("shop.stuck_orders", run.run_id)
     rejections.add(BatchResult({}, failures=records))
-    rejections.close(complete=False, processed_any=True, rejected_before=False, position=None)
+    rejections.close(complete=False, delayed=False, rejected_before=False, position=None)
 
     size: int = Run.select(fn.LENGTH(Run.rejected.cast("text"))).where(Run.id == run.run_id).scalar()
     assert run.run_id is not None and sum(each.rows for each in history.failures_of(run.run_id).rejected) == 40
@@ -246,7 +246,7 @@ def test_rejected_records_of_a_run_are_bounded(clock: ManualClock, postgres: Dat
 def test_recorded_causes_are_bounded() -> None:
     for number in range(0, 90, 10):
         found = {f"cause {n}": rejection_store.Rejected(1, {}) for n in range(number, number + 10)}
-        rejection_store.record("shop.stuck_orders", "", found, complete=False, processed_any=True, position=None)
+        rejection_store.record("shop.stuck_orders", "", found, complete=False, delayed=False, position=None)
 
     newest: datetime = Rejection.select(fn.MAX(Rejection.last_at)).scalar()
     assert Rejection.select().count() == 50

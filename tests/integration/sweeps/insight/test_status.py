@@ -283,8 +283,8 @@ def test_every_alert_is_explained_on_the_page_and_in_the_docs(statuses: type[Use
 def test_rejected_records_are_shown_by_argument_and_cause(statuses: type[UserStatus]) -> None:
     for rows in range(1, 13):
         found = {"the cause": Rejected(rows, {"record": {"id": rows}, "error": "no"})}
-        record(sweep.name, str(rows), found, complete=True, processed_any=False, position=(rows,))
-    record("another.worker", "", {"x": Rejected(99, {})}, complete=True, processed_any=False, position=None)
+        record(sweep.name, str(rows), found, complete=True, delayed=True, position=(rows,))
+    record("another.worker", "", {"x": Rejected(99, {})}, complete=True, delayed=True, position=None)
 
     shown = worker_status(sweep, datetime.now(UTC), _UTC).as_json()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import PurePath
 
 import pytest
 from dramatiq.brokers.redis import RedisBroker
@@ -12,8 +14,11 @@ from housekeeping.core.settings import Settings
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.insight.plan import dry_run
 from housekeeping.sweeps.ledger.models import NOW, Rejection
+from housekeeping.workers.batched_git_ref_updates.backends import backends
+from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefsRefused
 from housekeeping.workers.batched_git_ref_updates.scheduling import deferred_among
 from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Explained, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 from tests.integration.workers.batched_git_ref_updates.scheduled import drain, enqueued, sized
@@ -183,6 +188,92 @@ def test_new_rows_of_deferred_projects_are_found_by_index(
 
     assert INDEX in text and "Seq Scan on batched" not in text
     assert len(deferred_among(list(range(100)))) == 99
+
+
+class Refusing:
+    """Deletion that refuses these refs and records the others."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = set(refused)
+        self.deleted: list[str] = []
+
+    def delete(self, repository: PurePath, refs: Sequence[str]) -> None:
+        if self.refused & set(refs):
+            raise RefsRefused("locked")
+        self.deleted += refs
+
+
+def names(first: int, last: int) -> list[str]:
+    return [f"refs/heads/{number}" for number in range(first, last + 1)]
+
+
+def refusing(*refused: str) -> Refusing:
+    deletion = Refusing(*refused)
+    backends.replace(deletion=deletion)
+    return deletion
+
+
+@pytest.mark.usefixtures("root")
+def test_refused_rows_do_not_starve_rows_behind_them(add_deletions: AddDeletions, pending: Pending) -> None:
+    # A run handles 30 rows.
+    deletion = refusing(*names(1, 70))
+    add_deletions(80)
+
+    results = [run_sweep(SMALL, 1) for _ in range(3)]
+
+    assert [(result.reason, result.counts["failed"]) for result in results] == [
+        ("limit", 30),
+        ("limit", 30),
+        ("limit", 20),
+    ]
+    assert deletion.deleted == names(71, 80)
+    assert pending() == names(1, 70)
+
+
+@pytest.mark.usefixtures("root")
+def test_run_that_began_behind_refused_rows_wraps_around(add_deletions: AddDeletions, pending: Pending) -> None:
+    deletion = refusing(*names(1, 40))
+    add_deletions(45)
+    run_sweep(SMALL, 1)
+    deletion.refused.clear()
+
+    second, third = run_sweep(SMALL, 1), run_sweep(SMALL, 1)
+
+    assert deletion.deleted == [*names(31, 45), *names(1, 30)]
+    assert ((second.outcome, second.reason), (third.outcome, third.reason)) == (("partial", "limit"), ("done", None))
+    assert (pending(), list(Rejection.select())) == ([], [])
+
+
+@pytest.mark.usefixtures("root")
+def test_run_that_wrapped_ends_where_it_began(add_deletions: AddDeletions, pending: Pending) -> None:
+    deletion = refusing(*names(1, 30))
+    add_deletions(31)
+    run_sweep(SMALL, 1)
+    deletion.refused = set(names(1, 29))
+
+    second, third = run_sweep(SMALL, 1), run_sweep(SMALL, 1)
+
+    assert (second.outcome, third.outcome) == ("partial", "done")
+    assert second.counts == third.counts == {**NONE, "total_deletes": 1, "failed": 29}
+    assert pending() == names(1, 29)
+
+
+@pytest.mark.usefixtures("root")
+def test_project_with_more_refused_rows_than_a_run_handles_is_deferred(
+    broker: RedisBroker, settings: Settings, add_deletions: AddDeletions, add_refs: AddRefs
+) -> None:
+    refusing(*names(1, 40), "refs/heads/new")
+    add_deletions(40)
+    run_sweep(SMALL, 1)
+    run_sweep(cleanup_scheduler)
+    half_way = drain(broker, settings)
+    run_sweep(SMALL, 1)
+    run_sweep(cleanup_scheduler)
+    after_all = enqueued(broker)
+    add_refs("refs/heads/new")
+    run_sweep(cleanup_scheduler)
+
+    assert (half_way, after_all, enqueued(broker)) == ([1], [], [1])
 
 
 @pytest.mark.usefixtures("root")
