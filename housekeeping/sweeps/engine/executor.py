@@ -74,6 +74,7 @@ class Executor:
         self._request = request
         self._progress = progress
         self._run_id = attempt.run_id
+        self._rejected_until = attempt.rejected_until
         self._stages = stages
         self._now = now
         self._traversal = Traversal(stages, attempt.cursor)
@@ -146,6 +147,7 @@ class Executor:
             self.watch.time_is_up,
             check=self.watch.check,
             most=rows_left,
+            rejected_until=self._rejected_until,
         )
         with self.sizer.measured(number, stage, self.watch.throttle.took if self.watch.throttle.measures else None):
             prepared = stage.prepare(batch)

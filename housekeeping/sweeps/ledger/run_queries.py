@@ -90,13 +90,6 @@ def is_unfinished(message_id: str) -> bool:
     return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())
 
 
-def rejected_until(worker: str, subject: str) -> list[Any] | None:
-    """Return where the last run for the subject that rejected records ended; None without one."""
-    found = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
-    position: list[Any] | None = found.order_by(Rejection.last_at.desc()).limit(1).scalar()
-    return position
-
-
 def deferred(worker: str, arguments: Iterable[Any] | None = None) -> Any:
     """Return a query of the worker's arguments whose delay has not passed, for the sweep that enqueues its runs.
 

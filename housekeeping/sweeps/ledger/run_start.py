@@ -18,6 +18,7 @@ from housekeeping.leases.fencing import Fence, next_epoch
 from housekeeping.sweeps.ledger import run_queries, runs
 from housekeeping.sweeps.ledger.models import NOW, Rejection, Run
 from housekeeping.sweeps.ledger.runs import STOPPED, Counts, Cursor, Outcome, Resume, Trigger
+from housekeeping.sweeps.stages.stage import Position
 
 #: Number of past runs that make up a worker's history.
 HISTORY: Final = 50
@@ -48,6 +49,7 @@ class Attempt:
       history: The worker's last runs, newest first, without those that were stopped before their first change.
       clock_skew: How far this machine's clock is from the database's.
       rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
+      rejected_until: Where the last such run ended.
       heartbeat_at: The row's first heartbeat, as PostgreSQL writes it.
     """
 
@@ -58,6 +60,7 @@ class Attempt:
     history: Sequence[PastRun]
     clock_skew: ClockSkew
     rejected: bool = False
+    rejected_until: Position | None = None
     heartbeat_at: str | None = None
 
 
@@ -96,7 +99,7 @@ def begin(
         # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read: this
         # waits for a holder that is committing its last batch and may end as done.
         fence = None if lease is None else Fence(lease[0], next_epoch(*lease), lease[1])
-        last, rejected = _last_runs(worker, subject)
+        last, rejected, rejected_until = _last_runs(worker, subject)
         if resumes is not None:
             # Locked, so that of two processes that resume it at the same time the second one sees the first.
             cursor = Run.select(Run.cursor).where(Run.id == resumes).for_update().scalar()
@@ -116,7 +119,8 @@ def begin(
             counts=counts or {},
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
-        return Attempt(run_id, started_at, cursor, fence, _history(last), skew, rejected, heartbeat_at)
+        until = None if rejected_until is None else tuple(rejected_until)
+        return Attempt(run_id, started_at, cursor, fence, _history(last), skew, rejected, until, heartbeat_at)
 
 
 def past_runs(worker: str) -> list[PastRun]:
@@ -142,19 +146,22 @@ def _lock_message(message_id: str) -> None:
     database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping run {message_id}",))
 
 
-def _last_runs(worker: str, subject: str) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool]:
-    """Return the worker's last runs, newest first, and whether rows of the subject are rejected."""
-    rejected = Rejection.select(Rejection.cause).where((Rejection.worker == worker) & (Rejection.subject == subject))
+def _last_runs(
+    worker: str, subject: str
+) -> tuple[list[tuple[Outcome, str | None, Cursor | None, Counts]], bool, list[Any] | None]:
+    """Return the worker's last runs, newest first, whether rows of the subject are rejected, and up to where."""
+    rejected = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
+    until = rejected.order_by(Rejection.last_at.desc()).limit(1)
     was_not_refused = Run.reason.is_null() | Run.reason.not_in(_REFUSED) | (Run.outcome != "failed")
     rows: Any = (
-        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected))
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until)
         .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & was_not_refused)
         .order_by(Run.id.desc())
         .limit(HISTORY)
         .tuples()
     )
     found = list(rows)
-    return [row[:-1] for row in found], bool(found and found[0][-1])
+    return [row[:-2] for row in found], *(found[0][-2:] if found else (False, None))
 
 
 def _history(last: Sequence[tuple[Outcome, str | None, Cursor | None, Counts]]) -> list[PastRun]:

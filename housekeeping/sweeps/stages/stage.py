@@ -28,6 +28,7 @@ class Batch:
       check: To be called right before an outside effect that cannot be undone. Raises `LeaseLost` or `RunTakenOver` if
         another run may have begun because this one was considered dead. Costs one query.
       most: Rows that the breaker and the pace still allow, for a stage whose batches vary in size; None for any number.
+      rejected_until: Where the last run with this argument that rejected rows ended; None without one.
     """
 
     worker: str
@@ -40,6 +41,7 @@ class Batch:
     only: Sequence[Position] | None = None
     check: Callable[[], None] = lambda: None
     most: int | None = None
+    rejected_until: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)

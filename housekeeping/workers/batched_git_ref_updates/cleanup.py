@@ -24,7 +24,6 @@ from housekeeping.sweeps import (
     log_rows,
     shortened,
 )
-from housekeeping.sweeps.ledger.run_queries import rejected_until
 from housekeeping.workers.batched_git_ref_updates.backends import Backends
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.batched_git_ref_updates.pending import (
@@ -76,12 +75,9 @@ class _Place:
         return replace(self, seen=max(last, self.seen or last), handled=self.handled + handled, after=last)
 
     @classmethod
-    def after_rejections(cls, worker: str, project_id: int) -> _Place | None:
-        """Return the place after the rows of the project's last run that rejected some; None without one."""
-        position = rejected_until(worker, str(project_id))
-        if position is None:
-            return None
-        seen, after = position[0], position[2] if len(position) > 2 else None
+    def behind(cls, position: Position) -> _Place:
+        """Return the place behind the rows of an earlier run that ended at this position."""
+        seen, _, after, *_ = (*position, None, None)
         return cls(seen=seen, after=after or seen, began_after=after or seen)
 
 
@@ -159,10 +155,10 @@ class PendingDeletions:
         place = _Place(*batch.after or ())
         size = min(self.page_size, self.max_deletes - place.handled)
         rows = pending_rows(project_id, place.after, size + 1, place.until)
-        if batch.after is None and len(rows) > size:
+        if batch.after is None and batch.rejected_until is not None and len(rows) > size:
             # The run may end before the last row. If it began with rows that are refused, those behind would starve.
-            if (behind := _Place.after_rejections(batch.worker, project_id)) is not None:
-                place, rows = behind, pending_rows(project_id, behind.after, size + 1)
+            place = _Place.behind(batch.rejected_until)
+            rows = pending_rows(project_id, place.after, size + 1)
         page, left = rows[:size], len(rows) > size
         refs = list(dict.fromkeys(ref for _, ref in page if is_ref_name(ref)))
         results: dict[str, RefsRefused | None] = {}
