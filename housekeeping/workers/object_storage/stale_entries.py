@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -50,12 +51,17 @@ def times(stale: StaleEntries) -> Iterator[tuple[datetime, str, str]]:
             yield datetime.fromtimestamp(entry.seconds or 0, UTC), location, path
 
 
-def first_of(stale: StaleEntries, most: int | None) -> dict[str, list[tuple[str, Entry]]]:
-    """Return the first entries of a batch, as many as breaker and pace allow."""
+def some_of(stale: StaleEntries, most: int | None) -> dict[str, list[tuple[str, Entry]]]:
+    """Return the entries of a batch in random order, as many as breaker and pace allow.
+
+    Redis returns a page in the same order each time. If a slow store or slow failures use up the time, what comes after
+    them would never be reached.
+    """
     chosen: dict[str, list[tuple[str, Entry]]] = {}
-    for location, entries in stale.items():
-        left = None if most is None else max(0, most - number_of(chosen.values()))
-        chosen[location] = list(entries.items())[:left]
+    for location in random.sample(list(stale), len(stale)):
+        entries = list(stale[location].items())
+        left = len(entries) if most is None else max(0, most - number_of(chosen.values()))
+        chosen[location] = random.sample(entries, min(left, len(entries)))
     return chosen
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -30,7 +29,7 @@ from housekeeping.workers.object_storage import claims, pending_uploads, stores
 from housekeeping.workers.object_storage.claims import Claims
 from housekeeping.workers.object_storage.deletion import Deletion
 from housekeeping.workers.object_storage.pending_entry import Entry
-from housekeeping.workers.object_storage.stale_entries import StaleEntries, classify, first_of, number_of, times
+from housekeeping.workers.object_storage.stale_entries import StaleEntries, classify, number_of, some_of, times
 
 #: Pages that a batch reads in search of stale entries; it takes about 50 ms. Usually most entries are fresh.
 _MOST_PAGES: Final = 10
@@ -111,7 +110,7 @@ class PendingUploadsStage:
             location: {path: entry for path, entry in entries.items() if entry.field not in self._failed}
             for location, entries in stale.items()
         }
-        chosen = first_of(stale, batch.most)
+        chosen = some_of(stale, batch.most)
         chunks = [
             (location, entries[start : start + _TOGETHER])
             for location, entries in chosen.items()
@@ -232,9 +231,6 @@ class PendingUploadsStage:
         new = [(path, entry) for path, entry in stale if entry.field not in self._failed]
         if deletion.unavailable is not None or not new:
             return
-        # Redis returns a page in the same order each time. If slow failures use up the time, entries after them
-        # would never be reached.
-        random.shuffle(new)
         taken = set(self._claims.take([entry for _, entry in new]))
         claimed = {path: entry for path, entry in new if entry in taken}
         if not claimed:

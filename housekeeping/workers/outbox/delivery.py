@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -52,7 +53,9 @@ class OutboxStage:
         """Claim rows of the next subscription and call its handler with them."""
         claim = _Claim()
         if self._turns is None:
-            self._turns = deque(events.subscriptions().items())
+            # In random order: each run may have time for one call only, and the next one must not begin with the same.
+            turns = list(events.subscriptions().items())
+            self._turns = deque(random.sample(turns, len(turns)))
             claim.no_handler = self._count_without_handler()
         if not self._turns:
             return claim
@@ -61,6 +64,7 @@ class OutboxStage:
         if len(rows) >= self.batch_size:
             self._turns.append((key, handler))
         groups = deque(outbox.groups(rows))
+        tried: dict[int, BaseException] = {}
         while groups:
             group = groups.popleft()
             try:
@@ -68,12 +72,16 @@ class OutboxStage:
             except Exception as error:
                 if len(group) > 1:
                     groups.extendleft([row] for row in reversed(group))
+                    tried |= dict.fromkeys((row.id for row in group), error)
                 else:
                     claim.failed.append((group[0], error))
             else:
                 claim.delivered += group
             if groups and batch.time_is_up():
-                claim.untried = [row for group in groups for row in group]
+                # A row that failed together with others keeps its attempt: after a few it is delivered alone.
+                rest = [row for group in groups for row in group]
+                claim.untried = [row for row in rest if row.id not in tried]
+                claim.failed += [(row, tried[row.id]) for row in rest if row.id in tried]
                 break
         return claim
 

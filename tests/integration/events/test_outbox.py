@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from peewee import SQL
 
 from housekeeping import events
 from housekeeping.core.errors import DeclarationError
@@ -22,6 +24,8 @@ from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Order, left, orders_expired, sweep
 
 ALL = list(range(1, 11))
+#: The outbox sweep with batches that leave rows to the next one.
+SMALL = dataclasses.replace(outbox_sweep, batch_size=5)
 
 
 class Handler:
@@ -53,6 +57,17 @@ def sweep_outbox() -> Any:
     """Deliver everything, as if an hour and a half had passed."""
     OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1)).execute()
     return run_sweep(outbox_sweep)
+
+
+def run_without_time(what: Any) -> None:
+    """Run the sweep; its time is up after the first call."""
+    run_sweep(what, clock=ManualClock(NOW, tick=timedelta(minutes=1)))
+
+
+def run_two_hours_later(what: Any) -> None:
+    """Run the sweep after all delays have passed; its time is up after the first call."""
+    OutboxRow.update(due_at=SQL("due_at - interval '2 hours'")).execute()
+    run_without_time(what)
 
 
 def test_rows_are_delivered_after_the_commit_and_removed(orders: type[Order], on: On) -> None:
@@ -205,13 +220,48 @@ def test_claimed_rows_are_released_when_time_is_up(orders: type[Order], on: On) 
     handler = Handler("c1")
     on(orders_expired, handler, outbox="mails")
     expire_orders()
-    OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1), attempts=1).execute()
+    # Rows of different runs are delivered by calls of their own.
+    OutboxRow.update(due_at=DATABASE_NOW - timedelta(seconds=1), attempts=1, run_id=OutboxRow.id).execute()
     before = OutboxRow.select().count()
 
     result = run_sweep(outbox_sweep, clock=ManualClock(NOW, tick=timedelta(minutes=1)))
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
-    assert OutboxRow.select().where(OutboxRow.attempts == 1).count() == before
+    assert OutboxRow.select().where(OutboxRow.attempts == 1).count() == before - 1
+
+
+def test_slow_call_with_a_bad_row_does_not_block_the_others(orders: type[Order], on: On) -> None:
+    # Each call uses up the time of its run.
+    handler = Handler("c3")
+    handler.away = True
+    on(orders_expired, handler, outbox="mails")
+    expire_orders()
+    handler.away = False
+    handler.calls.clear()
+
+    for _ in range(2):
+        run_two_hours_later(outbox_sweep)
+    for _ in range(9):
+        run_without_time(outbox_sweep)
+
+    assert sorted(handler.taken) == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert [len(rows) for rows in handler.calls if len(rows) > 1] == [10], "it got all rows together once more"
+
+
+def test_slow_subscription_does_not_starve_another(orders: type[Order], on: On) -> None:
+    # Each run has time for one call, and the first subscription fails forever.
+    slow, other = Handler(), Handler()
+    slow.away = other.away = True
+    on(orders_expired, slow, outbox="a")
+    on(orders_expired, other, outbox="b")
+    expire_orders()
+    other.away = False
+    other.calls.clear()
+
+    for _ in range(80):
+        run_two_hours_later(SMALL)
+
+    assert sorted(other.taken) == ALL
 
 
 def test_second_handler_of_a_subscription_is_rejected(on: On) -> None:

@@ -107,6 +107,33 @@ def test_slow_refusals_do_not_starve_other_objects(
     assert still_pending() == poison
 
 
+def test_slow_store_does_not_starve_another(folder: Folder, configure: Configure, prepared: Prepare) -> None:
+    # Each run has time for 32 of its objects, and it refuses all of them.
+    configure(artifacts=folder.settings(), uploads=folder.settings())
+    prepared(*(folder.refuse(f"may/poison-{number}") for number in range(100)))
+    prepared("may/1", location="uploads")
+
+    for _ in range(80):
+        run_sweep(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+
+    assert not pending_uploads.exists("uploads", "may/1")
+
+
+def test_slow_refusals_at_the_front_do_not_use_up_a_limited_run(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
+) -> None:
+    # A batch takes one entry, because of its rate, and a run has time for one batch.
+    configure(artifacts=folder.settings())
+    poison = {folder.refuse(f"may/poison-{number}") for number in range(5)}
+    prepared(*poison, "may/1")
+    paced = dataclasses.replace(sweep, max_rows_per_s=1.0)
+
+    for _ in range(200):
+        run_sweep(paced, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
+
+    assert still_pending() == poison
+
+
 def test_time_limit_is_checked_between_chunks_of_a_page(
     folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
 ) -> None:
