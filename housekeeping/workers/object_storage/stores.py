@@ -18,6 +18,7 @@ from housekeeping.sweeps import (
     error_line,
     how_to_install,
     mask_secrets,
+    shortened,
 )
 
 _EXAMPLES: Final = {
@@ -47,6 +48,9 @@ _SECRET: Final = ("secret", "token", "key", "password", "sas", "credential", "si
 _LONGEST_TEXT: Final = 300
 #: The error code in the answers of S3 and Azure; the rest of the answer is of no use in a log line.
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+#: End of the first line of an error without an answer. The last cause in the lines below says why there is none.
+_NO_ANSWER: Final = "error sending request"
+_CAUSE: Final = re.compile(r"(?<=\")[^\"\n]+(?=\")|\b[A-Z]\w+")
 
 
 class ObjectStore:
@@ -126,9 +130,11 @@ class ObjectStore:
         text, separator, _ = text.partition("<?xml")
         if separator and (code := _CODE.search(str(reason))):
             text += code[1]
+        if text.endswith(_NO_ANSWER) and (causes := _CAUSE.findall(str(reason).partition("HttpError {")[2])):
+            text += f": {mask_secrets(causes[-1])}"
         for value in self._secrets():
             text = text.replace(value, "***")
-        return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
+        return shortened(text, _LONGEST_TEXT)
 
     def _secrets(self) -> list[str]:
         secret_names = [name for name in self._options if any(word in name.lower() for word in _SECRET)]

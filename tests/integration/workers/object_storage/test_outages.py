@@ -26,7 +26,7 @@ from tests.faults import at_step, lose_connection
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder, Place
 
-NOWHERE = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "endpoint": "http://127.0.0.1:1"}
+NOWHERE = {"aws_access_key_id": "no-one", "aws_secret_access_key": "nothing", "endpoint": "http://127.0.0.1:1"}
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
@@ -143,6 +143,33 @@ def test_hanging_store_is_given_up_in_bounded_time(
 
     assert result.outcome == "failed"
     assert result.counts["total_deleted_stale_entries"] == 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("http://127.0.0.1:1", "Connection refused"),
+        ("http://no-such-host.invalid", "failed to lookup address information"),
+    ],
+)
+def test_reason_names_why_no_answer_came(
+    configure: Configure, prepared: Prepare, clock: ManualClock, endpoint: str, reason: str
+) -> None:
+    configure(artifacts={"url": "s3://bucket", "options": {**NOWHERE, "endpoint": endpoint}})
+    prepared("may/1")
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert result.reason is not None and f"error sending request: {reason}" in result.reason
+
+
+def test_reason_names_a_time_out(configure: Configure, prepared: Prepare, silent: str, clock: ManualClock) -> None:
+    configure(artifacts={"url": "s3://bucket", "options": {**NOWHERE, "endpoint": silent, "timeout": "50ms"}})
+    prepared("may/1")
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert result.reason is not None and result.reason.endswith("error sending request: TimedOut")
 
 
 def test_requests_and_retries_end_well_within_a_run() -> None:
