@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -111,7 +112,7 @@ class Deletion:
         for path in paths:
             answer = answers[self.store.prefix + path]
             # The store answers, so an object that it does not find is gone.
-            if answer is None or isinstance(answer, FileNotFoundError):
+            if answer is None or _is_missing(answer):
                 found.gone.append(path)
                 self._any_deleted = self._any_deleted or answer is None
             else:
@@ -191,10 +192,15 @@ def _open_below(root: str, top: int, folder: str) -> int:
         # On Linux, a symbolic link is reported as something that is not a folder.
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
-    below = os.path.relpath(os.path.realpath(os.path.join(root, folder)), os.path.realpath(root))
+    real = os.path.realpath(os.path.join(root, folder))
+    below = os.path.relpath(real, os.path.realpath(root))
     parts = [] if below == os.curdir else below.split(os.sep)
     if os.pardir in parts:
         raise ObjectNotDeleted(f"a symbolic link leads the path {folder!r} out of the store's folder")
+    while not os.path.lexists(real):
+        real = os.path.dirname(real)
+    if stat.S_ISREG(os.lstat(real).st_mode):  # and not a link that was created meanwhile
+        raise FileNotFoundError(errno.ENOENT, "a part of the path is a file", folder)
     return open_folder(top, parts)
 
 
@@ -212,6 +218,11 @@ def open_folder(top: int, parts: Sequence[str]) -> int:
             os.close(descriptor)
         descriptor = following
     return descriptor
+
+
+def _is_missing(answer: BaseException) -> bool:
+    too_long = isinstance(answer, OSError) and answer.errno == errno.ENAMETOOLONG  # no file can have such a name
+    return too_long or isinstance(answer, FileNotFoundError)
 
 
 def _unlink(descriptor: int, name: str) -> None:

@@ -114,6 +114,22 @@ def test_refused_object_among_10_000_fails_alone(
     assert [line["record"]["path"] for line in lines("Record rejected")] == [poison]
 
 
+@pytest.mark.parametrize(
+    "path", ["file/below", "file/far/below", "link/below", "x" * 256, f"{'x' * 256}/below", "x/" * 2100 + "x"]
+)
+def test_path_that_no_file_can_have_counts_as_missing(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock, path: str
+) -> None:
+    # A parent is a file, or the name is too long: the upload can never have been written.
+    configure(artifacts=folder.settings())
+    folder.put("file")
+    (folder.root / folder.prefix / "link").symlink_to("file")
+    prepared(path)
+
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 1)
+    assert (still_pending(), folder.paths()) == (set(), {"file", "link"})
+
+
 def test_a_refused_object_is_tried_again_by_the_next_run(
     place: Place, configure: Configure, prepared: Prepare, clock: ManualClock
 ) -> None:
