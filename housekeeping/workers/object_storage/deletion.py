@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 from housekeeping.sweeps import ObjectNotDeleted, ObjectStoreUnavailable
@@ -19,6 +20,10 @@ logger = named_logger(__name__)
 
 #: Concurrent requests where each request deletes one object.
 _AT_ONCE: Final = 32
+#: Single requests after a bulk request was throttled. If these are as well, so would be the rest.
+_PROBES: Final = 4
+#: How obstore names the answers of a store that has too much to do.
+_THROTTLED: Final = re.compile(r"status code: (429|503)\b")
 #: Groups of local files between two checks: this many times `_AT_ONCE` files are deleted in milliseconds.
 _LOCAL_PARTS: Final = 8
 #: After this many refusals without a deletion, the store itself refuses; most likely a permission is missing.
@@ -55,6 +60,7 @@ class Deletion:
         self.unavailable: ObjectStoreUnavailable | None = None
         self._any_deleted = False
         self._refusals = 0
+        self._is_throttled = False
         self._is_available()
 
     def delete(self, paths: Sequence[str], time_is_up: Callable[[], bool], check: Callable[[], None]) -> Deleted:
@@ -74,7 +80,9 @@ class Deletion:
             return Deleted()
         found = Deleted()
         between_checks = _LOCAL_PARTS if self.store.scheme in LOCAL else 1
-        for number, some in enumerate(_parts(paths, _AT_ONCE)):
+        probes = paths[:_PROBES] if self._is_throttled else []
+        parts = chain([probes] if probes else [], _parts(paths[len(probes) :], _AT_ONCE))
+        for number, some in enumerate(parts):
             if number % between_checks == 0:
                 check()
             self._each(some, found)
@@ -94,9 +102,10 @@ class Deletion:
             check()
             try:
                 obstore.delete(client, [self.store.prefix + path for path in some])
-            except Exception:
+            except Exception as error:
                 # One error for all objects, which names one of them: only requests for each show which are left.
                 self.store.check_access()
+                self._is_throttled = _is_throttled(error)
                 return False
         self._any_deleted = True
         return True
@@ -108,6 +117,9 @@ class Deletion:
             self._mark_unavailable(error)
             return
         if any(answer is not None for answer in answers.values()) and not self._is_available():
+            return
+        if len(answers) >= _PROBES and all(map(_is_throttled, answers.values())):
+            self._mark_unavailable(self.store.unavailable(answers[self.store.prefix + paths[0]]))
             return
         for path in paths:
             answer = answers[self.store.prefix + path]
@@ -218,6 +230,10 @@ def open_folder(top: int, parts: Sequence[str]) -> int:
             os.close(descriptor)
         descriptor = following
     return descriptor
+
+
+def _is_throttled(answer: BaseException | None) -> bool:
+    return answer is not None and _THROTTLED.search(str(answer).partition("\n")[0]) is not None
 
 
 def _is_missing(answer: BaseException) -> bool:

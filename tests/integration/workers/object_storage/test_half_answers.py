@@ -112,3 +112,29 @@ def test_unconfirmed_deletions_are_finished_by_the_next_run(
     assert first.counts["total_deleted_stale_entries"] == 0
     assert (second.outcome, second.counts["total_deleted_stale_entries"]) == ("done", len(STALE))
     assert (store.objects, still_pending()) == (COMPLETED | FRESH, FRESH)
+
+
+def slows_down(server: FaultyS3, keys: Sequence[str], many: bool) -> Answer:
+    return 503, "<Error><Code>SlowDown</Code></Error>"
+
+
+def test_store_that_asks_to_slow_down_is_left_alone(
+    store: FaultyS3, still_pending: Pending, clock: ManualClock
+) -> None:
+    store.behave = slows_down
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert result.outcome == "failed" and result.reason is not None and "SlowDown" in result.reason
+    assert (result.counts["failed"], still_pending()) == (0, STALE | FRESH)
+    assert store.requests == 4 * (1 + 4), "one for all and four single ones, each with three retries"
+
+
+def test_object_that_is_always_unavailable_fails_alone(
+    store: FaultyS3, still_pending: Pending, clock: ManualClock
+) -> None:
+    store.behave = lambda server, keys, many: (slows_down if POISON & set(keys) else healthy)(server, keys, many)
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["failed"], still_pending()) == ("done", len(POISON), POISON | FRESH)
