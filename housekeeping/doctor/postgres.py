@@ -125,7 +125,11 @@ def _session() -> Iterator[Finding]:
     if off:
         text = f"{', '.join(off)} off: a statement that hangs blocks a thread for good"
         yield Finding(
-            "warning", "postgres", "timeouts", text, "remove it from the URL's options; the defaults are 60 s and 10 s"
+            "warning",
+            "postgres",
+            "timeouts",
+            text,
+            "remove it from the URL's options; defaults: 30 s, 10 s, 60 s",
         )
     else:
         yield Finding("fine", "postgres", "timeouts", ", ".join(f"{name} {values[name]}" for name in names[:3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,6 +137,17 @@ def test_read_only_server_is_an_error(found: Found, complete: Settings, tables: 
     set_in_session(database, "default_transaction_read_only = on")
 
     assert ("postgres", "writing") in said(found, "error")
+
+
+def test_missing_time_limit_is_a_warning_with_the_defaults(found: Found, complete: Settings, tables: None) -> None:
+    (fine,) = [each.text for each in found("fine") if each.subject == "timeouts"]
+    set_in_session(database, "statement_timeout = 0")
+
+    (warning,) = [each for each in found("warning") if each.subject == "timeouts"]
+
+    assert warning.text.startswith("statement_timeout off")
+    defaults = [f"{60 if unit == 'min' else value} s" for value, unit in re.findall(r"(\d+)(s|min)", fine)]
+    assert str(warning.way_out).endswith(f"defaults: {', '.join(defaults)}")
 
 
 @pytest.mark.parametrize(
