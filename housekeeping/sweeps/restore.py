@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
+from operator import and_
 from typing import Any, Final
 
-from peewee import SQL, Model, Tuple, fn
+from peewee import JOIN, SQL, Column, Model, Select, Tuple, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
@@ -65,13 +67,19 @@ class RestoredTable:
     def dry_run(self) -> dict[str, int]:
         """Return the counts of a restore, in the current transaction, and change nothing."""
         archive: Any = self.stage.model
-        archived = archive.select(fn.COUNT(SQL("*"))).where(self.stage.stale(SYSTEM_CLOCK.now()))
-        key = key_of(self.source)
-        there: Any = self.source.select(*key)
-        again = Tuple(*(archive._meta.columns[column.column_name] for column in key)).in_(there)
-        total: int = archived.scalar(database)
-        conflicts: int = archived.where(again).scalar(database)
-        return {RESTORED: total - conflicts, CONFLICTS: conflicts}
+        source: Any = self.source
+        names = [column.column_name for column in key_of(self.source)]
+        # The condition may name its columns without their table, so it stays apart from the join.
+        rows = archive.select(*(archive._meta.columns[name] for name in names))
+        archived = rows.where(self.stage.stale(SYSTEM_CLOCK.now())).cte("archived", materialized=True)
+        keys = [Column(archived, name) for name in names]
+        there = [source._meta.columns[name] for name in names]
+        # A key that the run has archived several times is restored once.
+        restored = fn.COUNT(Tuple(*keys).distinct()).filter(there[0].is_null())
+        joined = Select((archived,), [fn.COUNT(SQL("*")), restored]).with_cte(archived)
+        same = reduce(and_, (column == key for column, key in zip(there, keys, strict=True)))
+        total, free = joined.join(source, JOIN.LEFT_OUTER, on=same).tuples().execute(database)[0]
+        return {RESTORED: free, CONFLICTS: total - free}
 
 
 @dataclass(frozen=True, slots=True)

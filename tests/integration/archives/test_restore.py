@@ -144,6 +144,21 @@ def test_dry_run_counts_and_changes_nothing(archive: None) -> None:
     assert (rows(), len(rows("old_tickets")), Run.select().count()) == (before, 6, last)
 
 
+def test_dry_run_counts_a_key_archived_twice_once(archive: None) -> None:
+    run_id = archived()
+    database.execute_sql(
+        "INSERT INTO old_tickets SELECT (jsonb_populate_record(t, jsonb_build_object("
+        "'archived_at', t.archived_at + interval '1 s'))).* FROM old_tickets AS t WHERE id <= 2"
+    )
+    restoration = restoration_of(sweep(), run_id, "id <= 3")
+
+    expected = restoration.dry_run().counts
+
+    result = restoration.carry_out(pause=True)
+    assert expected == {"restored": 3, "conflicts": 2}
+    assert {name: result.counts[name] for name in expected} == expected
+
+
 def test_sweep_is_paused_afterward(archive: None) -> None:
     run_id = archived()
 
