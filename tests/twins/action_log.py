@@ -9,9 +9,10 @@ from housekeeping.sweeps.ledger import action_log
 from housekeeping.sweeps.ledger.action_log import Outcome
 from housekeeping.web.pages import actions
 from tests.twins import Twin
-from tests.twins.planting import instead
+from tests.twins.planting import instead, instead_at
 
 _LOG: Final = "tests/integration/sweeps/ledger/test_action_log.py::"
+_COMMANDS: Final = "tests/acceptance/test_action_log_commands.py::"
 _DASHBOARD: Final = "tests/integration/web/test_action_log.py::"
 
 TWINS: Final = (
@@ -26,5 +27,13 @@ TWINS: Final = (
         "pauses_a_worker_without_logging_it",
         f"{_DASHBOARD}test_every_change_on_the_dashboard_is_logged",
         instead(actions, "record_action", lambda *given: nullcontext(Outcome())),
+    ),
+    Twin(
+        "O1",
+        "purges_without_logging_it",
+        f"{_COMMANDS}test_every_changing_command_is_logged",
+        instead_at("housekeeping.cli.commands.purge.record_action", lambda *given: nullcontext(Outcome())),
+        in_processes=True,
+        slow=True,
     ),
 )

@@ -29,9 +29,10 @@ _WIDTH: Final = 60  # characters of a user or a target; --json has the whole of 
 def actions(target: str | None, user: str | None, before: int | None, limit: int, as_json: bool) -> None:
     """List what operators have changed, newest first: time, user, action, target and result.
 
-    The log has every pause, narrow, resume, run by hand, confirmation, acknowledgment, release of a lease or key, and
-    requeue or deletion of a dead letter, from the dashboard and from the command line. USER is user@machine on the
-    command line. Entries are kept for a year, in the database "main".
+    The log has every pause, narrow, resume, purge, restore, acknowledgment, release of a lease or key, and requeue or
+    deletion of a dead letter, from the dashboard and from the command line. It has the runs that were sent, and those
+    with --force or --confirm; "housekeeping runs" lists every run. USER is user@machine on the command line. Entries
+    are kept for a year, in the database "main".
     """
     schema.use_database(load_settings())
     schema.require()

@@ -10,7 +10,13 @@ import click
 from rich.text import Text
 
 from housekeeping.cli.commands.plan import print_checks, print_plan
-from housekeeping.cli.commands.run import exit_with_error, print_result, report_interruption, run_in_foreground
+from housekeeping.cli.commands.run import (
+    describe_end,
+    exit_with_error,
+    print_result,
+    report_interruption,
+    run_in_foreground,
+)
 from housekeeping.cli.commands.runs import using_database_of
 from housekeeping.cli.confirmation import confirm
 from housekeeping.cli.context import load_workers
@@ -27,6 +33,7 @@ from housekeeping.purge.request import BATCH_SIZE, PurgeRequest, request_of
 from housekeeping.purge.sweep import PurgeSweep, sweep_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger import schema
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 from housekeeping.sweeps.ledger.history import parse_run_label, run_label
 
 #: Options that a resumed purge may change; all others are those of the run that it continues.
@@ -184,15 +191,17 @@ def _confirm(planned: PurgePlan) -> None:
 
 
 def _run(request: PurgeRequest, sweep: Sweep, *, force: bool, as_json: bool) -> None:
-    result, ended = run_in_foreground(
-        sweep,
-        force=force,
-        confirmed=True,
-        max_rows=request.max_rows,
-        resumes=request.resumes,
-        noted=request.as_count(),
-        continued_by="purge --resume, after a minute,",
-    )
+    with record_action("purge", request.worker, command_line_user()) as outcome:
+        result, ended = run_in_foreground(
+            sweep,
+            force=force,
+            confirmed=True,
+            max_rows=request.max_rows,
+            resumes=request.resumes,
+            noted=request.as_count(),
+            continued_by="purge --resume, after a minute,",
+        )
+        outcome.result = describe_end(result, request.database)
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:

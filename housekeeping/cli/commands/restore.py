@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from housekeeping.cli.commands.run import exit_with_error, print_result, report_interruption
+from housekeeping.cli.commands.run import describe_end, exit_with_error, print_result, report_interruption
 from housekeeping.cli.commands.runs import run_with, using_database_of
 from housekeeping.cli.context import load_workers
 from housekeeping.cli.foreground import count_for_dry_run, end_process, run_with_progress
@@ -21,7 +21,7 @@ from housekeeping.purge.request import recorded_request
 from housekeeping.purge.sweep import sweep_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.ledger.action_log import command_line_user
+from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 from housekeeping.sweeps.ledger.history import parse_run_label
 from housekeeping.sweeps.ledger.runs import PURGE, Counts
 from housekeeping.sweeps.restore import PREFIX, Restoration, restoration_of, sweeps_of_archived_run
@@ -61,7 +61,10 @@ def restore(run_id: str, where: str | None, dry_run: bool, no_pause: bool, as_js
         if dry_run:
             result, ended = count_for_dry_run(restoration.restoring.name, restoration.dry_run), True
         else:
-            result, ended = _restore(restoration, pause=not no_pause)
+            user = command_line_user()
+            with record_action("restore", restoration.sweep.name, user) as outcome:
+                result, ended = _restore(restoration, user, pause=not no_pause)
+                outcome.result = f"{describe_end(result, restoration.sweep.database)} (restore of run {run_id})"
     _report(restoration, result, as_json, is_paused=not (dry_run or no_pause))
     if not ended:
         end_process(result.exit_code)
@@ -98,7 +101,7 @@ def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
     return sweeps[worker]
 
 
-def _restore(restoration: Restoration, *, pause: bool) -> tuple[RunResult, bool]:
+def _restore(restoration: Restoration, user: str, *, pause: bool) -> tuple[RunResult, bool]:
     """Return the result, and whether the run's thread has ended."""
     name = restoration.restoring.name
 
@@ -107,7 +110,7 @@ def _restore(restoration: Restoration, *, pause: bool) -> tuple[RunResult, bool]
             line(f"{name}: {format_counts(so_far)}")
 
         return restoration.carry_out(
-            pause=pause, said_by=command_line_user(), on_batch=show_progress, stopping=stopping, on_begin=begun
+            pause=pause, said_by=user, on_batch=show_progress, stopping=stopping, on_begin=begun
         )
 
     return run_with_progress(restoration.restoring, work, continued_by="the same command")

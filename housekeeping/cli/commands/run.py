@@ -116,9 +116,14 @@ def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> tuple[
         return run_in_foreground(sweep, argument)
     with record_action("confirm" if confirmed else "run", sweep.name, command_line_user()) as outcome:
         result, ended = run_in_foreground(sweep, argument, force=force, confirmed=confirmed)
-        label = "" if result.run_id is None else f"run {run_label(result.run_id, sweep.database)} "
-        outcome.result = f"{label}{result.outcome}{f': {result.reason}' if result.reason else ''}"
+        outcome.result = describe_end(result, sweep.database)
     return result, ended
+
+
+def describe_end(result: RunResult, database_name: str) -> str:
+    """Return the run and its outcome in one line, for the log of actions."""
+    label = "" if result.run_id is None else f"run {run_label(result.run_id, database_name)} "
+    return f"{label}{result.outcome}{f': {result.reason}' if result.reason else ''}"
 
 
 def run_in_foreground(

@@ -25,6 +25,8 @@ ActionName = Literal[
     "resume",
     "run",
     "confirm",
+    "purge",
+    "restore",
     "acknowledge",
     "release_lease",
     "release_key",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Final
 
 import click
 import pytest
@@ -40,6 +41,28 @@ CHANGING = [
     ("deadletters", "delete"),
     ("acknowledge",),
 ]
+#: Commands that only read -> arguments that each of them needs.
+READING: Final[dict[tuple[str, ...], list[str]]] = {
+    ("actions",): [],
+    ("deadletters", "list"): [],
+    ("deadletters", "show"): ["unknown"],
+    ("dedup", "list"): [],
+    ("doctor",): [],
+    ("leases", "list"): [],
+    ("list",): [],
+    ("plan",): ["housekeeping.old_runs"],
+    ("runs",): [],
+    ("status",): [],
+    ("why",): ["housekeeping.old_runs"],
+}
+#: Commands that work until they are stopped.
+SERVING = [("demo",), ("scheduler",), ("web",), ("worker",)]
+
+
+def test_every_command_is_known_to_change_read_or_serve() -> None:
+    found = set(commands(main))
+
+    assert found - {words[:-1] for words in found if words} == {*CHANGING, *READING, *SERVING}
 
 
 @pytest.mark.parametrize("words", list(commands(main)), ids=" ".join)
