@@ -144,6 +144,15 @@ class Deduplication(Middleware):
             after = self._thread.run_before(message)
             self._take(claim_step(name_key(actor, message, config), message, config, ttl, after, fresh=True), message)
 
+    def before_delay_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Mark a delayed message as known, also one whose sender had no such middleware, or other actor options.
+
+        A message that a hook refuses when it is due would keep all later ones in the queue of delayed messages.
+        """
+        actor = broker.actors.get(message.actor_name)
+        if "idempotency_key" in message.options or (actor is not None and config_of(actor) is not None):
+            message.options.setdefault(DEDUP_STATE, WHEN_DUE)
+
     def _take(self, step: KeyStep, message: Message[Any]) -> None:
         if self._thread.steps is not None:
             self._thread.steps[copy_id(message)] = step
@@ -172,6 +181,8 @@ class Deduplication(Middleware):
         thread.followers = followers_of(message)
         config = config_of(actor)
         if config is None:
+            if "idempotency_key" in message.options:  # the sender's release had an idempotent actor
+                message.options.setdefault(DEDUP_STATE, WHEN_DUE)
             return None
         key = key_of(actor, message, config)
         delivery = Delivery(message.message_id, key, uuid4().hex, message.options.get("retries", 0), config, elapsed())

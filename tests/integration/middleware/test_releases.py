@@ -12,6 +12,7 @@ from dramatiq import Actor
 
 from housekeeping.core.settings import Settings
 from housekeeping.middleware.deduplication.options import KEY, as_new
+from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker, installed
 
@@ -82,3 +83,53 @@ def test_message_sent_again_has_the_key_of_the_sending_release(  # D3
         duplicate = actor.send(7, True)
 
     assert duplicate.options["duplicate_of"] == message.message_id
+
+
+def refused_when_sent(broker: Any, runs: list[Any]) -> Actor[..., Any]:
+    return dramatiq.actor(broker=broker, actor_name="work")(lambda: runs.append("work"))
+
+
+def refused_when_run(broker: Any, runs: list[Any]) -> Actor[..., Any]:
+    return dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda fewer: runs.append("work"))
+
+
+@pytest.mark.parametrize(
+    ("of_before", "sent", "now", "ran"),
+    [
+        ({"idempotent": True, "deduplicate": None}, {"idempotency_key": "k"}, refused_when_sent, ["work", "other"]),
+        ({}, {"args": (1, 2)}, refused_when_run, ["other"]),
+    ],
+)
+def test_due_message_that_could_not_be_sent_today_stops_no_other(  # B3, R3
+    settings: Settings,
+    redis_client: redis.Redis,
+    of_before: dict[str, Any],
+    sent: dict[str, Any],
+    now: Any,
+    ran: list[str],
+) -> None:
+    runs: list[Any] = []
+    with installed(settings) as older_broker, installed(settings) as broker:
+        older_actor = dramatiq.actor(broker=older_broker, actor_name="work", **of_before)(lambda *args: None)
+        older_actor.send_with_options(**sent, delay=1)
+        now(broker, runs)
+        other = dramatiq.actor(broker=broker, actor_name="other")(lambda: runs.append("other"))
+        other.send_with_options(delay=2)
+
+        step_worker = StepWorker(broker)
+        step_worker.come_due()
+        step_worker.run()
+        step_worker.run()
+
+    assert runs == ran
+
+
+def test_failed_message_whose_actor_was_idempotent_is_retried(settings: Settings, redis_client: redis.Redis) -> None:
+    with installed(settings) as older_broker, installed(settings) as broker:
+        actor = dramatiq.actor(broker=older_broker, actor_name="work", idempotent=True)(lambda: None)
+        actor.send_with_options(idempotency_key="k")
+        dramatiq.actor(broker=broker, actor_name="work")(fail)
+
+        StepWorker(broker).run()
+
+        assert (len(queued(broker, "default.DQ")), queued(broker, "default.XQ")) == (1, [])
