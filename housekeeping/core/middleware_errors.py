@@ -44,6 +44,10 @@ class Skip(SkipMessage):
         self.reason = reason
 
 
+class SkipDelivery(Skip):
+    """Drops a delivery of a message whose outcome belongs to another delivery."""
+
+
 class Requeue(MiddlewareError, Retry):
     """Puts the message back into its queue without using up a retry.
 

@@ -34,6 +34,7 @@ from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications
 from housekeeping.middleware.interrupts.time_limit import within_actors
 from housekeeping.middleware.prefetch import Prefetch
 from housekeeping.middleware.reliable_enqueue import waiting_for_broker
+from housekeeping.middleware.results import kept_results
 from housekeeping.middleware.retries import Retries
 from housekeeping.middleware.schedule.middleware import Schedule
 from housekeeping.middleware.telemetry.heartbeats import Heartbeats
@@ -151,7 +152,7 @@ def _around(given: Sequence[Middleware]) -> tuple[list[Middleware], list[Middlew
         if isinstance(middleware, _PLACED):
             anchored = False
         elif type(middleware).__name__ in _FIRST or anchored:
-            before.append(middleware)
+            before.append(kept_results(middleware))
         elif not isinstance(middleware, PeriodiqMiddleware):
-            after.append(middleware)
+            after.append(kept_results(middleware))
     return before, after

@@ -15,7 +15,7 @@ import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, fail_message_on_error
+from housekeeping.core.middleware_errors import InvalidOption, Requeue, SkipDelivery, fail_message_on_error
 from housekeeping.core.redis.client import milliseconds, text, translate_redis_errors
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease, interrupter
@@ -180,12 +180,12 @@ class Idempotency(Middleware):
         self._end_delivery()
         if state == "completed":
             logger.info("Message was completed before", job_status="already_done")
-            return Skip("already_done")
+            return SkipDelivery("already_done")
         if state == "retried":
             # A failed attempt was delivered again. If it ran again, it would be retried twice.
             message.options[DEDUP_STATE] = SUPERSEDED
             logger.info("Delivery dropped, because its retry is waiting", job_status=RETRY_WAITS)
-            return Skip(RETRY_WAITS)
+            return SkipDelivery(RETRY_WAITS)
         if state.startswith(f"{message.message_id}:"):
             message.options[DEDUP_STATE] = SECOND_DELIVERY
         return Requeue(f"{delivery.name} is running elsewhere", _RUNNING_DELAY)
