@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from dramatiq import Actor, Message, MessageProxy, get_encoder
+from dramatiq import Actor, GenericActor, Message, MessageProxy, get_encoder
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.core.middleware_errors import InvalidOption
@@ -104,7 +104,7 @@ def check_key(actor: Actor[..., Any], option: str, key: object) -> None:
     Raises:
       InvalidOption: The message shows the right form.
     """
-    parameters = inspect.signature(actor.fn).parameters
+    parameters = signature_of(actor).parameters
     names = ", ".join(parameters)
     if key is None:
         return
@@ -120,6 +120,11 @@ def check_key(actor: Actor[..., Any], option: str, key: object) -> None:
             f"{actor.actor_name}: {option} key is {key!r}; "
             f"it should be a callable, or a list of some of the actor's parameters ({names})"
         )
+
+
+def signature_of(actor: Actor[..., Any]) -> inspect.Signature:
+    """Return the signature of an actor's function, or of the ``perform`` of a class-based actor."""
+    return _signature(actor.fn)[0]
 
 
 def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter]) -> bool:
@@ -147,7 +152,9 @@ def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter
 @functools.lru_cache(maxsize=1024)
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...] | None]:
     """Return a function's signature, and its parameters' names if all are positional, else None."""
-    signature = inspect.signature(function)
+    actor = inspect.unwrap(function)
+    # A class-based actor passes all arguments on to `perform`.
+    signature = inspect.signature(actor.perform if isinstance(actor, GenericActor) else function)
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     plain = all(each.kind in by_place for each in signature.parameters.values())
     return signature, tuple(signature.parameters) if plain else None

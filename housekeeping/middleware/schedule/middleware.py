@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 import time
 from datetime import UTC, datetime, tzinfo
@@ -16,13 +15,14 @@ from dramatiq.middleware import Shutdown
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, LeaseLost
-from housekeeping.core.middleware_errors import InvalidOption, Requeue, Skip, SkipEnqueue, fail_message_on_error
+from housekeeping.core.middleware_errors import InvalidOption, Requeue, SkipDelivery, SkipEnqueue, fail_message_on_error
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.core.thread_interrupt import LostLease
 from housekeeping.database.connection import database
+from housekeeping.middleware.call_keys import signature_of
 from housekeeping.middleware.deduplication.options import RETRY_WAITS
 from housekeeping.middleware.schedule.due_ticks import DueTicks
 from housekeeping.middleware.schedule.tick_recorder import (
@@ -92,7 +92,7 @@ class Schedule(Middleware):
         try:
             # Always a copy: two actors that share one object would share its state.
             cron = Cron(spec.spec, spec.zone) if isinstance(spec, Cron) else Cron(str(spec), self._zone)
-            inspect.signature(actor.fn).bind()
+            signature_of(actor).bind()
         except DeclarationError as error:
             raise InvalidOption(f"{actor.actor_name}: {error}") from None
         except TypeError as error:
@@ -119,7 +119,7 @@ class Schedule(Middleware):
                 noting=self._recorder.has_ledger,
             )
         if not ours:
-            raise Skip(_ALREADY_SENT)
+            raise SkipDelivery(_ALREADY_SENT)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None

@@ -160,3 +160,31 @@ def test_key_that_does_not_fit_is_refused_with_a_valid_example(function: Callabl
 
     with pytest.raises(InvalidOption, match=rf"{function.__name__}: deduplication key .*should .*\({names}\)"):
         check_key(actor_of(function), "deduplication", key)
+
+
+def class_based() -> Any:
+    of_the_test = StubBroker(middleware=[])
+
+    class Work(dramatiq.GenericActor):
+        class Meta:
+            broker = of_the_test
+
+        def perform(self, project_id: int, kinds: Any = (1, 2), *, dry_run: bool = False) -> None: ...
+
+    return Work.__actor__
+
+
+def test_class_based_actor_has_the_keys_of_its_perform() -> None:  # D3
+    actor = class_based()
+
+    assert digest(actor, (7,), {}) == digest(actor, (), {"project_id": 7, "dry_run": False})
+    assert digest(actor, (7,), {}) == digest(actor_of(work), (7,), {})
+
+
+def test_key_option_of_a_class_based_actor_names_arguments_of_perform() -> None:  # D3
+    actor = class_based()
+
+    check_key(actor, "deduplication", ["project_id"])
+    check_key(actor, "deduplication", lambda project_id, kinds, *, dry_run: project_id)
+    with pytest.raises(InvalidOption, match=r"\(project_id, kinds, dry_run\)"):
+        check_key(actor, "deduplication", ["args"])
