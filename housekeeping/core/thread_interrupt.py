@@ -53,6 +53,9 @@ class _Section:
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 
+#: Text of the error that Dramatiq raises in place of an interrupt if the actor's coroutine takes over a second to end.
+_COROUTINE_CONTINUES: Final = "Timed out while waiting for coroutine."
+
 _lock: Final = threading.Lock()
 _sections: Final[dict[int, _Section]] = {}  # by thread id
 
@@ -76,6 +79,11 @@ def run_interruptibly(function: Callable[..., T], *args: Any, **kwargs: Any) -> 
         return function(*args, **kwargs)
     except Interrupt as raised:
         _note_arrival(section, raised)
+        raise
+    except RuntimeError as error:
+        if isinstance(error.__cause__, Interrupt) and str(error) == _COROUTINE_CONTINUES:
+            _note_arrival(section, error.__cause__)
+            raise error.__cause__ from None
         raise
     finally:
         try:
