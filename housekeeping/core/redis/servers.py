@@ -21,6 +21,10 @@ from housekeeping.core.sanitize import error_line
 _SENTINEL_TIMEOUT_S: Final = 1
 
 
+class DemotedServer(redis.ConnectionError):
+    """A connection's server has become a replica."""
+
+
 def sentinel_client(url: str, client_class: type[redis.Redis], options: dict[str, Any]) -> redis.Redis:
     """Return a client of the primary that the URL's Sentinels name; each of its connections asks them for the address.
 
@@ -77,7 +81,16 @@ def _checking(kind: Any, check: Callable[[Any], None]) -> Any:
             self.disconnect()
             raise
 
-    return type(kind.__name__, (kind,), {"on_connect_check_health": on_connect_check_health, "checked": True})
+    def read_response(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return kind.read_response(self, *args, **options)
+        except redis.ReadOnlyError as error:
+            # A failover made it a replica without closing its connections. The address may lead to another server now.
+            self.disconnect()
+            raise DemotedServer(f"Redis at {_address(self)} is not a primary, but a replica") from error
+
+    own = {"on_connect_check_health": on_connect_check_health, "read_response": read_response, "checked": True}
+    return type(kind.__name__, (kind,), own)
 
 
 def _check_server(connection: Any) -> None:

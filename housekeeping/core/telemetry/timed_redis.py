@@ -16,7 +16,7 @@ from redis.connection import ConnectionPool
 from redis.retry import Retry
 
 from housekeeping.core.redis.sentinel_url import is_sentinel_url
-from housekeeping.core.redis.servers import reject_cluster, sentinel_client
+from housekeeping.core.redis.servers import DemotedServer, reject_cluster, sentinel_client
 from housekeeping.core.telemetry.context import waiting_for
 
 #: A connection that was idle for longer is checked before its next script: the server may have closed it.
@@ -69,6 +69,10 @@ class _TimedRedis(redis.Redis):
             return answer
         except redis.ResponseError:
             answered = True
+            raise
+        except DemotedServer:
+            # A replica still accepts SCRIPT LOAD and reads, so the other connections would stay with it.
+            self.connection_pool.disconnect(inuse_connections=False)
             raise
         finally:
             if not answered:
