@@ -22,7 +22,7 @@ from housekeeping.core.telemetry import metrics
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases.store import RedisLeaseStore
 from housekeeping.middleware.call_keys import message_digest
-from housekeeping.middleware.deduplication.options import DEDUP_STATE, SUPERSEDED
+from housekeeping.middleware.deduplication.options import DEDUP_STATE, SUPERSEDED, has_dependents
 from housekeeping.middleware.reliable_enqueue import ReliableBroker, enqueue_reliably
 
 logger = named_logger(__name__)
@@ -127,8 +127,9 @@ class Retries(dramatiq.middleware.Retries):
 
     def _enqueue(self, broker: Broker, message: MessageProxy, exception: BaseException | None, given_ms: int) -> None:
         delay = self._delay(broker, message, exception, timedelta(milliseconds=given_ms))
-        scheduled = self._period(broker, message) is not None
-        if scheduled and self._another_waits(self._mark(broker, message), message.message_id, delay):
+        # One with dependents is retried beside another: its pipeline or group would never end.
+        next_tick_does_it = self._period(broker, message) is not None and not has_dependents(message)
+        if next_tick_does_it and self._another_waits(self._mark(broker, message), message.message_id, delay):
             logger.warning("Not retried, because a retry of this actor is waiting", job_status="retry_waits")
             return
         enqueue_reliably(broker, message, int(delay.total_seconds() * 1000))

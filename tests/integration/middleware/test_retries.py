@@ -247,3 +247,16 @@ def test_wrong_time_of_an_earlier_delay_delays_by_an_hour_at_most(broker: RedisB
 
     [waiting] = queued(broker, "default.DQ")
     assert now + 300_000 <= waiting.options["eta"] < now + 4_000_000
+
+
+def test_failed_tick_with_dependents_is_retried_beside_a_waiting_retry(broker: RedisBroker) -> None:  # D2, R2
+    actor = failing(broker, schedule="*/10 * * * *")
+    then = dramatiq.actor(broker=broker, actor_name="then")(lambda: None)
+
+    with working(broker):
+        actor.send()
+        eventually(lambda: queued(broker, "default.DQ"))
+        dramatiq.pipeline([actor.message(), then.message_with_options(pipe_ignore=True)], broker=broker).run()
+        eventually(lambda: not queued(broker))
+
+    assert ["pipe_target" in retry.options for retry in queued(broker, "default.DQ")] == [False, True]
