@@ -42,12 +42,13 @@ _CALLERS: Final = ("dramatiq.", "housekeeping.middleware.", "housekeeping.core.t
 
 
 def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint) -> timedelta:
-    """Return the delay before a retry, numbered from 0: about 18 s, 24 s, 50 s, 2 min, ... 4 days.
+    """Return the delay before a retry, numbered from 0: about 18 s, 24 s, 50 s, 2 min, ... at most a week.
 
     Parameters:
       chance: Random number between two limits, so that messages that failed together are not retried together.
     """
-    return timedelta(seconds=retry**4 + 15 + chance(0, 9) * (retry + 1))  # promise R1
+    seconds = retry**4 + 15 + chance(0, 9) * (retry + 1)  # promise R1
+    return timedelta(seconds=min(seconds, DEFAULT_MAX_BACKOFF // 1000))  # reached after the 25 retries of the default
 
 
 class Retries(dramatiq.middleware.Retries):

@@ -26,3 +26,4 @@ def test_twenty_five_retries_take_about_three_weeks() -> None:  # R1
 
 def test_every_delay_is_within_the_brokers_limits() -> None:
     assert delay_before(MAX_RETRIES - 1, lambda low, high: high) < timedelta(days=7)
+    assert delay_before(10_000) == timedelta(days=7)  # with `max_retries=None`
