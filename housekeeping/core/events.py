@@ -120,7 +120,7 @@ def on(event: NamedSignal, handler: Any, *, within_transaction: bool = False, ou
         if handler not in handlers.within_transaction:
             handlers.within_transaction.append(handler)
         return
-    if not outbox or handlers.outbox.setdefault(outbox, handler) is not handler:
+    if not outbox or handlers.outbox.setdefault(outbox, handler) != handler:  # methods are equal, but not the same
         raise DeclarationError(f"{event.name}: the subscription {outbox!r} needs a name and one handler")
 
 
@@ -129,7 +129,7 @@ def off(event: NamedSignal, handler: TransactionHandler | OutboxHandler) -> None
     handlers = handlers_of(event)
     if handler in handlers.within_transaction:
         handlers.within_transaction.remove(handler)
-    for name in [name for name, each in handlers.outbox.items() if each is handler]:
+    for name in [name for name, each in handlers.outbox.items() if each == handler]:
         del handlers.outbox[name]
 
 

@@ -71,7 +71,8 @@ def store(
     stored: list[Stored] = []
     if not rows:
         return stored
-    contents = json.dumps([dict(row) for row in rows], default=_plain)
+    # Read again, because JSON has no numbers NaN and Infinity: they become text.
+    contents = json.dumps(json.loads(json.dumps([dict(row) for row in rows], default=_plain), parse_constant=str))
     attempts, delay = (1, FIRST_DELAY) if claimed else (0, timedelta())
     for name in handlers_of(event).outbox:
         values = (event.name, name, worker, run_id, attempts, delay, contents)

@@ -269,3 +269,27 @@ def test_second_handler_of_a_subscription_is_rejected(on: On) -> None:
 
     with pytest.raises(DeclarationError, match="the subscription 'mails' needs a name and one handler"):
         events.on(orders_expired, Handler(), outbox="mails")
+
+
+class Mails:
+    def send(self, rows: list[dict[str, Any]], /, *, worker: str, run_id: int | None) -> None: ...
+
+
+def test_method_may_be_a_handler() -> None:
+    mails = Mails()
+    events.on(orders_expired, mails.send, outbox="mails")
+    events.on(orders_expired, mails.send, outbox="mails")
+
+    events.off(orders_expired, mails.send)
+
+    assert not events.handlers_of(orders_expired).outbox
+
+
+def test_numbers_that_json_lacks_are_stored_as_text(orders: type[Order], on: On) -> None:
+    on(orders_expired, Handler(), outbox="mails")
+
+    with database.atomic():
+        rows = [{"order_id": 1, "ratio": float("nan"), "limits": [float("-inf"), 1.5]}]
+        [stored] = outbox.store(orders_expired, rows, worker="shop.expired_orders", run_id=None)
+
+    assert stored.contents == {"order_id": 1, "ratio": "NaN", "limits": ["-Infinity", 1.5]}
