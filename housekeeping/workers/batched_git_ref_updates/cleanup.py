@@ -176,6 +176,10 @@ class PendingDeletions:
             # A page of slow batches must not delay the heartbeat.
             if batch.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
                 break
+        if results:
+            self.backends.repositories.locate(
+                project_id
+            )  # raises if the disk is gone, so that nothing counts as missing
         too_long = {ref for ref, refused in results.items() if isinstance(refused, RefNameTooLong)}
         known = list(itertools.takewhile(lambda row: row[1] in results or not is_ref_name(row[1]), page))
         end = place.moved(len(known), known[-1][0] if known else None)

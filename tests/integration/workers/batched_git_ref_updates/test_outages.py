@@ -57,6 +57,30 @@ def test_missing_root_does_not_count_as_missing_repositories(
     assert len(pending()) == 3
 
 
+def test_root_lost_during_a_run_does_not_count_as_missing_repositories(
+    root: Path, watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    bare = repository(*(f"refs/heads/{number}" for number in range(1, 11)))
+    add_deletions(10)
+
+    def unmount(number: int, refs: Sequence[str]) -> None:
+        if number == 2:
+            root.rename(root.with_name("unmounted"))
+            root.mkdir()
+
+    watched.before = unmount
+
+    result = run_sweep(SMALL, 1)
+
+    assert (result.outcome, result.counts["total_deletes"]) == ("failed", 0)
+    assert result.reason is not None and result.reason.endswith("is the disk mounted?")
+    root.rmdir()
+    root.with_name("unmounted").rename(root)
+    assert (len(pending()), len(bare.refs())) == (10, 5)
+    assert run_sweep(SMALL, 1).counts["total_deletes"] == 10
+    assert bare.refs() == []
+
+
 def test_inaccessible_repository_does_not_count_as_missing(
     root: Path, add_deletions: AddDeletions, pending: Pending
 ) -> None:
