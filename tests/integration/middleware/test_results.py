@@ -12,6 +12,7 @@ from dramatiq.results import ResultMissing, Results
 from dramatiq.results.backends import StubBackend
 
 from housekeeping.brokers import message_broker
+from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from tests.integration.middleware.step_worker import StepWorker, close, delivered_again
@@ -31,6 +32,7 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
         watched(broker)
     yield broker
     close(broker)
+    shared_redis.get().connection_pool.disconnect()
 
 
 def run_twice(step_worker: StepWorker) -> None:

@@ -14,11 +14,8 @@ from dramatiq import Broker, MessageProxy, Middleware, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AsyncIO, Shutdown
 
-from housekeeping.brokers import message_broker
 from housekeeping.core.settings import Settings
-from housekeeping.installation import install
 from tests.integration.middleware.applications import close_all, installed, queued
-from tests.integration.middleware.step_worker import close
 
 PATIENCE_S = 20
 
@@ -151,14 +148,9 @@ def test_actor_called_as_a_function_is_not_interrupted(broker: RedisBroker) -> N
     assert (in_worker.interrupted.is_set(), called.interrupted.is_set()) == (True, False)
 
 
-def test_interrupted_coroutine_that_ends_slowly_is_requeued(
-    settings: Settings, redis_client: redis.Redis
-) -> None:  # R5
+def test_interrupted_coroutine_that_ends_slowly_is_requeued(broker: RedisBroker) -> None:  # R5
     began, may_end = threading.Event(), threading.Event()
-    broker: Any = message_broker(settings)
     broker.add_middleware(AsyncIO())
-    without = settings.model_copy(update={"database_url": None, "grace_s": 0.0})
-    install(broker, without, workers=False)
 
     @dramatiq.actor(broker=broker)
     async def slow() -> None:
@@ -169,7 +161,6 @@ def test_interrupted_coroutine_that_ends_slowly_is_requeued(
             await asyncio.to_thread(may_end.wait, PATIENCE_S)  # Dramatiq waits for it for a second
 
     slow.send()
-    broker.emit_after("process_boot")
     worker = Worker(broker, worker_timeout=20, worker_threads=1)
     worker.start()
     assert began.wait(PATIENCE_S)
@@ -178,4 +169,3 @@ def test_interrupted_coroutine_that_ends_slowly_is_requeued(
 
     [message] = queued(broker)
     assert "retries" not in message.options
-    close(broker)
