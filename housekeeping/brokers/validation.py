@@ -32,7 +32,7 @@ def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
 
 
 def wrong_type(message: Message[Any]) -> str:
-    """Return which part of a message has a wrong type, or an empty text.
+    """Return which part of a message is invalid, or an empty text.
 
     Note: It leaves out the value, which may be a password.
     """
@@ -40,4 +40,4 @@ def wrong_type(message: Message[Any]) -> str:
         part = getattr(message, name)
         if not isinstance(part, kind):
             return f"its {name} is of type {type(part).__name__}"
-    return ""
+    return "its message_id contains a NUL character" if "\0" in message.message_id else ""

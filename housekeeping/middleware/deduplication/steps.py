@@ -119,8 +119,13 @@ def copy_id(message: Message[Any]) -> str:
 
 def claim_of(message: Message[Any] | MessageProxy) -> str:
     """Return the token with which the scheduler claimed a message's tick; empty if no scheduler sent it."""
-    claim = message.options.get("claim")
-    return claim if isinstance(claim, str) else ""
+    return _text_option(message, "claim") or ""
+
+
+def _text_option(message: Message[Any] | MessageProxy, name: str) -> str | None:
+    """Return a message option that the scripts accept; None if it is missing or another program wrote it."""
+    given = message.options.get(name)
+    return given if isinstance(given, str) and "\0" not in given else None
 
 
 def step_of_known_message(
@@ -193,7 +198,7 @@ def claim_step(
         once=fresh and tick_of(message) is None,
         # A delayed message would do the work later than the retry.
         supersede=config.supersede_retry and ttl == config.ttl,
-        position=message.options.get(POSITION),
+        position=_text_option(message, POSITION),
     )
 
 

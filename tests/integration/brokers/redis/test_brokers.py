@@ -16,6 +16,7 @@ from housekeeping.core.redis.client import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working
+from tests.integration.middleware.step_worker import StepWorker
 
 
 def put(broker: RedisBroker, redis_id: str, body: bytes) -> None:
@@ -43,6 +44,7 @@ def with_part(name: str, part: object) -> bytes:
         with_part("actor_name", ["good"]),
         with_part("message_id", {}),
         with_part("message_id", ["a"]),
+        with_part("message_id", "a\0"),
         with_part("message_timestamp", "now"),
         with_part("kwargs", []),
     ],
@@ -156,3 +158,19 @@ def test_identical_unreadable_messages_are_all_moved(broker: RedisBroker) -> Non
         eventually(lambda: broker.client.zcard(f"{broker.namespace}:default.XQ") == 3)
 
     assert broker.client.hlen(f"{broker.namespace}:default.msgs") == 0
+
+
+@pytest.mark.parametrize("option", ["claim", "database_position"])
+def test_due_message_with_an_invalid_option_affects_no_other(broker: RedisBroker, option: str) -> None:  # B3
+    ran: list[str] = []
+    dramatiq.actor(broker=broker, actor_name="good", idempotent=True)(lambda: ran.append("good"))
+    dramatiq.actor(broker=broker, actor_name="other")(lambda: ran.append("other")).send_with_options(delay=1)
+    body = of_queue("default.DQ", redis_message_id="poison", eta=0, **{option: "a\0"})
+    broker.do_enqueue("default.DQ", "poison", body)
+
+    step_worker = StepWorker(broker)
+    step_worker.come_due()
+    step_worker.run()
+    step_worker.run()
+
+    assert sorted(ran) == ["good", "other"]
