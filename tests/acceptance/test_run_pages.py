@@ -132,6 +132,17 @@ def test_narrow_screen_hides_nothing(dashboard: str, browser: ChromiumDriver, wa
     assert wait.until(lambda page: page.execute_script(FITS))
 
 
+def test_long_count_of_a_purge_is_wrapped(dashboard: str, browser: ChromiumDriver, wait: Wait) -> None:
+    request = {"purge": {"table": "sessions", "where": "expires_at < now() AND " * 20}}
+    begun = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), datetime.now(UTC))
+    purge = Run.create(worker="purge:sessions", trigger="cli", outcome="done", counts=request, **begun)
+    looks(browser, 320, 640, phone=True)
+
+    browser.get(f"{dashboard}/runs/{purge.id}")
+
+    assert wait.until(lambda page: page.execute_script(FITS))
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_page_breaks_no_accessibility_rule(dashboard: str, browser: ChromiumDriver, wait: Wait, path: str) -> None:
     found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from housekeeping.core.wording import counted
 from housekeeping.sweeps.insight.status import outcome_in_words
 from housekeeping.sweeps.ledger.history import RunRecord
+from housekeeping.sweeps.ledger.runs import PURGE, RESTORE
 from housekeeping.sweeps.limits.first_run import UNCONFIRMED, in_words
 
 #: Meaning of a recorded reason, with what to do about it.
@@ -38,6 +40,9 @@ REASONS: Final = {
     "is retried; to run now: housekeeping run NAME --force",
     "retry_waits": "a retry of this worker was already waiting and does the same work",
 }
+
+#: End of a meaning that says what continues the work.
+_CONTINUED: Final = re.compile(r"[;,] (?:and )?the next (?:run|attempt) [^.]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,12 @@ class Attempt:
 
 def meaning_of(worker: str, attempt: Attempt) -> str:
     """Return what an attempt's outcome and reason mean, with what to do."""
+    text = _meaning(worker, attempt)
+    # No schedule follows a purge or a restore: its operator continues it.
+    return text if {PURGE, RESTORE}.isdisjoint(attempt.counts) else _CONTINUED.sub("", text)
+
+
+def _meaning(worker: str, attempt: Attempt) -> str:
     if attempt.outcome == "running":
         return "it is running"
     if attempt.outcome == "silent":

@@ -19,6 +19,8 @@ from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.history import RunRecord, name_database, run_label
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.overrides import describe_override, override_of
+from housekeeping.sweeps.ledger.run_queries import resumed_by
+from housekeeping.sweeps.ledger.runs import PURGE, RESTORE
 from housekeeping.sweeps.processes.alerts import no_living_scheduler, no_living_worker
 from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Processes
 
@@ -217,6 +219,9 @@ def queued_messages(sweep: Sweep, messages: int, processes: Processes) -> str | 
 
 def _origin(record: RunRecord) -> str:
     origin = _ORIGINS.get(record.trigger, record.trigger)
+    for command in (PURGE, RESTORE):
+        if command in record.counts:
+            origin = f"it was started by hand: housekeeping {command}"
     if record.tick is not None:
         origin += f" for the tick {record.tick:%Y-%m-%d %H:%M} UTC"
     if lost := history.took_over_from(record):
@@ -242,4 +247,19 @@ def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
         return "its message is delivered again, and that attempt takes over"
     if record.outcome == "failed" and record.message_id is not None and record.reason != "breaker":
         return "its message is retried, and after the last retry it is in housekeeping deadletters list"
-    return "the next run does the rest"
+    return _continued_by_hand(record) or "the next run does the rest"
+
+
+def _continued_by_hand(record: RunRecord) -> str | None:
+    """Return how an operator continues a purge or a restore; None for a run of a worker."""
+    if RESTORE in record.counts:
+        restored = record.counts[RESTORE]
+        same = "" if restored["where"] is None else ", with the same --where"
+        return f"to continue: housekeeping restore {run_label(restored['run_id'], record.database)}{same}"
+    if PURGE not in record.counts:
+        return None
+    if (later := resumed_by(record.run_id)) is not None:
+        return f"run {_label(later)} resumed it"
+    if record.reason == "limit":
+        return "nothing: it has deleted as many rows as --max-rows allows"
+    return f"to continue: housekeeping purge --resume {record.label}"

@@ -16,6 +16,7 @@ from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.statements import watch_statements
 
 WORKER: Final = "test.history"
+RESTORED: Final = {"restore": {"run_id": 7, "where": "id = 1"}}
 MINUTE: Final = timedelta(minutes=1)
 
 Plans = Callable[[], list[str]]
@@ -99,6 +100,19 @@ def test_run_of_each_trigger_is_explained(postgres: Database, trigger: str, orig
         ({"message_id": "m", "outcome": "failed", "reason": "x", "error": "x"}, "its message is retried"),
         ({"message_id": "m", "heartbeat_at": NOW - 2 * runs.SILENCE}, "its message is delivered again"),
         ({"outcome": "done"}, "None"),
+        (
+            {"counts": {"purge": {}}, "outcome": "partial", "reason": "shutdown"},
+            "to continue: housekeeping purge --resume ",
+        ),
+        (
+            {"counts": {"purge": {}}, "heartbeat_at": NOW - 2 * runs.SILENCE},
+            "to continue: housekeeping purge --resume ",
+        ),
+        ({"counts": {"purge": {}}, "outcome": "partial", "reason": "limit"}, "nothing: it has deleted as many rows"),
+        (
+            {"counts": RESTORED, "outcome": "failed", "reason": "x"},
+            "to continue: housekeeping restore 7, with the same",
+        ),
     ],
 )
 def test_next_step_follows_from_the_outcome(postgres: Database, row: dict[str, Any], next_step: str) -> None:
@@ -106,6 +120,27 @@ def test_next_step_follows_from_the_outcome(postgres: Database, row: dict[str, A
     assert record is not None
 
     assert str(explain_run(record, None, record.started_at, UTC).next_step).startswith(next_step)
+
+
+@pytest.mark.parametrize("reason", ["out_of_time", "limit", "shutdown", "gate", None])
+def test_purge_is_never_said_to_continue_by_itself(postgres: Database, reason: str | None) -> None:
+    ended = {"outcome": "partial", "reason": reason, "finished_at": NOW}
+    row = ended if reason else {"heartbeat_at": NOW - 2 * runs.SILENCE}
+    record = history.find(_begun(trigger="cli", counts={"purge": {}}, **row))
+    assert record is not None
+
+    answer = explain_run(record, None, record.started_at, UTC)
+
+    assert answer.meaning and "next" not in answer.meaning
+    assert answer.origin == "it was started by hand: housekeeping purge"
+
+
+def test_purge_that_was_resumed_names_the_run_that_did(postgres: Database) -> None:
+    first = history.find(_begun(counts={"purge": {}}, outcome="partial", reason="shutdown", finished_at=NOW))
+    assert first is not None
+    second = _begun(counts={"purge": {"resumes": first.run_id}}, outcome="done", finished_at=NOW)
+
+    assert explain_run(first, None, first.started_at, UTC).next_step == f"run {second} resumed it"
 
 
 def test_next_attempt_at_the_same_message_is_named(postgres: Database) -> None:
