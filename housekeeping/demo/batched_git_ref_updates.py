@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
 from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
+from housekeeping.workers.batched_git_ref_updates.models import Deletion
 
 TITLE: Final = "GIT REFS"
 PROJECTS: Final = 40
@@ -25,7 +28,7 @@ SELECT count(*) FILTER (WHERE status = 1), count(*) FILTER (WHERE status = 2), c
 FROM batched_git_ref_updates_deletions
 """
 _INSERT: Final = """
-INSERT INTO batched_git_ref_updates_deletions (project_id, ref)
+INSERT INTO {table} (project_id, ref)
 SELECT project_id, ref FROM generate_series(1, %(projects)s) AS project_id, unnest(%(refs)s::text[]) AS ref
 """
 
@@ -40,8 +43,8 @@ def seed(folder: Path) -> str:
     (_root(folder) / hashed_path(1) / f"{_LOCKED}.lock").touch()
     with database.atomic():
         refs = [*loose, *packed, *gone]
-        database.execute_sql(_INSERT, {"projects": PROJECTS, "refs": refs})
-        database.execute_sql(_INSERT, {"projects": 2, "refs": list(_NO_REFS)})
+        fill(PROJECTS, refs)
+        fill(2, _NO_REFS)
     database.execute_sql("ANALYZE batched_git_ref_updates_deletions")
     global _seeded
     _seeded = _root(folder)
@@ -50,6 +53,11 @@ def seed(folder: Path) -> str:
         f"{PROJECTS} bare git repositories with {len(KEPT) + LOOSE + PACKED} refs each, and {rows:,} refs to delete: "
         f"{PROJECTS * GONE} already gone, {2 * len(_NO_REFS)} invalid, one locked by another git process"
     )
+
+
+def fill(projects: int, refs: Sequence[str]) -> None:
+    """Add the refs of each project to the table."""
+    database.execute_sql(_INSERT.format(table=quoted_name(Deletion)), {"projects": projects, "refs": list(refs)})
 
 
 def settings(folder: Path) -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
+from housekeeping.workers.ci_stuck_builds.models import Build
 
 TITLE: Final = "CI BUILDS"
 STUCK: Final = 2_000  # of each kind: canceling, running, scheduled, pending
@@ -15,7 +17,7 @@ DAMAGED: Final = 3  # canceling, with the largest possible version: they cannot 
 
 _STATUSES: Final = ("canceling", "running", "scheduled", "pending")
 _SEED: Final = """
-INSERT INTO ci_builds
+INSERT INTO {table}
     (type, status, created_at, updated_at, finished_at, scheduled_at, project_id, runner_id, name, stage, commit_id,
      failure_reason, lock_version)
 SELECT 'Ci::Build', status, began, began + interval '1 minute', CASE WHEN ended THEN began + interval '9 minutes' END,
@@ -62,14 +64,19 @@ _KINDS: Final = (
 
 def seed(folder: Path) -> str:
     """Fill the table in under a second; return a summary line."""
-    numbers = {"stuck": STUCK, "at_work": AT_WORK, "ended": ENDED, "damaged": DAMAGED}
-    with database.atomic():
-        database.execute_sql(_SEED, numbers)
+    fill(STUCK, AT_WORK, ENDED, DAMAGED)
     database.execute_sql("ANALYZE ci_builds")
     return (
         f"{4 * STUCK + AT_WORK + ENDED:,} CI builds: {STUCK:,} each stuck in {', '.join(_STATUSES)}, "
         f"{AT_WORK:,} active, {ENDED:,} ended; {DAMAGED} of the canceling ones are damaged and cannot be dropped"
     )
+
+
+def fill(stuck: int, at_work: int, ended: int, damaged: int = 0) -> None:
+    """Add builds of each kind to the table in one transaction; `stuck` is the number for each of the four statuses."""
+    with database.atomic():
+        numbers = {"stuck": stuck, "at_work": at_work, "ended": ended, "damaged": damaged}
+        database.execute_sql(_SEED.format(table=quoted_name(Build)), numbers)
 
 
 def counted() -> dict[str, int]:

@@ -40,10 +40,10 @@ def test_every_empty_table_gets_a_few_hundred_rows(trial: Settings) -> None:
     ("worker", "counts"),
     [
         ("user_status_cleanup.batch", {"deleted_rows": 200, "batches": 2}),
-        ("bulk_imports.stale_import", {"timed_out_imports": 20, "timed_out_entities": 60, "timed_out_trackers": 60}),
-        ("ci.stuck_builds.drop_running", {"dropped": 26}),
-        ("ci.stuck_builds.drop_scheduled", {"dropped": 24}),
-        ("ci.stuck_builds.drop_canceling", {"dropped": 26}),
+        ("bulk_imports.stale_import", {"timed_out_imports": 20, "timed_out_entities": 60, "timed_out_trackers": 10}),
+        ("ci.stuck_builds.drop_running", {"dropped": 25}),
+        ("ci.stuck_builds.drop_scheduled", {"dropped": 25}),
+        ("ci.stuck_builds.drop_canceling", {"dropped": 25}),
     ],
 )
 def test_each_worker_has_something_to_do(trial: Settings, worker: str, counts: dict[str, int]) -> None:
