@@ -243,7 +243,7 @@ def test_plan_is_requested_by_a_button(
     browser.find_element(By.CSS_SELECTOR, "#plan button").send_keys(Keys.ENTER)
     wait.until(until.title_contains("plan of"))
 
-    assert "would process 3 stale rows in 1 batch" in text_of(browser, "main")
+    assert "3 rows are stale: 1 batch" in text_of(browser, "main")
 
 
 @pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", "/alerts", "/dead-letters"])

@@ -104,6 +104,7 @@ def test_paused_worker_is_named_before_and_after_it_is_sent(client: FlaskClient,
 
     texts = [page.get_data(as_text=True) for page in pages]
     assert all(f"{WORKER} is paused until it is resumed: migration" in text for text in texts)
+    assert "would process" not in texts[0]
     assert '<td data-label="Effect">skips</td>' in texts[0] and all("will be skipped" in text for text in texts[1:])
 
 
