@@ -138,7 +138,7 @@ def examine() -> Iterator[Finding]:
         backends.repositories.locate(1)
         yield Finding("fine", area, "repositories", "the folder exists")
     except HousekeepingError as error:
-        yield Finding("error", area, "repositories", str(error), "mount it, or disable the worker")
+        yield Finding("error", area, "repositories", str(error), "set and mount it, or disable the worker")
     if not isinstance(backends.deletion, GitCli):
         return
     version = backends.deletion.version()
