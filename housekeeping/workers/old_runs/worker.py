@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from peewee import fn
@@ -33,52 +33,34 @@ _DELETED: Final = ("deleted_rows", "deleted_leases", "deleted_rejections", "dele
 #: The run that holds a lease, even if it has crashed and no other run has recorded that yet.
 _OPEN: Final = Run.select(Run.id).where(Run.outcome.is_null() & (Run.epoch == Lease.epoch))
 
+
+def _stages(sweep: Sweep) -> list[TableStage]:
+    """Return a stage for each table, whose rows are deleted some time after the first column of their order."""
+
+    def aged(name: str, order: tuple[Any, ...], kept_for: timedelta, count: str, *, unless: Any = None) -> TableStage:
+        def stale(now: datetime) -> Any:
+            old = order[0] < now - kept_for
+            return old if unless is None else old & ~unless
+
+        action = Delete(rows_counted_as=count)
+        return TableStage(name=name, stale=stale, order=order, action=action, batch_size=sweep.batch_size)
+
+    seen = (Rejection.last_at, Rejection.worker, Rejection.subject, Rejection.cause)
+    reported = (RejectionReport.reported_at, RejectionReport.worker, RejectionReport.cause)
+    used = (Lease.used_at, Lease.key)
+    return [
+        aged("runs", (Run.finished_at, Run.id), sweep.stale_after or KEPT_FOR, "deleted_rows"),
+        aged("leases", used, LEASES_KEPT_FOR, "deleted_leases", unless=fn.EXISTS(_OPEN)),
+        aged("rejections", seen, REJECTIONS_KEPT_FOR, "deleted_rejections"),
+        aged("rejection_reports", reported, REPORTS_KEPT_FOR, "deleted_rejections"),
+        aged("processes", (ProcessRow.heartbeat_at, ProcessRow.id), PROCESSES_KEPT_FOR, "deleted_processes"),
+        aged("actions", (Action.at, Action.id), ACTIONS_KEPT_FOR, "deleted_actions"),
+    ]
+
+
 sweep: Final = Sweep(
     name="housekeeping.old_runs",
-    stages=lambda sweep: [
-        TableStage(
-            name="runs",
-            stale=lambda now: Run.finished_at < now - (sweep.stale_after or KEPT_FOR),
-            order=(Run.finished_at, Run.id),
-            action=Delete(rows_counted_as="deleted_rows"),
-            batch_size=sweep.batch_size,
-        ),
-        TableStage(
-            name="leases",
-            stale=lambda now: (Lease.used_at < now - LEASES_KEPT_FOR) & ~fn.EXISTS(_OPEN),
-            order=(Lease.used_at, Lease.key),
-            action=Delete(rows_counted_as="deleted_leases"),
-            batch_size=sweep.batch_size,
-        ),
-        TableStage(
-            name="rejections",
-            stale=lambda now: Rejection.last_at < now - REJECTIONS_KEPT_FOR,
-            order=(Rejection.last_at, Rejection.worker, Rejection.subject, Rejection.cause),
-            action=Delete(rows_counted_as="deleted_rejections"),
-            batch_size=sweep.batch_size,
-        ),
-        TableStage(
-            name="rejection_reports",
-            stale=lambda now: RejectionReport.reported_at < now - REPORTS_KEPT_FOR,
-            order=(RejectionReport.reported_at, RejectionReport.worker, RejectionReport.cause),
-            action=Delete(rows_counted_as="deleted_rejections"),
-            batch_size=sweep.batch_size,
-        ),
-        TableStage(
-            name="processes",
-            stale=lambda now: ProcessRow.heartbeat_at < now - PROCESSES_KEPT_FOR,
-            order=(ProcessRow.heartbeat_at, ProcessRow.id),
-            action=Delete(rows_counted_as="deleted_processes"),
-            batch_size=sweep.batch_size,
-        ),
-        TableStage(
-            name="actions",
-            stale=lambda now: Action.at < now - ACTIONS_KEPT_FOR,
-            order=(Action.at, Action.id),
-            action=Delete(rows_counted_as="deleted_actions"),
-            batch_size=sweep.batch_size,
-        ),
-    ],
+    stages=_stages,
     counts=(*_DELETED, "batches", "out_of_time"),
     progress_counts=_DELETED,
     schedule=SCHEDULE,
