@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ _NOT_ARCHIVED: Final = (
     "of the archive keeps rows out"
 )
 _CTID: Final = "row_ctid"
+_NAME: Final = 63 - len("position_of_")  # bytes; PostgreSQL's longest name
 #: Keys of the rows that `lock_statement` has locked in this transaction; NULL if it has locked none.
 LOCKED_KEYS: Final = SQL("nullif(current_setting('housekeeping.batch', true), '')::bigint[]")
 
@@ -30,7 +32,7 @@ LOCKED_KEYS: Final = SQL("nullif(current_setting('housekeeping.batch', true), ''
 def lock_statement(stage: TableStage, batch: Batch) -> Query:
     """Return the statement that locks the rows of a batch, for a stage that `locks_first`."""
     rows = stage.rows(batch).for_update(skip_locked=True).cte("locked_rows", materialized=True)
-    key = getattr(rows.c, stage.key[0].column_name)
+    key = rows.c[stage.key[0].column_name]
     keys = Select((rows,), [fn.COALESCE(fn.ARRAY_AGG(key).cast("text"), "{}")])
     return Select(columns=[fn.SET_CONFIG("housekeeping.batch", keys, True)]).with_cte(rows)
 
@@ -81,19 +83,19 @@ def count_of(cte: CTE) -> Select:
 
 def columns_of(stage: TableStage, picked: CTE) -> list[Any]:
     """Return the columns of the picked rows, as `TableStage.rows` selects them without texts."""
-    return [getattr(picked.c, column.column_name) for column in (*stage.order, *stage.columns.values())]
+    return [picked.c[column.column_name] for column in (*stage.order, *stage.columns.values())]
 
 
 def order_of(stage: TableStage, picked: CTE | Select) -> list[Any]:
     """Return the order of the picked rows."""
-    return [getattr(picked.c, column.column_name) for column in stage.order]
+    return [picked.c[column.column_name] for column in stage.order]
 
 
 def is_changed(stage: TableStage, picked: CTE, write: Write) -> Expression:
     """Return whether a picked row was changed."""
     changed = write.ctes[0]
-    key = [getattr(picked.c, column.column_name) for column in stage.key]
-    done = Select((changed,), [getattr(changed.c, column.column_name) for column in stage.key])
+    key = [picked.c[column.column_name] for column in stage.key]
+    done = Select((changed,), [changed.c[column.column_name] for column in stage.key])
     found: Expression = key[0].in_(done) if len(key) == 1 else Tuple(*key).in_(done)
     return found
 
@@ -106,7 +108,7 @@ def checked_statement(stage: TableStage, batch: Batch) -> Query:
         for condition in (write.holds, write.requires)
     ]
     numbers = (*conditions, *(count_of(each) for each in write.ctes))
-    texts = [getattr(picked.c, text_of(column)) for column in stage.as_text]
+    texts = [picked.c[text_of(column)] for column in stage.as_text]
     query = Select((picked,), (*columns_of(stage, picked), *texts, is_changed(stage, picked, write), *numbers))
     return query.order_by(*stage.directed(order_of(stage, picked))).with_cte(picked, *write.before, *write.ctes)
 
@@ -158,12 +160,14 @@ def counted(stage: TableStage, numbers: Sequence[int]) -> dict[str, int]:
 
 def text_of(column: Any) -> str:
     """Return the alias of a column's text form in the query of `TableStage.rows`."""
-    return f"position_of_{column.column_name}"
+    name: str = column.column_name
+    # PostgreSQL would shorten a longer alias, and the driver would return it by the shortened name.
+    return f"position_of_{name if len(name.encode()) <= _NAME else hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def key_is_among(key: Sequence[Any], picked: CTE) -> Expression:
     """Return the condition that a row has the key of a picked row."""
-    chosen = Select((picked,), [getattr(picked.c, column.column_name) for column in key])
+    chosen = Select((picked,), [picked.c[column.column_name] for column in key])
     if len(key) > 1:
         several: Expression = Tuple(*key).in_(chosen)
         return several

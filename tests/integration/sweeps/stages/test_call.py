@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peewee import AutoField
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import WorkerSettings
 from housekeeping.database.connection import Database
-from housekeeping.sweeps import Call, CallStage, Delete, Sweep, TableStage, Transition, run_sweep
+from housekeeping.sweeps import (
+    BaseModel,
+    Call,
+    CallStage,
+    Delete,
+    Sweep,
+    TableStage,
+    Transition,
+    UtcDateTimeField,
+    run_sweep,
+)
 from housekeeping.sweeps.insight.plan import dry_run, plan
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.sweeps.ledger.runs import Counts
@@ -222,3 +233,25 @@ def test_call_in_a_plain_table_stage_is_rejected(kind: Callable[..., TableStage]
         return
     with pytest.raises(DeclarationError, match="a Call needs a CallStage"):
         declare()
+
+
+def test_order_column_may_have_the_longest_name(postgres: Database) -> None:
+    name = "x" * 63
+
+    class Parcel(BaseModel):
+        id = AutoField()
+        due = UtcDateTimeField(column_name=name)
+
+    postgres.create_tables([Parcel])
+    Parcel.create(due=NOW)
+    called: list[int] = []
+    parcels = Sweep(
+        name="shop.parcels",
+        stale=lambda now: Parcel.due < now,
+        order=(Parcel.due, Parcel.id),
+        action=Call(lambda parcel: called.append(parcel.id), then=Delete()),
+    )
+
+    result = run_sweep(parcels)
+
+    assert (result.outcome, called, Parcel.select().count()) == ("done", [1], 0)
