@@ -108,7 +108,7 @@ class Traversal:
 
     def _place_of(self, cursor: Cursor | None) -> Place:
         names = [each.name for each in self.stages]
-        # A cursor of an older release may name a stage that no longer exists, or have other columns.
+        # A cursor of an older release may name a stage that no longer exists, or have columns of other types.
         if cursor is None or cursor["pass"] not in names:
             return Place()
         number = names.index(cursor["pass"])

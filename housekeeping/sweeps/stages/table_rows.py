@@ -8,13 +8,34 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from peewee import Expression, Field, IntegerField, Model, ModelSelect, Query, fn
+from peewee import (
+    SQL,
+    DataError,
+    Expression,
+    Field,
+    IntegerField,
+    Model,
+    ModelSelect,
+    ProgrammingError,
+    Query,
+    Tuple,
+    fn,
+)
 
 from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
+from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_among
 from housekeeping.sweeps.stages.batch_statement import LOCKED_KEYS, text_of
 from housekeeping.sweeps.stages.hold import ExceptHeld, Hold
-from housekeeping.sweeps.stages.keyset import comes_after, comes_before, comes_until, has_key, may_be_null, readable
+from housekeeping.sweeps.stages.keyset import (
+    comes_after,
+    comes_before,
+    comes_until,
+    has_key,
+    literals,
+    may_be_null,
+    readable,
+)
 from housekeeping.sweeps.stages.stage import Batch, Position
 
 Q = TypeVar("Q")
@@ -70,8 +91,20 @@ class TableRows:
         return tuple(values[column.column_name] for column in self.key)
 
     def is_position(self, position: Position) -> bool:
-        """Return whether a position has as many values as the stage's `order`, so that it can be one of this stage."""
-        return position == _BEFORE_NULLS or len(position) == len(self.order)
+        """Return whether a position can be one of this stage: PostgreSQL can compare it with the `order`.
+
+        Raises:
+          peewee.PeeweeException: When the database cannot be asked.
+        """
+        if position == _BEFORE_NULLS or len(position) != len(self.order):
+            return position == _BEFORE_NULLS
+        after = self.model.select(SQL("1")).where(Tuple(*self.order) > Tuple(*literals(position)))
+        try:
+            with database.atomic():
+                CompiledQuery(after.limit(0)).rows()
+        except (DataError, ProgrammingError):
+            return False
+        return True
 
     @property
     def as_text(self) -> list[Any]:

@@ -18,6 +18,7 @@ from peewee import (
     DecimalField,
     DoubleField,
     Field,
+    IntegerField,
     TextField,
     TimeField,
     UUIDField,
@@ -69,6 +70,53 @@ def test_repeatedly_stopped_runs_miss_no_row(postgres: Database, kind: str) -> N
     # The sixth comes to the end; whether something is left before its beginning is seen by the seventh.
     assert outcomes == ["partial"] * 6 + ["done"]
     assert Parcel.select().count() == 0
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["from a time", "from a number"])
+def test_cursor_of_another_order_begins_at_the_front(postgres: Database, number: int) -> None:
+    class Parcel(BaseModel):
+        id = AutoField()
+        due = UtcDateTimeField()
+        weight = IntegerField()
+
+    postgres.create_tables([Parcel])
+    for row in range(1, _ROWS + 1):
+        Parcel.create(due=_NEW_YEAR, weight=row)
+    orders = [(Parcel.due, Parcel.id), (Parcel.weight, Parcel.id)]
+    before, after = (
+        Sweep(
+            name="shop.parcels",
+            stale=lambda now: Parcel.id > 0,
+            always_stale=True,
+            order=order,
+            action=Delete(),
+            batch_size=2,
+        )
+        for order in (orders[number], orders[1 - number])
+    )
+
+    outcomes = [run_sweep(before, stopping=_set()).outcome, run_sweep(after).outcome]
+
+    assert (outcomes, Parcel.select().count()) == (["partial", "done"], 0)
+
+
+def test_column_with_a_name_of_peewee_can_be_the_key(postgres: Database) -> None:
+    class Machine(BaseModel):
+        node = TextField(primary_key=True)
+
+    postgres.create_tables([Machine])
+    for row in range(_ROWS):
+        Machine.create(node=f"node {row:02}")
+    machines = Sweep(
+        name="shop.machines",
+        stale=lambda now: Machine.node != "",
+        always_stale=True,
+        order=(Machine.node,),
+        action=Delete(),
+        batch_size=2,
+    )
+
+    assert (run_sweep(machines).outcome, Machine.select().count()) == ("done", 0)
 
 
 def _set() -> threading.Event:
