@@ -142,10 +142,16 @@ class Restoration:
 
     def _pause(self, before: Override | None, said_by: str | None) -> None:
         if not _is_paused_for_good(before):
-            reason = f"restore of run {self.run_id}; a run would delete its rows again"
-            overrides.switch(Override(self.sweep.name, "paused", reason, said_by=said_by))
+            overrides.switch(Override(self.sweep.name, "paused", self._reason, said_by=said_by))
+
+    @property
+    def _reason(self) -> str:
+        return f"restore of run {self.run_id}; a run would delete its rows again"
 
     def _undo_pause(self, before: Override | None, said_by: str | None) -> None:
+        now = overrides.override_of(self.sweep.name)
+        if now is None or now.reason != self._reason:
+            return  # an operator has resumed, paused or narrowed the sweep meanwhile
         if before is None:
             overrides.resume(self.sweep.name, said_by)
         elif not _is_paused_for_good(before):

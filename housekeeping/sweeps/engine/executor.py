@@ -261,7 +261,8 @@ class Executor:
         self._announcer.after_commit()
         if self._request.on_batch is not None:
             self._request.on_batch(state.counts)
-        if isinstance(stage, TableStage):
+        # A restore always begins at the front, so the next one could not continue behind the rows that fail.
+        if isinstance(stage, TableStage) and not stage.newest_first:
             self.streak.add(result)
 
     def after_batch(self, result: BatchResult, state: RunState) -> RunState:

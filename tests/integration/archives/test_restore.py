@@ -273,3 +273,29 @@ def test_rows_that_reference_rows_of_their_table_are_restored_after_those(archiv
     result = restore(archived())
 
     assert (result.outcome, result.counts["restored"], rows()) == ("done", 5, before)
+
+
+@pytest.mark.parametrize("before", [None, Override("tickets.closed", "narrow", batch_size=1)], ids=["none", "narrow"])
+def test_pause_by_an_operator_during_a_restore_stays(archive: None, before: Override | None) -> None:
+    run_id = archived()
+    if before is not None:
+        overrides.switch(before)
+
+    def pause(counts: Any) -> None:
+        overrides.switch(Override("tickets.closed", "paused", "an incident"))
+
+    result = restoration_of(sweep(), run_id).carry_out(pause=False, on_batch=pause)
+
+    left = overrides.override_of("tickets.closed")
+    assert (result.outcome, left and (left.state, left.reason)) == ("done", ("paused", "an incident"))
+
+
+def test_restore_continues_behind_many_rows_that_violate_a_constraint(archive: None) -> None:
+    database.execute_sql("INSERT INTO ticket (closed_at) SELECT '2026-04-01' FROM generate_series(1, 30)")
+    run_id = archived()
+    database.execute_sql("ALTER TABLE ticket ADD CONSTRAINT small CHECK (id <= 7)")
+
+    result = restore(run_id)
+
+    assert (result.outcome, result.counts["restored"], result.counts["failed"]) == ("done", 5, 30)
+    assert value("SELECT count(*) FROM old_tickets") == 30
