@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
+from peewee import Model
+
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.primary_key import key_of
 from housekeeping.sweeps.checks.archives import archive_of
 from housekeeping.sweeps.declaration import Sweep
@@ -31,7 +35,7 @@ def with_companions(sweeps: Iterable[Sweep]) -> Iterator[Sweep]:
 
 
 def archive_sweep(sweep: Sweep) -> Sweep | None:
-    """Return the sweep that deletes old rows from a sweep's archive; None if they stay for ever.
+    """Return the sweep that deletes old rows from a sweep's archives; None if they stay for ever.
 
     It has the schedule and the limits of the sweep, and settings of its own. There is one object for each sweep.
     """
@@ -47,32 +51,47 @@ def following(companion: Sweep, sweep: Sweep) -> Sweep:
 
 
 def _made_for(sweep: Sweep) -> Sweep | None:
+    """Return a sweep with a stage for each archive that keeps its rows for a time; None without one."""
+    keeping: dict[type[Model] | None, tuple[TableStage, timedelta]] = {}
     for stage in sweep.declared_stages():
-        action = archiving(stage.action) if isinstance(stage, TableStage) else None
-        if action is not None and action.archive_keep is not None:
-            return _deleting(sweep, stage, action)
-    return None
-
-
-def _deleting(sweep: Sweep, stage: Any, action: Delete) -> Sweep:
-    archive: Any = archive_of(stage)
-    at, run = getattr(archive, ARCHIVED_AT), getattr(archive, ARCHIVED_BY_RUN)
-    key = [getattr(archive, column.name) for column in key_of(stage.model)]
+        if isinstance(stage, TableStage):
+            action = archiving(stage.action)
+            if action is not None and action.archive_keep is not None:
+                keeping.setdefault(archive_of(stage), (stage, action.archive_keep))
+    if not keeping:
+        return None
+    ages = {age for _, age in keeping.values()}
     lease = None if sweep.lease is None else LeaseConfig(f"{sweep.name}{SUFFIX}", sweep.lease.ttl)
     return Sweep(
         name=f"{sweep.name}{SUFFIX}",
-        stale=lambda now: at <= now,
-        stale_after=action.archive_keep,
-        hold=None if stage.hold is None else hold_of_another_table(stage.hold, stage.model, archive),
-        order=(at, *key, run),
-        action=Delete(),
+        stages=lambda own: [_deleting(own, *each, alone=len(keeping) == 1) for each in keeping.values()],
+        stale_after=ages.pop() if len(ages) == 1 else None,
+        counts=("deleted_rows", "batches", "out_of_time"),
+        progress_counts=("deleted_rows",),
         schedule=sweep.schedule,
         batch_size=sweep.batch_size,
         max_runtime=sweep.max_runtime,
+        max_rows_per_s=sweep.max_rows_per_s,
+        rest=sweep.rest,
         lease=lease,
         queue=sweep.queue,
         throttle=sweep.throttle,
         target_batch=sweep.target_batch,
         feature_category=sweep.feature_category,
         database=sweep.database,
+    )
+
+
+def _deleting(own: Sweep, stage: TableStage, age: timedelta, *, alone: bool) -> TableStage:
+    """Return the stage of the companion that deletes the old rows of a stage's archive."""
+    archive: Any = archive_of(stage)
+    at, run = getattr(archive, ARCHIVED_AT), getattr(archive, ARCHIVED_BY_RUN)
+    key = [getattr(archive, column.name) for column in key_of(stage.model)]
+    return TableStage(
+        name="rows" if alone else quoted_name(archive),
+        stale=lambda now: at <= now - (own.stale_after or age),
+        hold=None if stage.hold is None else hold_of_another_table(stage.hold, stage.model, archive),
+        order=(at, *key, run),
+        action=Delete(),
+        batch_size=own.batch_size,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from peewee import BigAutoField, ForeignKeyField
 
 from housekeeping.database.connection import BaseModel, Database, database
 from housekeeping.sweeps import run_sweep
+from housekeeping.sweeps.companions import archive_sweep
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.restore import restoration_of
 from housekeeping.sweeps.stages.actions import Delete
@@ -29,8 +32,11 @@ def _stale_replies(now: Any) -> Any:
     return Reply.ticket.in_(Ticket.select(Ticket.id).where(Ticket.closed_at <= now))
 
 
-def _stages(of: Sweep) -> list[TableStage]:
-    replies, tickets = Delete(archive_to="old_replies"), Delete(archive_to="old_tickets")
+def _stages(
+    of: Sweep, replies_kept: timedelta | None = None, tickets_kept: timedelta | None = None
+) -> list[TableStage]:
+    replies = Delete(archive_to="old_replies", archive_keep=replies_kept)
+    tickets = Delete(archive_to="old_tickets", archive_keep=tickets_kept)
     return [
         TableStage(name="replies", stale=_stale_replies, order=(Reply.id,), action=replies, batch_size=2),
         TableStage(
@@ -84,3 +90,20 @@ def test_dry_run_counts_both_tables(threads: None) -> None:
     database.execute_sql("INSERT INTO ticket (id, closed_at) OVERRIDING SYSTEM VALUE VALUES (2, '2026-09-01')")
 
     assert restoration_of(THREADS, run.run_id).dry_run().counts == {"restored": 14, "conflicts": 1}
+
+
+def test_companion_deletes_from_each_archive_by_its_own_age(threads: None) -> None:
+    kept = partial(_stages, replies_kept=timedelta(days=30), tickets_kept=timedelta(days=90))
+    companion = archive_sweep(replace(THREADS, stages=kept, max_rows_per_s=1000.0, rest=0.5))
+    assert companion is not None
+    run_sweep(THREADS, clock=CLOCK)
+    database.execute_sql(
+        "UPDATE old_tickets SET archived_at = now() - (CASE WHEN id < 3 THEN 91 ELSE 60 END) * interval '1 day'; "
+        "UPDATE old_replies SET archived_at = now() - (CASE WHEN id < 3 THEN 31 ELSE 20 END) * interval '1 day'"
+    )
+
+    result = run_sweep(companion)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 4)
+    assert value("SELECT min(id) FROM old_tickets") == value("SELECT min(id) FROM old_replies") == 3
+    assert (companion.max_rows_per_s, companion.rest) == (1000, 0.5)
