@@ -19,6 +19,7 @@ from peewee import (
 from housekeeping.core.errors import DeclarationError, HousekeepingError
 from housekeeping.core.sanitize import described, typed_error_line
 from housekeeping.sweeps.checks.column_usage import ColumnUsage, column_usage
+from housekeeping.sweeps.checks.list_values import WithoutLists
 from housekeeping.sweeps.checks.parentheses import EACH_IN_PARENTHESES, JoinedConditions
 from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.call import CallStage
@@ -113,7 +114,7 @@ def check_predicate(
             f"{name}: stale does not depend on the time it is given, so rows of any age are stale; write a comparison "
             f"with it: {example}; or always_stale=True, if the age does not matter"
         )
-    sql = f"{first[0]} {second[0]}"
+    sql = " ".join(WithoutLists().sql(condition).query()[0] for condition in conditions[:2])
     for used in usage.fields:
         if not re.search(rf"(?<!\w){re.escape(used.column_name)}(?!\w)", sql):
             raise DeclarationError(

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from peewee import PostgresqlDatabase
-
 from housekeeping.database.catalog import quoted_name
+from housekeeping.sweeps.checks.list_values import WithoutLists
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions.stage import PartitionStage
 from housekeeping.sweeps.stages.stage import Stage
@@ -20,7 +19,6 @@ from housekeeping.sweeps.stages.table_stage import TableStage
 _TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
 #: A list of values, which the application may read from anywhere, or one value.
 _VALUES: Final = re.compile(r"\(%s(?:, %s)*\)|%s")
-_offline: Final = PostgresqlDatabase(None)
 
 
 def fingerprint(sweep: Sweep, stages: Sequence[Stage]) -> str:
@@ -39,7 +37,7 @@ def fingerprint(sweep: Sweep, stages: Sequence[Stage]) -> str:
 
 
 def _predicate(stale: Callable[[datetime], Any]) -> str:
-    (sql, values), (_, later) = (_offline.get_sql_context().sql(stale(at)).query() for at in _TIMES)
+    (sql, values), (_, later) = (WithoutLists().sql(stale(at)).query() for at in _TIMES)
     pairs = zip(values, later, strict=False)
     return _VALUES.sub(lambda found: _written(found[0], pairs), sql)
 

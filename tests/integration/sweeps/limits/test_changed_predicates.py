@@ -67,10 +67,13 @@ def test_changed_value_of_a_predicate_needs_a_confirmation_again(
     assert run_sweep(changed_to(partial(old, True)), clock=clock).reason == "unconfirmed"
 
 
-def test_values_of_the_time_and_of_lists_may_change(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+@pytest.mark.parametrize("lists", [([1], [7, 8, 9]), ([], [7]), ([7], set())], ids=["longer", "first", "none left"])
+def test_values_of_the_time_and_of_lists_may_change(
+    visits: Callable[[int, int], None], clock: ManualClock, lists: Any
+) -> None:
     sweeps = [
         changed_to(lambda now, ids=ids: (Visit.at < now) & ~Visit.id.in_(ids))  # type: ignore[misc]
-        for ids in ([1], [7, 8, 9])
+        for ids in lists
     ]
     visits(10, 0)
     run_sweep(sweeps[0], clock=clock)
