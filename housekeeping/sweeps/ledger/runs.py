@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from peewee import Query, fn
+from peewee import Query, Value, fn
 
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
@@ -157,7 +158,8 @@ def fail(
             traceback=traceback,
             finished_at=NOW,
             heartbeat_at=NOW,
-            counts=Run.counts.concat(extra),
+            # What a COMMIT without an answer has counted stays.
+            counts=Value(json.dumps(extra)).cast("jsonb").concat(Run.counts),
         ).where(is_open(run_id)).execute()
         row: Any = Run.select(Run.outcome, Run.reason, Run.counts).where(Run.id == run_id).tuples().get()
     return Closed(*row)

@@ -28,6 +28,7 @@ from tests.integration.own_stages import in_transactions
 from tests.integration.sweeps.engine.audited import LEASED
 from tests.integration.sweeps.engine.audited import audited as audited
 from tests.integration.sweeps.engine.executed import DUE
+from tests.integration.sweeps.orders import Order, Outside, add, sweep
 
 #: A pooler would use another server, so that the client keeps its connection.
 _ENDS_ITS_SERVER = pytest.mark.direct_only(reason="it ends the server process of a connection")
@@ -131,3 +132,16 @@ def test_retry_closes_the_row_of_an_unanswered_first_commit(
 
     assert (broken.outcome, retried.outcome, retried.counts["deleted_rows"]) == ("failed", "done", 25)
     assert [run.outcome for run in Run.select().order_by(Run.id)] == ["lost", "done"]
+
+
+@_ENDS_ITS_SERVER
+def test_failed_rows_of_an_unanswered_commit_are_counted(postgres: Database, admin: Connection) -> None:
+    # F4
+    postgres.create_tables([Order])
+    add(4)
+    refusing = sweep(Outside(1, 2, 3, 4), batch_size=2)
+
+    with at_step(Database, "commit", "after", at_number(5, breaks(admin))):
+        broken = run_sweep(refusing)
+
+    assert (broken.outcome, broken.counts["failed"]) == ("failed", 4)
