@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from dramatiq.common import compute_backoff, q_name
 from dramatiq.errors import ConnectionClosed
 
 from housekeeping.brokers.validation import read
-from housekeeping.core.redis.client import redis_client, text
+from housekeeping.core.redis.client import redis_client, register_freeing_script, text
 from housekeeping.core.redis.servers import reject_cluster
 from housekeeping.core.sanitize import error_line
 from housekeeping.core.settings import Settings
@@ -129,9 +129,21 @@ class ReliableRedisBroker(RedisBroker):
         copy = (message.options["redis_message_id"], message.encode())
         self._nack(keys=[self.namespace], args=dispatch_arguments(self, "nack", queue_name, *copy))
 
+    def _dispatch(self, command: str) -> Callable[..., Any]:
+        if command == "enqueue":
+            dispatch: Callable[..., Any] = super()._dispatch(command)
+            return dispatch
+        return lambda queue_name, *args: self._process(
+            keys=[self.namespace], args=dispatch_arguments(self, command, queue_name, *args)
+        )
+
     @functools.cached_property
-    def _nack(self) -> Any:
-        return self.client.register_script(_NACK % text(dispatch_script(self).script))
+    def _process(self) -> Callable[..., Any]:
+        return register_freeing_script(self.client, text(dispatch_script(self).script))
+
+    @functools.cached_property
+    def _nack(self) -> Callable[..., Any]:
+        return register_freeing_script(self.client, _NACK % text(dispatch_script(self).script))
 
     def _assigned(self, queue_name: str) -> str:
         return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"

@@ -14,7 +14,8 @@ from housekeeping.core.redis.client import milliseconds, retry_redis, text, tran
 _OBTAIN: Final = """
 local holder = redis.call("get", KEYS[1])
 if holder and holder ~= ARGV[1] then return holder end
-redis.call("set", KEYS[1], ARGV[1], "px", ARGV[2])
+if holder then redis.call("pexpire", KEYS[1], ARGV[2]) -- which a full Redis accepts
+else redis.call("set", KEYS[1], ARGV[1], "px", ARGV[2]) end
 return ARGV[1]
 """
 _RENEW: Final = """

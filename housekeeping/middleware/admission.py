@@ -9,7 +9,7 @@ from dramatiq import Broker, Message, MessageProxy, Middleware
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.middleware_errors import fail_message_on_error
-from housekeeping.core.redis.client import retry_redis, text
+from housekeeping.core.redis.client import register_freeing_script, retry_redis, text
 from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.leases import store
 from housekeeping.leases.renewal_threads import renewals
@@ -90,8 +90,8 @@ class Admission(Middleware):
         self._leases = leases
         begin = {"begin": idempotency_scripts._BEGIN, "start": scripts.START, "obtain": store._OBTAIN}
         end = {"give_back": store._RELEASE, "release": scripts.RELEASE, "finish": idempotency_scripts._END}
-        self._admit: Any = client.register_script(_ADMIT % begin)
-        self._dismiss: Any = client.register_script(_DISMISS % end)
+        self._admit: Any = register_freeing_script(client, _ADMIT % begin)
+        self._dismiss: Any = register_freeing_script(client, _DISMISS % end)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         actor = broker.get_actor(message.actor_name)

@@ -82,6 +82,26 @@ def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> 
         return step()
 
 
+def register_freeing_script(client: redis.Redis, source: str) -> Callable[..., Any]:
+    """Return a Lua script that also runs when Redis has reached its ``maxmemory``.
+
+    Use it to process messages, because that frees the memory that they take. A full Redis rejects only the first write
+    of a script, and no deletion. So a rejected script has changed nothing, and is repeated after a deletion.
+    """
+    import redis
+
+    script: Any = client.register_script(source)
+    although_full: Any = client.register_script(f'redis.call("del", KEYS[1] .. ":none")\n{source}')
+
+    def run(keys: list[Any], args: list[Any]) -> Any:
+        try:
+            return script(keys=keys, args=args)
+        except redis.OutOfMemoryError:
+            return although_full(keys=keys, args=args)
+
+    return run
+
+
 def run_replicated(client: redis.Redis, command: Callable[[redis.Redis], Any]) -> Any:
     """Return the answer of a command; behind Sentinel, wait up to a second until a replica has what it wrote.
 
