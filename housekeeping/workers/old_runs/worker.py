@@ -9,6 +9,7 @@ from peewee import fn
 
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.ledger.models import Action, Lease, ProcessRow, Rejection, RejectionReport, Run
+from housekeeping.sweeps.ledger.runs import PREDICATE
 from housekeeping.sweeps.processes.heartbeats import KEPT_FOR as PROCESSES_KEPT_FOR
 from housekeeping.sweeps.stages.actions import Delete
 from housekeeping.sweeps.stages.table_stage import TableStage
@@ -34,6 +35,20 @@ _DELETED: Final = ("deleted_rows", "deleted_leases", "deleted_rejections", "dele
 _OPEN: Final = Run.select(Run.id).where(Run.outcome.is_null() & (Run.epoch == Lease.epoch))
 
 
+_later: Any = Run.alias("later")
+
+
+def _has_fingerprint(run: Any) -> Any:
+    return fn.JSONB_EXTRACT_PATH_TEXT(run.counts, PREDICATE).is_null(False)
+
+
+#: Whether a run has its worker's last fingerprint. Without it, a worker that runs once a month would be new each time,
+#: and wait for a confirmation.
+_LAST_FINGERPRINT: Final = _has_fingerprint(Run) & ~fn.EXISTS(
+    _later.select(_later.id).where((_later.worker == Run.worker) & (_later.id > Run.id) & _has_fingerprint(_later))
+)
+
+
 def _stages(sweep: Sweep) -> list[TableStage]:
     """Return a stage for each table, whose rows are deleted some time after the first column of their order."""
 
@@ -48,8 +63,9 @@ def _stages(sweep: Sweep) -> list[TableStage]:
     seen = (Rejection.last_at, Rejection.worker, Rejection.subject, Rejection.cause)
     reported = (RejectionReport.reported_at, RejectionReport.worker, RejectionReport.cause)
     used = (Lease.used_at, Lease.key)
+    kept_for = sweep.stale_after or KEPT_FOR
     return [
-        aged("runs", (Run.finished_at, Run.id), sweep.stale_after or KEPT_FOR, "deleted_rows"),
+        aged("runs", (Run.finished_at, Run.id), kept_for, "deleted_rows", unless=_LAST_FINGERPRINT),
         aged("leases", used, LEASES_KEPT_FOR, "deleted_leases", unless=fn.EXISTS(_OPEN)),
         aged("rejections", seen, REJECTIONS_KEPT_FOR, "deleted_rejections"),
         aged("rejection_reports", reported, REPORTS_KEPT_FOR, "deleted_rejections"),

@@ -16,6 +16,7 @@ from housekeeping.sweeps.insight.plan import plan
 from housekeeping.sweeps.ledger import history
 from housekeeping.sweeps.ledger.models import NOW, Run
 from housekeeping.testing import ManualClock
+from housekeeping.workers.old_runs.worker import sweep as old_runs
 from tests.integration.sweeps.engine.sizing import past_runs
 from tests.integration.sweeps.limits.visits import NAME, OLD, Visit, old
 from tests.integration.sweeps.limits.visits import visits as visits
@@ -131,3 +132,14 @@ def test_fingerprint_is_written_once_a_day_and_shown_nowhere(
     assert ["predicate" in run.counts for run in Run.select().order_by(Run.id)] == [True, False, True]
     assert all("predicate" not in each.counts for each in results)
     assert all("predicate" not in each.counts for each in history.recent(NAME, 9))
+
+
+def test_sweep_that_runs_once_a_month_is_not_new_again(visits: Callable[[int, int], None], clock: ManualClock) -> None:
+    visits(2000, 0)
+    run_sweep(OLD, clock=clock, confirmed=True)
+    long_ago = NOW - timedelta(days=31)
+    Run.update(started_at=long_ago, heartbeat_at=long_ago, finished_at=long_ago).execute()
+    run_sweep(old_runs)
+    visits(2000, 0)
+
+    assert run_sweep(OLD, clock=clock).outcome == "done"

@@ -9,6 +9,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import Database
 from housekeeping.sweeps.engine.runner import run_sweep
 from housekeeping.sweeps.ledger.models import Action, Lease, ProcessRow, Rejection, RejectionReport, Run
+from housekeeping.sweeps.ledger.runs import PREDICATE
 from housekeeping.testing import ManualClock
 from housekeeping.workers.old_runs.worker import sweep
 
@@ -30,6 +31,20 @@ def test_finished_runs_are_deleted_after_30_days(postgres: Database, admin: Conn
     assert result.counts["deleted_rows"] == 1
     kept = [run.finished_at for run in Run.select().where(Run.worker == "x").order_by(Run.id)]
     assert kept == [limit, limit + instant, None]
+
+
+def test_last_fingerprint_of_each_worker_is_kept(postgres: Database) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    for worker, predicate, days in (("a", "1", 40), ("a", "2", 35), ("a", None, 34), ("b", "1", 31), ("b", "2", 1)):
+        at = now - timedelta(days=days)
+        times = {"started_at": at, "heartbeat_at": at, "finished_at": at}
+        counts = {} if predicate is None else {PREDICATE: predicate}
+        Run.create(worker=worker, trigger="cli", outcome="done", counts=counts, **times)
+
+    run_sweep(sweep, clock=ManualClock(now))
+
+    kept = [(run.worker, run.counts[PREDICATE]) for run in Run.select().where(Run.worker.in_(["a", "b"]))]
+    assert kept == [("a", "2"), ("b", "2")]
 
 
 def test_unused_leases_are_deleted_after_30_days(postgres: Database, admin: Connection, settings: Settings) -> None:
