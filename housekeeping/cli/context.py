@@ -29,8 +29,8 @@ def load_settings() -> Settings:
     return settings
 
 
-def use_action_log(settings: Settings) -> None:
-    """Configure the database for the log of actions, if there is one; connects to nothing yet."""
+def use_database_if_set(settings: Settings) -> None:
+    """Configure the database if there is one, such as for the log of actions; connects to nothing yet."""
     if settings.database_url is not None:
         schema.use_database(settings)
 

@@ -16,7 +16,7 @@ from housekeeping.brokers.dead_letters.formatting import arguments, body, bounde
 from housekeeping.brokers.dead_letters.models import readable
 from housekeeping.brokers.dead_letters.search import LetterFilter, Position, matching, search
 from housekeeping.cli.confirmation import confirm
-from housekeeping.cli.context import load_settings, use_action_log
+from housekeeping.cli.context import load_settings, use_database_if_set
 from housekeeping.cli.formatting import progress, say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import HousekeepingError, WrongArgument
@@ -228,7 +228,7 @@ def _print_result(result: BulkResult, as_json: bool, *, each: bool) -> None:
 def _store() -> DeadLetterStore:
     """Return the store of the ready-made application. Its broker knows the actor options that requeueing applies."""
     settings = load_settings()
-    use_action_log(settings)
+    use_database_if_set(settings)
     return dead_letters_of(broker_without_database(settings, configured_sweeps(settings)))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import redis
 
-from housekeeping.cli.context import load_settings, use_action_log
+from housekeeping.cli.context import load_settings, use_database_if_set
 from housekeeping.cli.formatting import say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import Refused
@@ -121,5 +121,5 @@ def _message(held: HeldKey) -> str:
 
 def _redis() -> tuple[redis.Redis, str]:
     settings = load_settings()
-    use_action_log(settings)
+    use_database_if_set(settings)
     return redis_client(settings.require_redis_url()), settings.namespace

@@ -10,7 +10,7 @@ import click
 from peewee import PeeweeException
 from rich.text import Text
 
-from housekeeping.cli.context import load_settings
+from housekeeping.cli.context import load_settings, use_database_if_set
 from housekeeping.cli.formatting import out, progress, say
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.sanitize import error_line, printable
@@ -20,7 +20,6 @@ from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.doctor import examine
 from housekeeping.doctor.grants import exists, grants, missing_rights, needed_rights, own_tables_grants
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger.schema import use_database
 from housekeeping.sweeps.registry import Finding, Level, by_database
 from housekeeping.workers import configured_sweeps
 
@@ -54,11 +53,10 @@ def doctor(as_json: bool, role: str | None) -> None:
     """
     settings = load_settings()
     sweeps = configured_sweeps(settings)
+    use_database_if_set(settings)
     if role is not None:
         _print_grants(role, settings, sweeps)
         return
-    if settings.database_url is not None:
-        use_database(settings)
     findings: list[Finding] = []
     with progress("checking") as update:
         for finding in examine(settings, sweeps):
@@ -73,8 +71,6 @@ def doctor(as_json: bool, role: str | None) -> None:
 
 
 def _print_grants(role: str, settings: Settings, sweeps: dict[str, Sweep]) -> None:
-    if settings.database_url is not None:
-        use_database(settings)
     if not settings.databases:
         _print_grants_in_database(role, settings)
         return

@@ -8,18 +8,16 @@ from typing import Final
 import click
 import redis
 
-from housekeeping.cli.context import load_settings
+from housekeeping.cli.context import load_settings, use_database_if_set
 from housekeeping.cli.formatting import notify, say
 from housekeeping.cli.tables import print_table, table
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.redis.client import redis_client
 from housekeeping.core.sanitize import in_one_line
-from housekeeping.core.settings import Settings
 from housekeeping.core.wording import format_duration
 from housekeeping.sweeps.ledger import schema
 from housekeeping.sweeps.ledger.action_log import command_line_user, record_action
 from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases, release_lease
-from housekeeping.sweeps.ledger.schema import use_database
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
 
@@ -89,10 +87,10 @@ def release(key: str, as_json: bool) -> None:
 
 def _servers() -> tuple[redis.Redis, str]:
     """Return a Redis client and the namespace, after configuring the database if there is one."""
-    settings: Settings = load_settings()
+    settings = load_settings()
     client = redis_client(settings.require_redis_url())
+    use_database_if_set(settings)
     if settings.database_url is not None:
-        use_database(settings)
         schema.require_all()
     return client, settings.namespace
 

@@ -18,6 +18,7 @@ from peewee import fn
 
 from housekeeping.core.events import OutboxHandler, Row, handlers_of, subscriptions
 from housekeeping.core.sanitize import error_line
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
 from housekeeping.sweeps.ledger.models import NOW, OutboxRow
 
@@ -76,7 +77,7 @@ def store(
     attempts, delay = (1, FIRST_DELAY) if claimed else (0, timedelta())
     for name in handlers_of(event).outbox:
         values = (event.name, name, worker, run_id, attempts, delay, contents)
-        found = database.execute_sql(_STORE.format(table=_table()), values).fetchall()
+        found = database.execute_sql(_STORE.format(table=quoted_name(OutboxRow)), values).fetchall()
         stored += [Stored(id, event.name, name, worker, run_id, contents) for id, contents in found]
     return stored
 
@@ -85,7 +86,7 @@ def claim(event: str, subscription: str, limit: int) -> list[Stored]:
     """Claim the subscription's due rows, skipping locked ones, the longest due first."""
     values = (event, subscription, limit, LONGEST_DELAY, FIRST_DELAY)
     with database.atomic():
-        found = database.execute_sql(_CLAIM.format(table=_table()), values).fetchall()
+        found = database.execute_sql(_CLAIM.format(table=quoted_name(OutboxRow)), values).fetchall()
     claimed = [
         Stored(id, event, subscription, worker, run_id, contents, attempts)
         for id, worker, run_id, contents, attempts in found
@@ -140,10 +141,6 @@ def without_handler(limit: int) -> dict[tuple[str, str], int]:
     key = (some.c.event, some.c.subscription)
     query: Any = some.select_from(*key, fn.COUNT(some.c.event)).group_by(*key).tuples()
     return {(event, name): number for event, name, number in query}
-
-
-def _table() -> str:
-    return f'"{OutboxRow._meta.schema}"."{OutboxRow._meta.table_name}"'
 
 
 def _plain(value: Any) -> Any:

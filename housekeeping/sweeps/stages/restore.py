@@ -11,6 +11,7 @@ from peewee import OP, SQL, Column, Expression, Model, Select, Tuple, fn
 from housekeeping.database.column_types import ColumnType
 from housekeeping.sweeps.stages.actions import Write
 from housekeeping.sweeps.stages.archive import ARCHIVED_AT, inserted
+from housekeeping.sweeps.stages.batch_statement import count_of
 from housekeeping.sweeps.stages.stage import Batch, BatchResult
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Restore:
         removed = archive.delete().where(gone).returning(*table.key).cte("removed")
         done = Select((removed,), [Column(removed, name) for name in names])
         kept = archive.select(SQL("1")).where(chosen & Tuple(*table.key).not_in(done)).cte("kept")
-        holds = Expression(_number(restored), OP.EQ, _number(removed))
+        holds = Expression(count_of(restored), OP.EQ, count_of(removed))
         return Write([removed, kept], self.counted_as, before=(candidates, restored), holds=holds)
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
@@ -98,7 +99,3 @@ def _hashed(condition: Expression) -> Any:
 def _table(model: type[Model]) -> Any:
     meta: Any = model._meta
     return meta.table
-
-
-def _number(cte: Any) -> Select:
-    return Select((cte,), [SQL("count(*)")])

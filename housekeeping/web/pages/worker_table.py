@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from housekeeping.sweeps.insight.alerts import is_failed
 from housekeeping.sweeps.insight.status import WorkerStatus, is_lost
 
 _WIDTH: Final = 100  # characters of a search
-_FAILED: Final = ("failed", "lost", "lost_lease")
 
 
 def _started_at(status: WorkerStatus) -> datetime | None:
@@ -145,7 +145,7 @@ class WorkerTable:
 def has_problem(status: WorkerStatus) -> bool:
     """Return whether a person should look: it has an alert, its last run failed or is lost, or an override is left."""
     run = status.last_run
-    has_failed = run is not None and (run["outcome"] in _FAILED or is_lost(run["outcome"], run["heartbeat_age_s"]))
+    has_failed = run is not None and (is_failed(run["outcome"]) or is_lost(run["outcome"], run["heartbeat_age_s"]))
     return bool(status.alarms) or has_failed or status.switch is not None
 
 
