@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from peewee import Expression, Model
 
-from housekeeping.database.connection import database
+from housekeeping.database.compiled_query import CompiledQuery
 from housekeeping.database.errors import caused_by
 from housekeeping.sweeps.checks.field_types import check_types
 from housekeeping.sweeps.stages.actions import Delete, Transition, Write
@@ -109,7 +109,7 @@ class CallStage(TableStage):
         """
         texts = [column.cast("text").alias(text_of(column)) for column in self.as_text]
         query: Any = self.rows(batch).select(self.model, *texts).for_update(skip_locked=True)
-        rows = list(query.execute(database))
+        rows = CompiledQuery(query).rows()
         last = self._position(rows[-1]) if rows else None
         prepared = _Taken(batch.after, *self.position_after(batch, last, len(rows)))
         waiting = [rows] if self.action.whole_batch and rows else [[row] for row in rows]
@@ -117,7 +117,8 @@ class CallStage(TableStage):
             some = waiting.pop(0)
             positions = [self._position(row) for row in some]
             try:
-                self.action.function(some if self.action.whole_batch else some[0])
+                records = [self._record(row) for row in some]
+                self.action.function(records if self.action.whole_batch else records[0])
             except Exception as error:
                 if self.action.is_unavailable(error):
                     if not (prepared.called or prepared.failures):
@@ -157,13 +158,19 @@ class CallStage(TableStage):
             return BatchResult({}, prepared.position, exhausted=False)
         return BatchResult({}, prepared.end, prepared.exhausted)
 
-    def _position(self, row: Any) -> Position:
-        # Not by attribute, which would query the row that a foreign key references.
-        as_text = {id(column) for column in self.as_text}
-        return tuple(
-            getattr(row, text_of(column)) if id(column) in as_text else row.__data__[column.name]
-            for column in self.order
-        )
+    def _record(self, row: Sequence[Any]) -> Any:
+        """Return the driver's row as an object of the model. A field that cannot read its value raises."""
+        kind: Any = self.model
+        fields = zip(kind._meta.sorted_fields, row, strict=False)
+        record = kind(__no_default__=True, **{field.name: field.python_value(value) for field, value in fields})
+        record._dirty.clear()
+        return record
+
+    def _position(self, row: Sequence[Any]) -> Position:
+        fields = self.model._meta.sorted_fields
+        values = {field.name: value for field, value in zip(fields, row, strict=False)}
+        texts = dict(zip(map(id, self.as_text), row[len(fields) :], strict=True))
+        return tuple(texts.get(id(column), values[column.name]) for column in self.order)
 
     def _is_about(self, batch: Batch, position: Position) -> bool:
         # A batch that failed at its commit is applied again in parts.

@@ -6,9 +6,10 @@ import urllib.error
 from typing import Any
 
 import pytest
+from peewee import AutoField, IntegerField
 
 from housekeeping.database.connection import Database
-from housekeeping.sweeps import Call, Delete, run_sweep
+from housekeeping.sweeps import BaseModel, Call, Delete, Sweep, run_sweep
 from housekeeping.testing import ManualClock
 from tests.integration.sweeps.orders import Order, Outside, add, expired, sweep
 from tests.session_settings import set_in_session
@@ -135,3 +136,29 @@ def test_failed_whole_batch_is_called_row_by_row(clock: ManualClock) -> None:
 
     assert (result.counts["moved_rows"], result.counts["failed"]) == (2, 1)
     assert (outside.asked, expired()) == ([3, 1, 1, 1], [1, 3])
+
+
+def test_row_whose_value_cannot_be_read_fails_alone(postgres: Database, reported: list[dict[str, Any]]) -> None:
+    class Size(IntegerField):
+        def python_value(self, value: Any) -> Any:
+            return {1: "small", 2: "large"}[value]
+
+    class Parcel(BaseModel):
+        id = AutoField()
+        size = Size()
+
+    postgres.create_tables([Parcel])
+    postgres.execute_sql("INSERT INTO parcel (size) VALUES (1), (7), (2)")
+    called: list[str] = []
+    parcels = Sweep(
+        name="shop.parcels",
+        stale=lambda now: Parcel.id > 0,
+        always_stale=True,
+        order=(Parcel.id,),
+        action=Call(lambda parcel: called.append(parcel.size), then=Delete()),
+    )
+
+    result = run_sweep(parcels)
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 2, 1)
+    assert (called, [each["id"] for each in reported]) == (["small", "large"], [2])
