@@ -22,6 +22,8 @@ from peewee import (
     fn,
 )
 
+from housekeeping.core.sanitize import typed_error_line
+from housekeeping.core.telemetry.logs import logger as named_logger
 from housekeeping.database.compiled_query import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.connection import database
 from housekeeping.database.primary_key import key_among
@@ -37,6 +39,8 @@ from housekeeping.sweeps.stages.keyset import (
     readable,
 )
 from housekeeping.sweeps.stages.stage import Batch, Position
+
+logger = named_logger(__name__)
 
 Q = TypeVar("Q")
 
@@ -201,11 +205,11 @@ class TableRows:
         return not in_key and may_be_null(column, self.stale(now))
 
     def records(self, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-        """Return the driver's rows as dictionaries, with each value converted by its column."""
+        """Return the driver's rows as dictionaries, each value converted by its column, or unchanged if that raises."""
         columns = (*self.order, *self.columns.values())
         # Column by column: to look up the conversion of each value takes as long as a log line.
         values = zip(columns, zip(*rows, strict=True), strict=False)
-        read = zip(*([column.python_value(each) for each in found] for column, found in values), strict=True)
+        read = zip(*(_read(column, found) for column, found in values), strict=True)
         return [self.record(each) for each in read]
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
@@ -213,3 +217,18 @@ class TableRows:
         named = {column.name: value for column, value in zip(self.order, row, strict=False)}
         further = row[len(self.order) : len(self.order) + len(self.columns)]
         return named | dict(zip(self.columns, further, strict=True))
+
+
+def _read(column: Any, values: Sequence[Any]) -> Sequence[Any]:
+    try:
+        return [column.python_value(each) for each in values]
+    except Exception as error:
+        logger.warning("Values cannot be read", column=column.column_name, error=typed_error_line(error))
+        return [_read_one(column, each) for each in values]
+
+
+def _read_one(column: Any, value: Any) -> Any:
+    try:
+        return column.python_value(value)
+    except Exception:  # the caller has logged the first one
+        return value

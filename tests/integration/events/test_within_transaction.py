@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg2
 import pytest
+from peewee import AutoField, IntegerField
 
-from housekeeping import Sweep, events
+from housekeeping import BaseModel, Delete, Sweep, events
 from housekeeping.core.errors import DeclarationError, TransactionEnded
-from housekeeping.database.connection import database
+from housekeeping.database.connection import Database, database
 from housekeeping.sweeps import run_sweep
 from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing import ManualClock
@@ -174,3 +176,40 @@ def test_event_of_a_sweep_with_stages_is_rejected() -> None:
         Sweep(name="a.sweep", stages=lambda sweep: [], event=orders_expired)
     with pytest.raises(DeclarationError, match="event is 'name'; it should be events.event"):
         Sweep(name="a.sweep", stale=sweep.stale, order=sweep.order, action=sweep.action, event="name")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("within_transaction", [True, False])
+def test_value_that_a_field_cannot_read_is_given_as_stored(
+    postgres: Database, on: On, within_transaction: bool
+) -> None:
+    class Size(IntegerField):
+        def python_value(self, value: Any) -> Any:
+            return {1: "small", 2: "large"}[value]
+
+    class Parcel(BaseModel):
+        id = AutoField()
+        size = Size()
+
+    deleted = events.event("shop.parcel_deleted")
+    parcels = Sweep(
+        name="shop.parcels",
+        stale=lambda now: Parcel.id > 0,
+        always_stale=True,
+        order=(Parcel.id,),
+        event=deleted,
+        event_columns={"size": Parcel.size},
+        action=Delete(),
+    )
+    postgres.create_tables([Parcel])
+    postgres.execute_sql("INSERT INTO parcel (size) VALUES (1), (7), (2)")
+    given: list[Any] = []
+
+    def handler(_: Any, rows: list[dict[str, Any]], **about: Any) -> None:
+        given.extend(row["size"] for row in rows)
+
+    if within_transaction:
+        on(deleted, handler, within_transaction=True)
+    with nullcontext() if within_transaction else deleted.connected_to(handler):
+        result = run_sweep(parcels)
+
+    assert (result.outcome, result.counts["deleted_rows"], given) == ("done", 3, ["small", 7, "large"])
