@@ -138,7 +138,7 @@ class RabbitmqDeadLetters:
         self._broker.declare_queue(message.queue_name, ensure=True)
         if outcome := run_hooks_before(self._broker, letter, message):
             return outcome
-        properties = self._broker.properties(priority=message.options.get("broker_priority"))
+        properties = self._broker.properties_of(message)
         # One transaction publishes it to the queue and removes it from the dead letters.
         channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
         channel.basic_ack(tag)

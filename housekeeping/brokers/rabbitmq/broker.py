@@ -127,7 +127,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
           ConnectionClosed: When RabbitMQ does not answer, or rejects it.
         """
         level = level_for(message)
-        properties = self.properties(priority=message.options.get("broker_priority"))
+        properties = self.properties_of(message)
         self._retry(lambda: self._publish(message.queue_name, message.encode(), properties, level))
 
     def put_many(self, messages: Sequence[Message[Any]]) -> None:
@@ -146,6 +146,12 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         """
         properties = self.properties(message_id=str(uuid4()))
         self._retry(lambda: self._publish(xq_name(q_name(queue_name)), body, properties))
+
+    def properties_of(self, message: Message[Any]) -> Any:
+        """Return the properties of a message. A priority that AMQP cannot transport is left out."""
+        priority = message.options.get("broker_priority")
+        is_octet = isinstance(priority, int) and 0 <= priority <= 255
+        return self.properties(priority=priority if is_octet else None)
 
     @staticmethod
     def properties(**more: Any) -> Any:

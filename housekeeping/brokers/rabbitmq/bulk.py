@@ -33,7 +33,7 @@ def publish_together(broker: ReliableRabbitmqBroker, messages: Sequence[Message[
             exchange="",
             routing_key=broker.physical(queue_name),
             body=message.encode(),
-            properties=broker.properties(priority=message.options.get("broker_priority")),
+            properties=broker.properties_of(message),
             mandatory=True,
         )
     channel.tx_commit()

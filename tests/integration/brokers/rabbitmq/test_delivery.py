@@ -54,6 +54,25 @@ def test_message_of_another_queue_affects_no_other(broker: Any, caplog: pytest.L
     assert_affects_no_other(broker, of_queue("elsewhere"), caplog)
 
 
+@pytest.mark.parametrize("priority", ["a", 256, -1, True, []])
+def test_retry_of_a_message_with_an_invalid_priority_affects_no_other(broker: Any, priority: object) -> None:  # B3
+    ran: list[int] = []
+
+    @dramatiq.actor(broker=broker, max_retries=1, min_backoff=10)
+    def fragile(number: int) -> None:
+        ran.append(number)
+        if ran == [1]:
+            raise RuntimeError
+
+    sent = fragile.message_with_options(args=(1,), broker_priority=priority)
+    broker.declare_queue("default", ensure=True)
+    broker.channel.basic_publish("", broker.physical("default"), sent.encode())
+    with working(broker):
+        eventually(lambda: ran == [1, 1])
+        fragile.send(2)
+        eventually(lambda: ran == [1, 1, 2])
+
+
 def assert_affects_no_other(broker: Any, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     ran: list[int] = []
 
