@@ -113,7 +113,7 @@ def test_grants_command_lists_rights_the_current_role_lacks(
 ) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"REVOKE DELETE ON coupon FROM {role}")
-    monkeypatch.setattr(doctor, "use_database", lambda settings: None)
+    monkeypatch.setattr(doctor, "use_database_if_set", lambda settings: None)
     monkeypatch.setattr(
         doctor,
         "load_settings",
