@@ -6,6 +6,7 @@ What a query says that is not known here is refused: nothing is passed over in s
 from __future__ import annotations
 
 import copy
+import json
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -204,7 +205,8 @@ class _Statement:
             value = self._value(node.node, row)
             return None if value is None else not value
         if isinstance(node, Cast):
-            return self._value(node.node, row)  # values have no types here
+            value = self._value(node.node, row)  # values have no types here, except JSON
+            return json.loads(value) if node._cast == "jsonb" and isinstance(value, str) else value
         if isinstance(node, Parameter):
             return self._values[node.number]
         if isinstance(node, Value):

@@ -177,9 +177,8 @@ class PendingDeletions:
             if batch.time_is_up() or time.monotonic() - began > HEARTBEAT.total_seconds():
                 break
         if results:
-            self.backends.repositories.locate(
-                project_id
-            )  # raises if the disk is gone, so that nothing counts as missing
+            # Raises if the disk is gone, so that nothing counts as missing.
+            self.backends.repositories.locate(project_id)
         too_long = {ref for ref, refused in results.items() if isinstance(refused, RefNameTooLong)}
         known = list(itertools.takewhile(lambda row: row[1] in results or not is_ref_name(row[1]), page))
         end = place.moved(len(known), known[-1][0] if known else None)
