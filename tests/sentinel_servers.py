@@ -219,10 +219,15 @@ class SentinelServers:
             )
 
     def _is_complete(self) -> bool:
-        states = [self._state(port) for port in self.sentinels]
-        return all(each["num-other-sentinels"] == 2 and each["num-slaves"] >= 1 for each in states) and bool(
-            self._info(self.primary).get("slave0", {}).get("state") == "online"
-        )
+        others = [self._state(port)["num-other-sentinels"] for port in self.sentinels]
+        usable = [self._knows_a_usable_replica(port) for port in self.sentinels]
+        state = self._info(self.primary).get("slave0", {}).get("state")
+        return others == [2, 2, 2] and all(usable) and state == "online"
+
+    def _knows_a_usable_replica(self, sentinel: int) -> bool:
+        with self.client(sentinel) as client:
+            replicas: Any = client.sentinel_slaves(SERVICE)
+        return any(not (each["is_sdown"] or each["is_disconnected"]) for each in replicas)
 
     def _named(self, sentinel: int) -> int:
         return int(self._state(sentinel)["port"])

@@ -65,10 +65,12 @@ def a_done_run_has_skipped_no_row(stage: Stage) -> Iterator[str]:
     settled: dict[str, set[int]] = {table: set() for table in SWEEPS}
     excused: dict[str, set[int]] = {table: set() for table in SWEEPS}
     kinds = ("run began", "settled", "passed over", "committed by", "run ended")
-    for when, _, what, worker, run_id, *more in stage.events(*kinds):
+    for _, _, what, worker, run_id, *more in stage.events(*kinds):
         if what == "run began":
+            # The run has read the time before its row was committed, which may have waited.
+            read: float = stage.runs[run_id]["started_at"].timestamp()
             # At an unknown position, the run has skipped what is before it.
-            began[run_id] = float(when) if more[2] is None else reached.get((worker, str(more[2])), float(when))
+            began[run_id] = read if more[2] is None else reached.get((worker, str(more[2])), read)
         elif what == "committed by":
             if more[1] is not None:  # a row of missed ticks has no position
                 place = worker, str(more[1])

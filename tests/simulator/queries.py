@@ -206,7 +206,7 @@ class _Statement:
             return None if value is None else not value
         if isinstance(node, Cast):
             value = self._value(node.node, row)  # values have no types here, except JSON
-            return json.loads(value) if node._cast == "jsonb" and isinstance(value, str) else value
+            return json.loads(value) if vars(node)["_cast"] == "jsonb" and isinstance(value, str) else value
         if isinstance(node, Parameter):
             return self._values[node.number]
         if isinstance(node, Value):
