@@ -154,6 +154,8 @@ def test_pause_pressed_after_the_logout_is_carried_out_after_the_login(
     assert f"Pause {WORKER}" in text_of(browser, "main") and override_of(WORKER) is None
 
     browser.find_element(By.NAME, "token").send_keys(TOKEN, Keys.ENTER)
+    # The page of the login has a form with a button, too.
+    wait.until(lambda page: not page.find_elements(By.NAME, "token"))
     press(wait, "main form button")
     wait.until(until.text_to_be_present_in_element((By.CSS_SELECTOR, ".said"), "is paused until"))
 
