@@ -142,7 +142,7 @@ class Idempotency(Middleware):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         actor = broker.actors.get(message.actor_name)
-        # Only a new message is refused: nobody would get the error of one that is due or retried.
+        # Only a new message is refused: its sender gets the error. One that is due or retried has no sender.
         new = DEDUP_STATE not in message.options
         if new and actor is not None and "idempotency_key" in message.options and not actor.options.get("idempotent"):
             raise InvalidOption(f"{actor.actor_name}: idempotency_key needs an actor with idempotent=True")

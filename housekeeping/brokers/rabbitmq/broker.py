@@ -148,7 +148,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         self._retry(lambda: self._publish(xq_name(q_name(queue_name)), body, properties))
 
     def properties_of(self, message: Message[Any]) -> Any:
-        """Return the properties of a message. A priority that AMQP cannot transport is left out."""
+        """Return the properties of a message. A priority that is not a number from 0 to 255 is left out."""
         priority = message.options.get("broker_priority")
         is_octet = isinstance(priority, int) and 0 <= priority <= 255
         return self.properties(priority=priority if is_octet else None)
