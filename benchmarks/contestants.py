@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import psycopg2
 
 from benchmarks.comparison import BY_CTID, FLOOR, PREPARED, Contestant, Place
+from housekeeping import RowLog, Sweep, run_sweep
+from housekeeping.app import install
 from housekeeping.brokers import message_broker
-from housekeeping.core.redis.client import shared_redis
+from housekeeping.core import logs
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import logs
 from housekeeping.database.connection import database
-from housekeeping.installation import install
-from housekeeping.sweeps import RowLog, Sweep, run_sweep
+from tests.declarations import changed
 
 _KEYS: Final = "ARRAY(SELECT {key} FROM picked)"
 _BATCH: Final = """
@@ -51,7 +52,7 @@ def ours(
     def ready(place: Place) -> Callable[[], object]:
         sweep = composed(place, worker, lines=lines, sweeps=sweeps, **setting)
         if row_log is not None:
-            sweep = replace(sweep, row_log=row_log)
+            sweep = changed(sweep, log=row_log)
         return lambda: run(sweep, argument)
 
     return ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from housekeeping.embedded import folders
-from housekeeping.embedded.folders import create_inside
-from housekeeping.embedded.processes import kill_group, spawn, unprivileged_account
-from housekeeping.embedded.server import Server
+from housekeeping.embedded.server import Account, Server, spawn, unprivileged_account
+from housekeeping.embedded.servers import clear_folder, create_folder
 
 DATABASE: Final = "visits"
 _PROGRAMS: Final = ("mariadbd", "mariadb", "mariadb-install-db", "pt-archiver")
@@ -54,35 +53,25 @@ class MariaDB(Server):
     """MariaDB that listens on a socket only. Its superuser ``root`` needs no password."""
 
     title = "MariaDB"
-    start_seconds = 60
+    part = "m"
+    stop_signal = signal.SIGKILL
 
     @property
     def socket(self) -> Path:
         """Return the path of the socket."""
-        return self._folder / "m" / "socket"
+        return self._part / "socket"
 
-    def create(self) -> None:
-        home = create_inside(self._folder / "m", self._account)
-        options = [f"--datadir={home / 'data'}", "--auth-root-authentication-method=normal", "--skip-test-db"]
+    def __init__(self, program_path: Path, folder: Path, account: Account | None) -> None:
+        super().__init__(program_path, folder, account)
+        options = [f"--datadir={self._part / 'data'}", "--auth-root-authentication-method=normal", "--skip-test-db"]
         command: list[str | Path] = [program("mariadb-install-db"), "--no-defaults", "--skip-name-resolve", *options]
-        if spawn(command, self._account, home, self._log).wait(_SETUP_SECONDS) != 0:
+        if spawn(command, self._account, self._part, self._log).wait(_SETUP_SECONDS) != 0:
             raise self._failure("could not be set up by mariadb-install-db")
 
     def launch(self) -> None:
-        home = self._folder / "m"
         command: list[str | Path] = [self._program, "--no-defaults", "--skip-networking", f"--socket={self.socket}"]
-        command += [f"--datadir={home / 'data'}", *(f"--{name}={value}" for name, value in SETTINGS.items())]
-        self._process = spawn(command, self._account, home, self._log)
-
-    def stop(self) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            kill_group(self._process)
-
-    def discard(self) -> None:
-        self.kill()
+        command += [f"--datadir={self._part / 'data'}", *(f"--{name}={value}" for name, value in SETTINGS.items())]
+        self.process = spawn(command, self._account, self._part, self._log)
 
     def _ready(self) -> bool:
         return subprocess.run([*self.client(""), "-e", "SELECT 1"], capture_output=True).returncode == 0
@@ -111,13 +100,15 @@ def started() -> Iterator[MariaDB]:
       EmbeddedServerError: The server does not start.
     """
     account = unprivileged_account()
-    folder = folders.create(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))), account)
-    server = MariaDB(Path(program("mariadbd")), folder.path, account)
+    folder, lock = create_folder(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))), account)
+    server: MariaDB | None = None
     try:
-        server.create()
+        server = MariaDB(Path(program("mariadbd")), folder, account)
         server.start()
         subprocess.run([*server.client(""), "-e", f"CREATE DATABASE {DATABASE}"], check=True)
         yield server
     finally:
-        server.discard()
-        folder.remove()
+        if server is not None:
+            server.kill()
+        clear_folder(folder)
+        os.close(lock)

@@ -14,10 +14,10 @@ from dramatiq.middleware import default_middleware
 
 import housekeeping
 from benchmarks.comparison import Comparison, Contestant, Place
-from housekeeping.brokers import redis_broker
+from housekeeping.app import install
+from housekeeping.brokers.redis import redis_broker
+from housekeeping.core import logs
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import logs
-from housekeeping.installation import install
 
 _BARE: Final = "bare dramatiq"
 _THREADS: Final = 8  # Dramatiq's default

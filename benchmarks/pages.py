@@ -14,12 +14,12 @@ from psycopg2.extensions import connection as Connection
 from werkzeug.test import TestResponse
 
 from benchmarks.servers import Stage, started
+from housekeeping import Delete, Limits, Rows, Sweep
+from housekeeping.core import logs
 from housekeeping.core.settings import MAIN, Settings
-from housekeeping.core.telemetry import logs
 from housekeeping.database.connection import BaseModel, connect_to, database
 from housekeeping.database.times import UtcDateTimeField
-from housekeeping.sweeps import Delete, Sweep
-from housekeeping.sweeps.insight.trends import INTERVALS, Range, read_trends
+from housekeeping.insight.trends import INTERVALS, Range, read_trends
 from housekeeping.web.application import create_app
 
 _WORKERS: Final = 60
@@ -63,12 +63,10 @@ def sweeps() -> dict[str, Sweep]:
     """Return the workers."""
     declared = [
         Sweep(
-            name=f"team.worker_{number:02}",
-            stale=lambda now: Old.at <= now,
-            order=(Old.at, Old.id),
-            action=Delete(),
+            f"team.worker_{number:02}",
+            Rows(Old, stale=lambda row, now: row.at <= now, order="at", action=Delete()),
             schedule="* * * * *",
-            max_runtime=timedelta(seconds=30),
+            limits=Limits(runtime=timedelta(seconds=30)),
         )
         for number in range(_WORKERS)
     ]

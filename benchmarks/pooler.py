@@ -15,7 +15,7 @@ from typing import Final
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from benchmarks.comparison import Contestant, Place
-from housekeeping.embedded.processes import identity_of, unprivileged_account
+from housekeeping.embedded.server import identity_of, unprivileged_account
 
 _PORT: Final = 16_432
 _START_S: Final = 10.0

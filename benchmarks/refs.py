@@ -15,9 +15,9 @@ from psycopg2.extensions import connection as Connection
 
 from benchmarks.comparison import FLOOR, LINES, OURS, Comparison, Place
 from benchmarks.contestants import composed, ours, run
+from housekeeping import log_rows
 from housekeeping.core import events
-from housekeeping.sweeps import log_rows
-from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
+from housekeeping.workers.batched_git_ref_updates.git import hashed_path
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 
 _SCHEDULER: Final = "batched_git_ref_updates.cleanup_scheduler"

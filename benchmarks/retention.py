@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import psycopg2
 from peewee import BigIntegerField
@@ -11,9 +11,8 @@ from peewee import BigIntegerField
 from benchmarks.comparison import BY_CTID, FLOOR, LIMITED, OURS, PURGE, SAME_ARCHIVE, Comparison, Contestant, Place
 from benchmarks.contestants import Floor, composed, ours, run
 from benchmarks.visits import AGE, BATCH, LEFT, OLD, PARTITIONS, RANGES, ROWS, TABLES, filling
-from housekeeping.purge.request import PurgeRequest
-from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps import BaseModel, Delete, DropPartitions, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, DropPartitions, Guard, Limits, Rows, Sweep, UtcDateTimeField
+from housekeeping.engine.purge import PurgeRequest, sweep_of
 
 _DELETED: Final = "DELETE FROM visits WHERE {chosen}"
 _COPIED: Final = "INSERT INTO old_visits SELECT * FROM change0"
@@ -30,20 +29,17 @@ class Visit(BaseModel):
         table_name = "visits"
 
 
-def _sweep(name: str, action: Any) -> Sweep:
-    return Sweep(
-        name=f"visits.{name}",
-        stale=None if isinstance(action, DropPartitions) else lambda now: Visit.seen_at < now - AGE,
-        order=(Visit.seen_at, Visit.id),
-        action=action,
-        batch_size=BATCH,
-        confirm_first_run=False,
-    )
+def _sweep(name: str, stage: Rows | DropPartitions) -> Sweep:
+    return Sweep(f"visits.{name}", stage, limits=Limits(batch=BATCH), guard=Guard(first_run=False))
 
 
-_DELETE: Final = _sweep("delete", Delete())
-_ARCHIVE: Final = _sweep("archive", Delete(archive_to="archived_visits"))
-_DROP: Final = _sweep("drop", DropPartitions(older_than=AGE))
+def _rows(action: Delete) -> Rows:
+    return Rows(Visit, stale=lambda row, limit: row.seen_at < limit, order="seen_at", age=AGE, action=action)
+
+
+_DELETE: Final = _sweep("delete", _rows(Delete()))
+_ARCHIVE: Final = _sweep("archive", _rows(Delete(archive_to="archived_visits")))
+_DROP: Final = _sweep("drop", DropPartitions(Visit, "seen_at", older_than=AGE))
 
 
 def _purge(place: Place) -> Callable[[], object]:

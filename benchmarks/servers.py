@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -15,11 +16,9 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
 from housekeeping.database.connection import connect_to, database
-from housekeeping.embedded import folders
-from housekeeping.embedded.processes import unprivileged_account
-from housekeeping.embedded.programs import find_postgres
-from housekeeping.embedded.server import Postgres, data_folder, wait
-from housekeeping.sweeps.ledger import schema
+from housekeeping.embedded.server import Postgres, data_folder, find_postgres, unprivileged_account
+from housekeeping.embedded.servers import clear_folder, create_folder
+from housekeeping.ledger import schema
 
 _SETTINGS: Final = {
     "listen_addresses": "",
@@ -82,17 +81,19 @@ def started(*, durable: bool) -> Iterator[Servers]:
         settings["shared_preload_libraries"] = "pg_stat_statements"
     account = unprivileged_account()
     with embedded.start(postgres=False) as redis:
-        folder = folders.create([redis.folder.parent], account)
-        postgres = Postgres(program.path, folder.path, account, wait)
-        postgres.settings = settings
+        folder, lock = create_folder([redis.folder.parent], account)
+        postgres: Postgres | None = None
         try:
-            postgres.create()
+            postgres = Postgres(program.path, folder, account)
+            postgres.settings = settings
             postgres.start()
             versions = {"postgres": program.version, **redis.versions}
-            yield Servers(folder.path / "s", redis.redis_url, versions, settings, program.path.resolve().parent)
+            yield Servers(folder / "s", redis.redis_url, versions, settings, program.path.resolve().parent)
         finally:
-            postgres.discard()
-            folder.remove()
+            if postgres is not None:
+                postgres.kill()
+            clear_folder(folder)
+            os.close(lock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Workers that change rows of one table: statuses, imports, entities, builds; and statuses by backlog and shards."""
+"""Workers that change rows of one table: statuses, imports, entities, builds; and statuses by backlog and processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 from benchmarks.comparison import FLOOR, LINES, OURS, Comparison, Contestant, Place
 from benchmarks.contestants import Floor, composed, ours, run
 from benchmarks.pooler import through_pgbouncer
-from housekeeping.sweeps import RowLog, run_sweep
+from housekeeping import RowLog, run_sweep
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -158,11 +158,11 @@ def _growth(size: int) -> Comparison:
     )
 
 
-def _sharded(number: int) -> Contestant:
+def _beside(number: int) -> Contestant:
     def ready(place: Place) -> Callable[[], object]:
         spawning = multiprocessing.get_context("spawn")
         start: Any = spawning.Barrier(number)
-        others = [spawning.Process(target=_shard, args=(place, start)) for _ in range(number - 1)]
+        others = [spawning.Process(target=_process, args=(place, start)) for _ in range(number - 1)]
         for other in others:
             other.start()
         sweep = composed(place, STATUSES, batch_size=1_000)
@@ -181,7 +181,7 @@ def _sharded(number: int) -> Contestant:
     return ready
 
 
-def _shard(place: Place, start: Any) -> None:
+def _process(place: Place, start: Any) -> None:
     sweep = composed(place, STATUSES, batch_size=1_000)
     start.wait(600)
     start.wait(600)
@@ -249,7 +249,7 @@ COMPARISONS: Final = (
     ),
 )
 
-#: Not run unless named: the rate must not depend on the backlog, and shards must not disturb each other.
+#: Not run unless named: the rate must not depend on the backlog, and processes must not disturb each other.
 FURTHER: Final = (
     *(_growth(size) for size in (10_000, 100_000, 1_000_000)),
     Comparison(
@@ -265,12 +265,12 @@ FURTHER: Final = (
         targets={OURS: 0.85},
     ),
     Comparison(
-        name="shards",
+        name="processes",
         template="statuses",
         models=(UserStatus,),
         fill=fill_statuses,
         undone=_UNDONE_STATUSES,
-        contestants={"1 process": _sharded(1), "2 processes": _sharded(2), "4 processes": _sharded(4)},
+        contestants={"1 process": _beside(1), "2 processes": _beside(2), "4 processes": _beside(4)},
         targets={},
     ),
 )

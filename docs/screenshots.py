@@ -13,13 +13,11 @@ from typing import Final
 
 from selenium.webdriver.chromium.webdriver import ChromiumDriver
 
-from housekeeping.database.clock_skew import database_now
-from housekeeping.demo.command import dashboard
-from housekeeping.demo.live import send_each_once
+from housekeeping.database.times import database_now
+from housekeeping.demo.demo import Stage, dashboard, send_each_once, stage
 from housekeeping.demo.scenes import SCENES, others_at_work
-from housekeeping.demo.stage import Stage, stage
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Override, switch
+from housekeeping.ledger.operators import Override, switch
+from housekeeping.ledger.schema import Run
 from tests.acceptance.browser import chromium, looks
 
 IMAGES: Final = Path(__file__).parent / "images"

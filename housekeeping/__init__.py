@@ -7,75 +7,234 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from housekeeping import testing as testing
+    from housekeeping.app import install as install
     from housekeeping.core import events as events
-    from housekeeping.core.redis.client import throttle as throttle
+    from housekeeping.core.clock import SYSTEM_CLOCK as SYSTEM_CLOCK
+    from housekeeping.core.clock import Clock as Clock
+    from housekeeping.core.errors import DeclarationError as DeclarationError
+    from housekeeping.core.errors import HousekeepingError as HousekeepingError
+    from housekeeping.core.errors import ObjectNotDeleted as ObjectNotDeleted
+    from housekeeping.core.errors import ObjectStoreUnavailable as ObjectStoreUnavailable
+    from housekeeping.core.errors import RecordChanged as RecordChanged
+    from housekeeping.core.errors import RedisUnavailable as RedisUnavailable
+    from housekeeping.core.errors import RowNotChanged as RowNotChanged
+    from housekeeping.core.errors import SettingsError as SettingsError
+    from housekeeping.core.errors import Unconfirmed as Unconfirmed
+    from housekeeping.core.errors import UploadBeingDeleted as UploadBeingDeleted
+    from housekeeping.core.errors import UploadRefused as UploadRefused
+    from housekeeping.core.logs import error_line as error_line
+    from housekeeping.core.logs import how_to_install as how_to_install
+    from housekeeping.core.logs import log_rows as log_rows
+    from housekeeping.core.logs import logger as logger
+    from housekeeping.core.logs import mask_secrets as mask_secrets
+    from housekeeping.core.logs import shortened as shortened
+    from housekeeping.core.redis import retry_redis as retry_redis
+    from housekeeping.core.redis import run_replicated as run_replicated
+    from housekeeping.core.redis import shared_redis as shared_redis
+    from housekeeping.core.redis import throttle as throttle
+    from housekeeping.core.redis import translate_redis_errors as translate_redis_errors
+    from housekeeping.core.settings import PREFIX as PREFIX
+    from housekeeping.core.settings import ObjectStoreSettings as ObjectStoreSettings
     from housekeeping.core.settings import Settings as Settings
-    from housekeeping.database.replicas.routing import read_database as read_database
-    from housekeeping.installation import install as install
-    from housekeeping.leases.current import fence as fence
+    from housekeeping.database.catalog import PartitionedModel as PartitionedModel
+    from housekeeping.database.catalog import identify as identify
+    from housekeeping.database.catalog import key_of as key_of
+    from housekeeping.database.connection import BaseModel as BaseModel
+    from housekeeping.database.connection import database as current_database
+    from housekeeping.database.queries import Parameter as Parameter
+    from housekeeping.database.queries import update_rows as update_rows
+    from housekeeping.database.replicas import read_database as read_database
+    from housekeeping.database.state_machines import StateMachine as StateMachine
+    from housekeeping.database.times import ClockSkew as ClockSkew
+    from housekeeping.database.times import NaiveUtcDateTimeField as NaiveUtcDateTimeField
+    from housekeeping.database.times import StatementTime as StatementTime
+    from housekeeping.database.times import UtcDateTimeField as UtcDateTimeField
+    from housekeeping.database.times import read_redis_clock as read_redis_clock
+    from housekeeping.database.times import statement_time as statement_time
+    from housekeeping.engine import RunResult as RunResult
+    from housekeeping.engine.run import run_sweep as run_sweep
     from housekeeping.leases.lease import ExclusiveLease as ExclusiveLease
-    from housekeeping.middleware.enqueueing.many import enqueue_many as enqueue_many
-    from housekeeping.sweeps import AlertThresholds as AlertThresholds
-    from housekeeping.sweeps import BaseModel as BaseModel
-    from housekeeping.sweeps import Breaker as Breaker
-    from housekeeping.sweeps import Call as Call
-    from housekeeping.sweeps import Delete as Delete
-    from housekeeping.sweeps import DropPartitions as DropPartitions
-    from housekeeping.sweeps import LeaseConfig as LeaseConfig
-    from housekeeping.sweeps import StateMachine as StateMachine
-    from housekeeping.sweeps import Sweep as Sweep
-    from housekeeping.sweeps import ThrottleLimits as ThrottleLimits
-    from housekeeping.sweeps import Transition as Transition
-    from housekeeping.sweeps import UtcDateTimeField as UtcDateTimeField
+    from housekeeping.leases.lease import fence as fence
+    from housekeeping.ledger.outbox import store_in_outbox as store_in_outbox
+    from housekeeping.ledger.runs import HEARTBEAT as HEARTBEAT
+    from housekeeping.ledger.runs import at_work as at_work
+    from housekeeping.ledger.runs import deferred as deferred
+    from housekeeping.middleware.delivery import complete_in as complete_in
+    from housekeeping.middleware.enqueue import enqueue_many as enqueue_many
+    from housekeeping.sweeps.actions import Delete as Delete
+    from housekeeping.sweeps.actions import Transition as Transition
+    from housekeeping.sweeps.declaration import Sweep as Sweep
+    from housekeeping.sweeps.partitions import DropPartitions as DropPartitions
+    from housekeeping.sweeps.row import Column as Column
+    from housekeeping.sweeps.row import Condition as Condition
+    from housekeeping.sweeps.row import Row as Row
+    from housekeeping.sweeps.rows import Call as Call
+    from housekeeping.sweeps.rows import CallStage as CallStage
+    from housekeeping.sweeps.rows import Rows as Rows
+    from housekeeping.sweeps.send import Send as Send
+    from housekeeping.sweeps.send import actor_named as actor_named
+    from housekeeping.sweeps.stage import Announcement as Announcement
+    from housekeeping.sweeps.stage import Backlog as Backlog
+    from housekeeping.sweeps.stage import Batch as Batch
+    from housekeeping.sweeps.stage import BatchResult as BatchResult
+    from housekeeping.sweeps.stage import Divisible as Divisible
+    from housekeeping.sweeps.stage import Event as Event
+    from housekeeping.sweeps.stage import ExplainQuery as ExplainQuery
+    from housekeeping.sweeps.stage import Failure as Failure
+    from housekeeping.sweeps.stage import OtherClock as OtherClock
+    from housekeeping.sweeps.stage import Position as Position
+    from housekeeping.sweeps.stage import RowLog as RowLog
+    from housekeeping.sweeps.stage import Stage as Stage
+    from housekeeping.sweeps.stage import StagePlan as StagePlan
+    from housekeeping.sweeps.table_stage import Action as Action
+    from housekeeping.sweeps.table_stage import TableStage as TableStage
+    from housekeeping.sweeps.table_stage import Write as Write
+    from housekeeping.sweeps.tables import model_of as model_of
+    from housekeeping.sweeps.values import Alerts as Alerts
+    from housekeeping.sweeps.values import Argument as Argument
+    from housekeeping.sweeps.values import Finding as Finding
+    from housekeeping.sweeps.values import Guard as Guard
+    from housekeeping.sweeps.values import Lease as Lease
+    from housekeeping.sweeps.values import Limits as Limits
+    from housekeeping.sweeps.values import Throttle as Throttle
 
 __version__ = "0.1.0"
 
-#: Public names and where they live; looked up when first used, so that importing the package costs and changes nothing.
-_PUBLIC: Final = {
-    "AlertThresholds": "housekeeping.sweeps",
-    "BaseModel": "housekeeping.sweeps",
-    "Breaker": "housekeeping.sweeps",
-    "Call": "housekeeping.sweeps",
-    "Delete": "housekeeping.sweeps",
-    "DropPartitions": "housekeeping.sweeps",
-    "ExclusiveLease": "housekeeping.leases.lease",
-    "ThrottleLimits": "housekeeping.sweeps",
-    "LeaseConfig": "housekeeping.sweeps",
-    "Settings": "housekeeping.core.settings",
-    "StateMachine": "housekeeping.sweeps",
-    "Sweep": "housekeeping.sweeps",
-    "Transition": "housekeeping.sweeps",
-    "UtcDateTimeField": "housekeeping.sweeps",
-    "enqueue_many": "housekeeping.middleware.enqueueing.many",
-    "fence": "housekeeping.leases.current",
-    "install": "housekeeping.installation",
-    "read_database": "housekeeping.database.replicas.routing",
-    "throttle": "housekeeping.core.redis.client",
+#: Modules and their public names; looked up when first used, so that importing the package costs and changes nothing.
+_HOMES: Final = {
+    "housekeeping.app": "install",
+    "housekeeping.core.clock": "Clock SYSTEM_CLOCK",
+    "housekeeping.core.errors": (
+        "DeclarationError HousekeepingError ObjectNotDeleted ObjectStoreUnavailable RecordChanged RedisUnavailable "
+        "RowNotChanged SettingsError Unconfirmed UploadBeingDeleted UploadRefused"
+    ),
+    "housekeeping.core.logs": "error_line how_to_install log_rows logger mask_secrets shortened",
+    "housekeeping.core.redis": "retry_redis run_replicated shared_redis throttle translate_redis_errors",
+    "housekeeping.core.settings": "ObjectStoreSettings PREFIX Settings",
+    "housekeeping.database.catalog": "PartitionedModel identify key_of",
+    "housekeeping.database.connection": "BaseModel current_database",
+    "housekeeping.database.queries": "Parameter update_rows",
+    "housekeeping.database.replicas": "read_database",
+    "housekeeping.database.state_machines": "StateMachine",
+    "housekeeping.database.times": (
+        "ClockSkew NaiveUtcDateTimeField StatementTime UtcDateTimeField read_redis_clock statement_time"
+    ),
+    "housekeeping.engine": "RunResult",
+    "housekeeping.engine.run": "run_sweep",
+    "housekeeping.leases.lease": "ExclusiveLease fence",
+    "housekeeping.ledger.outbox": "store_in_outbox",
+    "housekeeping.ledger.runs": "HEARTBEAT at_work deferred",
+    "housekeeping.middleware.delivery": "complete_in",
+    "housekeeping.middleware.enqueue": "enqueue_many",
+    "housekeeping.sweeps.actions": "Delete Transition",
+    "housekeeping.sweeps.declaration": "Sweep",
+    "housekeeping.sweeps.partitions": "DropPartitions",
+    "housekeeping.sweeps.row": "Column Condition Row",
+    "housekeeping.sweeps.rows": "Call CallStage Rows",
+    "housekeeping.sweeps.send": "Send actor_named",
+    "housekeeping.sweeps.stage": (
+        "Announcement Backlog Batch BatchResult Divisible Event ExplainQuery Failure OtherClock Position RowLog "
+        "Stage StagePlan"
+    ),
+    "housekeeping.sweeps.table_stage": "Action TableStage Write",
+    "housekeeping.sweeps.tables": "model_of",
+    "housekeeping.sweeps.values": "Alerts Argument Finding Guard Lease Limits Throttle",
 }
+_PUBLIC: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}
 __all__ = [
-    "AlertThresholds",
+    "Action",
+    "Alerts",
+    "Announcement",
+    "Argument",
+    "Backlog",
     "BaseModel",
-    "Breaker",
+    "Batch",
+    "BatchResult",
     "Call",
+    "CallStage",
+    "Clock",
+    "ClockSkew",
+    "Column",
+    "Condition",
+    "DeclarationError",
     "Delete",
+    "Divisible",
     "DropPartitions",
+    "Event",
     "ExclusiveLease",
-    "ThrottleLimits",
-    "LeaseConfig",
+    "ExplainQuery",
+    "Failure",
+    "Finding",
+    "Guard",
+    "HEARTBEAT",
+    "HousekeepingError",
+    "Lease",
+    "Limits",
+    "NaiveUtcDateTimeField",
+    "ObjectNotDeleted",
+    "ObjectStoreSettings",
+    "ObjectStoreUnavailable",
+    "OtherClock",
+    "PREFIX",
+    "Parameter",
+    "PartitionedModel",
+    "Position",
+    "RecordChanged",
+    "RedisUnavailable",
+    "Row",
+    "RowLog",
+    "RowNotChanged",
+    "Rows",
+    "RunResult",
+    "SYSTEM_CLOCK",
+    "Send",
     "Settings",
+    "SettingsError",
+    "Stage",
+    "StagePlan",
     "StateMachine",
+    "StatementTime",
     "Sweep",
+    "TableStage",
+    "Throttle",
     "Transition",
+    "Unconfirmed",
+    "UploadBeingDeleted",
+    "UploadRefused",
     "UtcDateTimeField",
+    "Write",
     "__version__",
+    "actor_named",
+    "at_work",
+    "complete_in",
+    "current_database",
+    "deferred",
     "enqueue_many",
+    "error_line",
     "events",
     "fence",
+    "how_to_install",
+    "identify",
     "install",
+    "key_of",
+    "log_rows",
+    "logger",
+    "mask_secrets",
+    "model_of",
     "read_database",
+    "read_redis_clock",
+    "retry_redis",
+    "run_replicated",
+    "run_sweep",
+    "shared_redis",
+    "shortened",
+    "statement_time",
+    "store_in_outbox",
     "testing",
     "throttle",
+    "translate_redis_errors",
+    "update_rows",
 ]
 
 
@@ -85,5 +244,7 @@ if not TYPE_CHECKING:  # else a misspelt name would be anything to a type checke
         if name in _MODULES:
             return importlib.import_module(_MODULES[name])
         if name in _PUBLIC:
-            return getattr(importlib.import_module(_PUBLIC[name]), name)
+            # The package has a module of this name.
+            attribute = "database" if name == "current_database" else name
+            return getattr(importlib.import_module(_PUBLIC[name]), attribute)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

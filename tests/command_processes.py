@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 _TOP: Final = Path(__file__).parents[1]
-_PREPARED: Final = ("housekeeping.cli.commands", "housekeeping.workers", "housekeeping.brokers", "housekeeping.sweeps")
+_PREPARED: Final = ("housekeeping.cli", "housekeeping.workers", "housekeeping.brokers", "housekeeping.sweeps")
 
 
 class CommandProcesses:

@@ -18,15 +18,17 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import embedded
-from housekeeping.core.settings import MAIN, PREFIX, Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.ledger import schema
-from housekeeping.testing import ManualClock, plugin
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
 from tests import two_databases
 from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
 from tests.failover_servers import synchronous_pair
+from tests.internals.core import MAIN, PREFIX
+from tests.internals.database import Database, database
+from tests.internals.embedded import embedded
+from tests.internals.ledger import schema
+from tests.internals.testing import plugin
 from tests.pgbouncer_server import PgBouncer, pgbouncer
 from tests.rabbitmq_server import amqp_url as amqp_url
 from tests.sentinel_servers import SentinelServers, sentinel_servers

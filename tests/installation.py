@@ -17,35 +17,25 @@ import redis
 from psycopg2 import sql
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import embedded
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import PREFIX, Settings
-from housekeeping.database.connection import Database
-from housekeeping.demo import (
-    batched_git_ref_updates,
-    bulk_imports,
-    ci_stuck_builds,
-    object_storage,
-    scenes,
-    user_status_cleanup,
-)
-from housekeeping.demo.scenes import SCENES
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.workers import BUILT_IN, configured_sweeps
+from housekeeping import Settings
 from tests.command_processes import CommandProcesses
+from tests.internals.core import PREFIX, shared_redis
+from tests.internals.database import Database
+from tests.internals.demo import SCENES, scenes
+from tests.internals.embedded import embedded
+from tests.internals.ledger import Run
+from tests.internals.workers import BUILT_IN, configured_sweeps
 
 PROJECT: Final = "2"  # one with pending deletions, some of which are no names of refs
 #: Worker -> the argument of a run, for every worker there is.
-WORKERS: Final = {
-    name: PROJECT if sweep.argument_name else None for name, sweep in configured_sweeps(Settings()).items()
-}
+WORKERS: Final = {name: PROJECT if sweep.argument else None for name, sweep in configured_sweeps(Settings()).items()}
 #: The demo's own numbers would take a second for each family.
-_FEW: Final[tuple[tuple[Any, dict[str, int]], ...]] = (
-    (user_status_cleanup, {"DUE": 7, "LATER": 0, "NEVER": 2}),
-    (bulk_imports, {"IMPORTS": 9, "STUCK": 4}),
-    (object_storage, {"STALE": 6, "NEVER_CAME": 2, "GOING_ON": 3, "UNKNOWN": 1}),
-    (batched_git_ref_updates, {"PROJECTS": 3, "LOOSE": 4, "PACKED": 3}),
-    (ci_stuck_builds, {"STUCK": 5, "AT_WORK": 4, "ENDED": 6, "DAMAGED": 1}),
+_FEW: Final = (
+    {"DUE": 7, "LATER": 0, "NEVER": 2}
+    | {"IMPORTS": 9, "STUCK_IMPORTS": 4}
+    | {"STALE": 6, "NEVER_CAME": 2, "GOING_ON": 3, "UNKNOWN_STORE": 1}
+    | {"PROJECTS": 3, "LOOSE": 4, "PACKED": 3}
+    | {"STUCK_BUILDS": 5, "AT_WORK": 4, "ENDED": 6, "DAMAGED": 1}
 )
 
 
@@ -137,9 +127,8 @@ def installation(
     ours = {"REDIS_URL": redis_of_installations, "BROKER_URL": "", **scenes.settings(folder)}
     with monkeypatch.context() as patch:
         patch.setattr(shared_redis, "client", client)
-        for scene, numbers in _FEW:
-            for name, number in numbers.items():
-                patch.setattr(scene, name, number)
+        for name, number in _FEW.items():
+            patch.setattr(scenes, name, number)
         configured_sweeps(settings)
         for family in BUILT_IN:
             postgres.create_tables(list(family.MODELS.values()))

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from housekeeping.embedded.processes import identity_of, unprivileged_account
+from tests.internals.embedded import identity_of, unprivileged_account
 from tests.rabbitmq_server import free_ports
 
 START_S: Final = 20.0

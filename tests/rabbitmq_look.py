@@ -10,9 +10,7 @@ from dramatiq import Message, MessageProxy
 from dramatiq.common import dq_name, xq_name
 from pika.exceptions import ChannelClosedByBroker
 
-from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
-from housekeeping.brokers.rabbitmq.consumer import ReliableConsumer
-from housekeeping.brokers.rabbitmq.delay_queues import level_queues
+from tests.internals.brokers import ReliableConsumer, ReliableRabbitmqBroker, level_queues
 
 _RETURN_S: Final = 2.0
 

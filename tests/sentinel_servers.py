@@ -17,8 +17,8 @@ import redis
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
-from housekeeping.core.redis.sentinel_url import is_sentinel_url, parse_sentinel_url
-from housekeeping.embedded.programs import find_redis
+from tests.internals.core import is_sentinel_url, parse_sentinel_url
+from tests.internals.embedded import find_redis
 from tests.rabbitmq_server import free_ports
 
 SERVICE: Final = "tests"

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from housekeeping.database.connection import Database, DatabaseHandle
+from tests.internals.database import Database, DatabaseHandle
 
 NEEDS_SESSION: Final = pytest.mark.direct_only(reason="run_in_process and the kit's assertions need a session")
 

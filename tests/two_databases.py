@@ -6,20 +6,19 @@ test, `SECOND` is the current database, so that the test itself sees the worker'
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from uuid import uuid4
 
 import psycopg2
 
-from housekeeping.core.settings import MAIN, Settings
-from housekeeping.database.connection import connect_to, database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.purge.request import PurgeRequest
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import schema
+from housekeeping import ExclusiveLease, Settings, Sweep
+from tests.internals.database import connect_to, database
+from tests.internals.engine import PurgeRequest
+from tests.internals.ledger import schema
 from tests.spare_schema import SpareSchema
 
 SECOND: Final = "second"
@@ -28,6 +27,7 @@ SECOND: Final = "second"
 OF_MAIN: Final = (
     "tests/integration/middleware/schedule/",
     "tests/integration/middleware/test_lost_leases.py",
+    "tests/integration/middleware/test_completions.py",
     "tests/integration/database/replicas/",
     "tests/integration/sweeps/ledger/test_action_log.py",
 )
@@ -51,7 +51,7 @@ ONE_DATABASE: Final = {
     "tests/integration/doctor/test_doctor.py": _NAMES,
     "tests/integration/doctor/test_locked_tables.py": _NAMES,
     "tests/integration/leases/test_fences.py::test_an_applications_own_connection": _CONNECTS,
-    "tests/integration/leases/test_fences.py::test_fence_without_a_database": _CONNECTS,
+    "tests/integration/leases/test_fences.py::test_fenced_lease_without_a_database": _CONNECTS,
     "tests/integration/leases/test_fences.py::test_lease_is_released_if": _THREADS,
     "tests/integration/leases/test_fencing_tokens.py": _THREADS,
     "tests/integration/middleware/interrupts/test_statements.py": _THREADS,
@@ -70,7 +70,6 @@ ONE_DATABASE: Final = {
     "tests/integration/workers/bulk_imports/test_other_tables.py": _CONNECTS,
     "tests/integration/workers/batched_git_ref_updates/test_tables.py": _CONNECTS,
     "tests/integration/workers/ci_stuck_builds/test_tables_and_sessions.py": _CONNECTS,
-    "tests/integration/workers/ci_stuck_builds/test_single_builds.py::test_concurrent": _THREADS,
 }
 
 
@@ -79,12 +78,18 @@ def is_of_main(nodeid: str) -> bool:
     return nodeid.startswith(OF_MAIN) and not any(part in nodeid for part in _OF_SWEEPS)
 
 
+def _with_second_database(create: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(create)
+    def in_second_database(self: object, *args: Any, **given: Any) -> None:
+        create(self, *args, **{"database": SECOND, **given})
+
+    return in_second_database
+
+
 def declare_in_second_database() -> None:
     """Let all sweeps, purges and leases have the database `SECOND`, also those declared later that name none."""
     for declared in (Sweep, PurgeRequest, ExclusiveLease):
-        defaults: Any = declared.__init__.__kwdefaults__
-        assert defaults["database"] == MAIN
-        defaults["database"] = SECOND
+        declared.__init__ = _with_second_database(declared.__init__)  # type: ignore[method-assign]
     for sweep in [each for each in gc.get_objects() if isinstance(each, Sweep)]:
         object.__setattr__(sweep, "database", SECOND)
 

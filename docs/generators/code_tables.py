@@ -7,31 +7,31 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Any, Final
 
 import redis
 
 import housekeeping
 from docs.generators.tables import ByHand, code, table
-from housekeeping.core import errors, events
+from housekeeping.core import errors, events, telemetry
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import metrics
 from housekeeping.middleware import standard_middleware
 
 _PACKAGE: Final = Path(housekeeping.__file__).parent
 #: Declaration of an event with the comment that lists its columns.
 _EVENT: Final = re.compile(r"^#: rows: (.+)\n(\w+): Final", re.MULTILINE)
 #: Internal options.
-_NOT_FOR_USERS: Final = {"periodic", "sweep"}
+_NOT_FOR_USERS: Final = {"metrics", "periodic", "sweep"}
 
 
 def metric_table(old: str) -> str:
     """Return the table of metrics. Descriptions may be extended in the page."""
     rows = [
-        (code(each.name), type(each).__name__.lower(), ", ".join(map(code, each.labels)), ByHand(each.text))
-        for each in metrics.ALL
+        (code(each.name), each.kind.lower(), ", ".join(map(code, each.labels)), ByHand(each.text))
+        for each in telemetry.ALL
     ]
     return table(("Metric", "Kind", "Labels", "What it is"), rows, old)
 
@@ -91,7 +91,16 @@ def _what(name: str) -> str:
         return "the version"
     if isinstance(value, ModuleType):
         return _first_line(importlib.import_module(value.__name__))
-    return _first_line(value)
+    # The docstring of a constant is that of its type.
+    return _comment_above(name) if isinstance(value, str | timedelta | GenericAlias) else _first_line(value)
+
+
+def _comment_above(name: str) -> str:
+    """Return the comment above a public constant in the module that defines it."""
+    source = inspect.getsource(importlib.import_module(housekeeping._PUBLIC[name]))
+    found = re.search(rf"((?:^#: .*\n)+){name}\b", source, re.MULTILINE)
+    assert found is not None, f"{name} has no comment"
+    return " ".join(line.removeprefix("#: ") for line in found[1].splitlines())
 
 
 def _first_line(value: Any) -> str:

@@ -14,7 +14,7 @@ from docs.generators.tables import code, table
 
 _PACKAGE: Final = Path(housekeeping.__file__).parent
 #: Packages whose numbers are mostly about display.
-_WITHOUT: Final = ("cli", "demo", "embedded", "presentation", "testing", "web")
+_WITHOUT: Final = ("cli", "demo", "embedded", "testing", "web")
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 

@@ -1,22 +1,26 @@
 """Message brokers that lose no message to a lost connection: Dramatiq's for Redis and RabbitMQ, made reliable.
 
 Start with `message_broker`, which makes the broker that the settings name, and `harden`, for an application's own
-broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and requeues failed messages. `queues` counts
-messages.
+broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and requeues failed messages. The exceptions of
+`middleware_errors` drop, fail or requeue a message.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
+import redis as redis_py
 from dramatiq import Broker
 
-from housekeeping.brokers.redis import ReliableRedisBroker, redis_broker
-from housekeeping.core.errors import SettingsError
+from housekeeping.brokers.redis import ReliableRedisBroker as ReliableRedisBroker
+from housekeeping.brokers.redis import redis_broker as redis_broker
+from housekeeping.core.errors import RedisUnavailable, SettingsError
+from housekeeping.core.logs import how_to_install
+from housekeeping.core.redis import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
-from housekeeping.core.wording import how_to_install
-
-__all__ = ["ReliableRedisBroker", "harden", "message_broker", "redis_broker", "require_pika"]
 
 
 def message_broker(settings: Settings) -> Broker:
@@ -29,7 +33,7 @@ def message_broker(settings: Settings) -> Broker:
         return redis_broker(settings)
     settings.require_redis_url()
     require_pika()
-    from housekeeping.brokers.rabbitmq.settings import rabbitmq_broker
+    from housekeeping.brokers.rabbitmq import rabbitmq_broker
 
     return rabbitmq_broker(settings)
 
@@ -52,6 +56,74 @@ def harden(broker: Broker) -> None:
     """
     ReliableRedisBroker.adopt(broker)
     if importlib.util.find_spec("pika") is not None:
-        from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
+        from housekeeping.brokers.rabbitmq import ReliableRabbitmqBroker
 
         ReliableRabbitmqBroker.adopt(broker)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLengths:
+    """Numbers of messages of one queue: waiting or running, delayed (including retries), dead.
+
+    Note: On RabbitMQ, running messages and those in workers' memory are not counted.
+    """
+
+    waiting: int
+    delayed: int
+    dead: int
+
+
+def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
+    """Return the lengths of queues of the ready-made application's broker; one round trip on Redis.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+      BrokerUnavailable: When RabbitMQ does not answer.
+      SettingsError: When RabbitMQ's client is not installed.
+    """
+    if settings.on_rabbitmq:
+        require_pika()
+        from housekeeping.brokers.rabbitmq import lengths
+
+        return {name: QueueLengths(*numbers) for name, numbers in lengths(settings, names).items()}
+    client = redis_client(settings.broker_url or settings.require_redis_url())
+    with translate_redis_errors(), client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            queue = f"{settings.namespace}:broker:{name}"
+            pipeline.hlen(f"{queue}.msgs")
+            pipeline.hlen(f"{queue}.DQ.msgs")
+            pipeline.zcard(f"{queue}.XQ")
+        numbers = iter(pipeline.execute())
+    return {name: QueueLengths(next(numbers), next(numbers), next(numbers)) for name in names}
+
+
+def reach_broker(settings: Settings) -> None:
+    """Connect to the servers that a worker needs: the broker's, and Redis.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+      BrokerUnavailable: When RabbitMQ does not answer.
+      SettingsError: When RabbitMQ's client is not installed.
+    """
+    settings.require_redis_url()
+    with translate_redis_errors():
+        for client in _redis_clients(settings):
+            client.ping()
+    if settings.on_rabbitmq:
+        queue_lengths(settings, [])
+
+
+def reject_unusable_redis(settings: Settings) -> None:
+    """Check what each Redis is that the settings name; one that does not answer may still come.
+
+    Raises:
+      SettingsError: When one is a node of a Redis Cluster, or a Sentinel in the URL of a server.
+    """
+    for client in _redis_clients(settings):
+        with suppress(RedisUnavailable), translate_redis_errors():
+            client.ping()
+
+
+def _redis_clients(settings: Settings) -> Iterator[redis_py.Redis]:
+    urls = {settings.redis_url} | ({settings.broker_url} if not settings.on_rabbitmq else set())
+    return (redis_client(url) for url in urls if url)

@@ -1,4 +1,7 @@
-"""Dramatiq's Redis broker, made reliable."""
+"""Dramatiq's Redis broker, made reliable.
+
+Message bodies are validated, because Dramatiq's consumers stop at one that they cannot read.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,54 @@ import redis
 from dramatiq import Broker, Consumer, Message, MessageProxy
 from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE, RedisBroker
 from dramatiq.common import compute_backoff, q_name
-from dramatiq.errors import ConnectionClosed
+from dramatiq.errors import ConnectionClosed, DecodeError
 
-from housekeeping.brokers.validation import read
-from housekeeping.core.redis.client import redis_client, register_freeing_script, text
-from housekeeping.core.redis.servers import reject_cluster
-from housekeeping.core.sanitize import error_line
-from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.middleware.dramatiq_internals import (
+from housekeeping.brokers.dramatiq_internals import (
     RedisConsumer,
     change_class,
     dispatch_arguments,
     dispatch_script,
     exception_of,
 )
+from housekeeping.core.logs import error_line
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.redis import fill, read_scripts, redis_client, register_freeing_script, text
+from housekeeping.core.redis_internals import reject_cluster
+from housekeeping.core.settings import Settings
+
+_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
+    "actor_name": str,
+    "message_id": str,
+    "message_timestamp": (int, float),  # other programs send fractions of a millisecond
+    "kwargs": dict,
+    "options": dict,
+}
+
+
+def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
+    """Return the message, or None and why it cannot be taken from this queue."""
+    try:
+        message: Message[Any] = Message.decode(body)
+    except DecodeError as error:
+        return None, error_line(error.__cause__ or error)
+    if wrong := wrong_type(message):
+        return None, wrong
+    if message.queue_name != queue_name:
+        return None, f"it says that its queue is {message.queue_name!r}"
+    return message, ""
+
+
+def wrong_type(message: Message[Any]) -> str:
+    """Return which part of a message is invalid, or an empty text.
+
+    Note: It leaves out the value, which may be a password.
+    """
+    for name, kind in _TYPES.items():
+        part = getattr(message, name)
+        if not isinstance(part, kind):
+            return f"its {name} is of type {type(part).__name__}"
+    return "its message_id contains a NUL character" if "\0" in message.message_id else ""
+
 
 logger = named_logger(__name__)
 
@@ -38,13 +74,8 @@ HEARTBEAT_TIMEOUT_MS: Final = 60_000
 DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's default: dead letters are kept for a week
 
 
-#: Dramatiq's script for ``nack``, whose further argument is the new body of the message.
-_NACK: Final = """
-local function dispatch(KEYS, ARGV) %s end
-local messages = KEYS[1] .. ":" .. ARGV[3] .. ".msgs"
-if redis.call("hexists", messages, ARGV[9]) == 1 then redis.call("hset", messages, ARGV[9], ARGV[10]) end
-return dispatch(KEYS, ARGV)
-"""
+#: The scripts of the file beside this module, by name.
+_LUA: Final = read_scripts(__file__)
 
 
 class ReliableRedisBroker(RedisBroker):
@@ -143,7 +174,7 @@ class ReliableRedisBroker(RedisBroker):
 
     @functools.cached_property
     def _nack(self) -> Callable[..., Any]:
-        return register_freeing_script(self.client, _NACK % text(dispatch_script(self).script))
+        return register_freeing_script(self.client, fill(_LUA["nack"], dispatch=text(dispatch_script(self).script)))
 
     def _assigned(self, queue_name: str) -> str:
         return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"

@@ -1,4 +1,1 @@
-"""Command line. Start with `main`; `commands` has one module per command.
-
-`foreground` runs work that Ctrl-C stops within a second.
-"""
+"""Command line. Start with `main`, which names the command of each other module."""

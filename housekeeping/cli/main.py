@@ -1,4 +1,4 @@
-"""Command group that prints each error in one line and exits with its status."""
+"""Command group that prints each error in one line and exits with its status, and the setup of its commands."""
 
 from __future__ import annotations
 
@@ -8,42 +8,106 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Any, Final, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 import housekeeping
+from housekeeping.core import logs
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.sanitize import error_line, printable
+from housekeeping.core.logs import error_line, printable
+
+if TYPE_CHECKING:
+    from housekeeping.core.settings import Settings
+    from housekeeping.sweeps.declaration import Sweep
+
+
+def load_settings() -> Settings:
+    """Return the settings after configuring logging and making the user's modules importable.
+
+    Raises:
+      SettingsError: A setting is wrong.
+    """
+    from housekeeping.core.settings import Settings
+
+    settings = Settings.load()
+    logs.configure(settings.log_level, settings.log_format)
+    here = str(Path.cwd())
+    has_functions = any(worker.gates is not None and worker.gates.custom for worker in settings.workers.values())
+    if (settings.sweeps or has_functions) and here not in sys.path:
+        # dramatiq and periodiq do the same.
+        sys.path.insert(0, here)
+    return settings
+
+
+def use_database_if_set(settings: Settings) -> None:
+    """Configure the database if there is one, such as for the log of actions; connects to nothing yet."""
+    from housekeeping.ledger import schema
+
+    if settings.database_url is not None:
+        schema.use_database(settings)
+
+
+def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep]]:
+    """Return the settings and the workers by name, after configuring the database and checking the schema.
+
+    Parameters:
+      with_schema: Whether to require the schema. False connects to nothing yet.
+
+    Raises:
+      SettingsError: A setting is missing or wrong.
+      SchemaMissing: The library's own tables do not exist.
+      DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    from housekeeping.ledger import schema
+    from housekeeping.sweeps import send
+    from housekeeping.workers import configured_sweeps
+
+    settings = load_settings()
+    sweeps = configured_sweeps(settings)
+    schema.use_database(settings)
+    if with_schema:
+        schema.require_all()
+
+    def provide() -> None:
+        """Create the broker, for the first run that enqueues other runs. Most commands never need it."""
+        from housekeeping.app import broker_without_database
+
+        broker_without_database(settings, sweeps)
+
+    send.provide_by(provide)
+    return settings, sweeps
+
 
 #: Name -> where the command is, and its line in the help. Only the command that is used is imported.
 _COMMANDS: Final = {
-    "demo": ("housekeeping.demo.command:demo", "Show the workers at work on servers of their own."),
-    "init": ("housekeeping.cli.commands.init:init", "Create or upgrade the library's own tables."),
-    "list": ("housekeeping.cli.commands.list:list_workers", "List the workers: schedule, next tick, limits, state."),
-    "plan": ("housekeeping.cli.commands.plan:plan", "Show what a run would do now; changes nothing."),
-    "run": ("housekeeping.cli.commands.run:run", "Run a worker once, in the foreground."),
-    "purge": ("housekeeping.cli.commands.purge:purge", "Delete rows of a table once, without a worker."),
-    "enqueue": ("housekeeping.cli.commands.enqueue:enqueue", "Send a run to the workers."),
-    "worker": ("housekeeping.cli.commands.worker:worker", "Run the workers: a dramatiq process."),
-    "scheduler": ("housekeeping.cli.commands.worker:scheduler", "Run the schedule: a periodiq process."),
-    "status": ("housekeeping.cli.commands.status:status", "Show the status of every worker."),
-    "runs": ("housekeeping.cli.commands.runs:runs", "List past runs, or show one of them."),
-    "why": ("housekeeping.cli.commands.why:why", "Explain the outcome of a tick or a run."),
-    "pause": ("housekeeping.cli.commands.pause:pause", "Pause a worker."),
-    "narrow": ("housekeeping.cli.commands.pause:narrow", "Temporarily lower a worker's limits."),
-    "resume": ("housekeeping.cli.commands.pause:resume", "Resume a paused or narrowed worker."),
-    "acknowledge": ("housekeeping.cli.commands.acknowledge:acknowledge", "Acknowledge active alerts for a day."),
-    "restore": ("housekeeping.cli.commands.restore:restore", "Restore what a run has moved to an archive."),
-    "leases": ("housekeeping.cli.commands.leases:leases", "List and release leases."),
-    "dedup": ("housekeeping.cli.commands.dedup:dedup", "List and release deduplication keys."),
+    "demo": ("housekeeping.demo.demo:demo", "Show the workers at work on servers of their own."),
+    "init": ("housekeeping.cli.install:init", "Create or upgrade the library's own tables."),
+    "list": ("housekeeping.cli.install:list_workers", "List the workers: schedule, next tick, limits, state."),
+    "plan": ("housekeeping.cli.run:plan", "Show what a run would do now; changes nothing."),
+    "run": ("housekeeping.cli.run:run", "Run a worker once, in the foreground."),
+    "purge": ("housekeeping.cli.undo:purge", "Delete rows of a table once, without a worker."),
+    "enqueue": ("housekeeping.cli.queues:enqueue", "Send a run to the workers."),
+    "worker": ("housekeeping.cli.serve:worker", "Run the workers: a dramatiq process."),
+    "scheduler": ("housekeeping.cli.serve:scheduler", "Run the schedule: a periodiq process."),
+    "status": ("housekeeping.cli.status:status", "Show the status of every worker."),
+    "runs": ("housekeeping.cli.ask:runs", "List past runs, or show one of them."),
+    "why": ("housekeeping.cli.ask:why", "Explain the outcome of a tick or a run."),
+    "pause": ("housekeeping.cli.operate:pause", "Pause a worker."),
+    "narrow": ("housekeeping.cli.operate:narrow", "Temporarily lower a worker's limits."),
+    "resume": ("housekeeping.cli.operate:resume", "Resume a paused or narrowed worker."),
+    "acknowledge": ("housekeeping.cli.operate:acknowledge", "Acknowledge active alerts for a day."),
+    "restore": ("housekeeping.cli.undo:restore", "Restore what a run has moved to an archive."),
+    "leases": ("housekeeping.cli.queues:leases", "List and release leases."),
+    "dedup": ("housekeeping.cli.queues:dedup", "List and release deduplication keys."),
     "deadletters": (
-        "housekeeping.cli.commands.deadletters:dead_letters",
+        "housekeeping.cli.queues:dead_letters",
         "List, show, requeue and delete messages that failed for good.",
     ),
-    "actions": ("housekeeping.cli.commands.actions:actions", "List what operators have changed, and when."),
-    "doctor": ("housekeeping.cli.commands.doctor:doctor", "Check the installation and suggest repairs."),
-    "web": ("housekeeping.cli.commands.web:web", "Serve the dashboard."),
+    "actions": ("housekeeping.cli.operate:actions", "List what operators have changed, and when."),
+    "doctor": ("housekeeping.cli.install:doctor", "Check the installation and suggest repairs."),
+    "web": ("housekeeping.cli.serve:web", "Serve the dashboard."),
 }
 _EPILOG = """\b
 First steps:

@@ -1,7 +1,11 @@
-"""Cron schedules: their ticks in a time zone, and when periodiq should send.
+"""Cron schedules: their syntax, their ticks in a time zone, and when periodiq should send.
 
+A schedule has five fields (minute, hour, day of the month, month, day of the week) of ``*``, numbers, names (``jan``,
+``mon``), ranges, steps (``*/15``, ``10-50/10``) and lists of these. Or it is one of ``@hourly``, ``@daily``,
+``@midnight``, ``@weekly``, ``@monthly``, ``@yearly``, ``@annually``. Sunday is ``0``, ``7`` or ``sun``. ``L`` and
+``LW`` are the month's last day and last weekday, ``friL`` or ``5L`` its last Friday, ``mon#2`` its second Monday.
 `Cron` replaces periodiq's own ``CronSpec`` as an actor's ``periodic`` option, so that ``periodiq housekeeping.app``
-supports every form that `cron_fields` describes.
+supports all of that.
 
 If day of the month and day of the week are both restricted, a day needs to match only one of them. A field that begins
 with a star, ``*/2`` included, does not count as restricted, and then both must match (as in Debian's cron).
@@ -17,25 +21,126 @@ Where a zone changes its clocks, the rules are Debian's as well:
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cronsim import CronSim, CronSimError
 
-from housekeeping.core.cron_fields import invalid_schedule, read_fields
+from housekeeping.core.errors import DeclarationError
 
 if TYPE_CHECKING:
     import pendulum
 
+
+_ALIASES: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
+_TERM: Final = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?", re.ASCII)
+_DAY_OF_MONTH: Final = re.compile(r"lw?")
+_DAY_OF_WEEK: Final = re.compile(r"(?P<day>\w+?)(?P<which>l|#[1-5])", re.ASCII)
+
+
+class _Field(NamedTuple):
+    name: str
+    low: int
+    high: int
+    example: str
+    names: str = ""
+    special: re.Pattern[str] | None = None
+
+
+_FIELDS: Final = (
+    _Field("minute", 0, 59, "*/6 * * * *"),
+    _Field("hour", 0, 23, "0 3 * * *"),
+    _Field("day of the month", 1, 31, "0 0 1,15 * *", "", _DAY_OF_MONTH),
+    _Field("month", 1, 12, "0 0 1 jan,jul *", "jan feb mar apr may jun jul aug sep oct nov dec"),
+    _Field("day of the week", 0, 7, "0 0 * * mon-fri", "sun mon tue wed thu fri sat", _DAY_OF_WEEK),
+)
+
+
+def read_fields(spec: str) -> list[str]:
+    """Check every entry and return the five fields, with numbers in place of names.
+
+    Raises:
+      DeclarationError: If an entry is not valid.
+    """
+    words = str(spec).lower().split()
+    if len(words) == 1 and words[0].startswith("@"):
+        if words[0] not in _ALIASES:
+            raise invalid_schedule(spec, f"{words[0]} is not one of {', '.join(_ALIASES)}", "@daily")
+        words = _ALIASES[words[0]].split()
+    if len(words) != len(_FIELDS):
+        names = ", ".join(field.name for field in _FIELDS)
+        raise invalid_schedule(spec, f"the number of fields is {len(words)}, not 5 ({names})", _FIELDS[0].example)
+    fields = []
+    for field, word in zip(_FIELDS, words, strict=True):
+        try:
+            fields.append(",".join(_entry(field, entry) for entry in word.split(",")))
+        except ValueError as error:
+            raise invalid_schedule(spec, str(error), field.example) from None
+    return fields
+
+
+def _entry(field: _Field, text: str) -> str:
+    if field.special and (special := field.special.fullmatch(text)):
+        return f"{_number(field, special['day'])}{special['which']}" if special.groups() else text
+    term = _TERM.fullmatch(text)
+    if term is None:
+        raise ValueError(f'{field.name} "{text}" is not valid')
+    values = field.high - field.low + 1
+    step = "" if term["step"] is None else f"/{_within(f'{field.name} step', term['step'], 1, values)}"
+    if term["first"] is None:
+        return f"*{step}"
+    first = _number(field, term["first"])
+    if term["last"] is None:
+        if step:
+            # "5/15" is minute 5 in some crons, minutes 5, 20, 35 and 50 in others, and an error in the rest.
+            raise ValueError(f"{field.name} {text} has a step but no range, as {first}-{field.high}{step} has")
+        return str(first)
+    last = _number(field, term["last"])
+    if last == 0 < first and field.high == 7:
+        last = 7  # the Sunday after the week, as in fri-sun
+    if last < first:
+        raise ValueError(f"{field.name} {text} runs backwards; {first}-{field.high},{field.low}-{last} does not")
+    return f"{first}-{last}{step}"
+
+
+def _number(field: _Field, text: str) -> int:
+    if text in (names := field.names.split()):
+        return field.low + names.index(text)
+    return _within(field.name, text, field.low, field.high)
+
+
+def _within(name: str, text: str, low: int, high: int) -> int:
+    if not text.isdigit():
+        raise ValueError(f'{name} "{text}" is not valid')
+    if not low <= int(text) <= high:
+        raise ValueError(f"{name} {text} is not within {low}-{high}")
+    return int(text)
+
+
+def invalid_schedule(spec: str, problem: str, example: str) -> DeclarationError:
+    """Return the error that shows the schedule, its problem, and a valid example."""
+    shown = " ".join(str(spec).split())
+    return DeclarationError(f'schedule "{shown}": {problem}; write for example "{example}"')
+
+
 _MINUTE: Final = timedelta(minutes=1)
 _LONGEST_CHANGE: Final = timedelta(hours=25)  # longer than any change of a clock: Samoa skipped a day in 2011
 _ORIGIN: Final = datetime.combine(date(2000, 1, 1), time())  # a date not found within 50 years of it does not exist
-_REMEMBERED: Final = 1440  # ticks: one day of a schedule that fires every minute
 
 
 @dataclass(unsafe_hash=True)
@@ -43,12 +148,12 @@ class Cron:
     """Schedule with its ticks, and the answer to periodiq whether to send now.
 
     Parameters:
-      spec: The schedule, as `cron_fields` describes it.
+      spec: The schedule, in the form that this module describes.
       zone: Time zone of the schedule: UTC, or a `zoneinfo.ZoneInfo`.
 
     Attributes:
-      due: Decides for `validate` whether to send; may be replaced. It is called once a minute in the scheduler's
-        process, with this object and the time in UTC. An exception ends that process.
+      due: Decides for `validate` whether to send; set by the middleware of the scheduler. It is called once a minute,
+        with the time in UTC. An exception ends the scheduler's process.
 
     Raises:
       DeclarationError: If the schedule is not valid or can never fire.
@@ -56,9 +161,9 @@ class Cron:
 
     spec: str
     zone: tzinfo = UTC
+    due: Callable[[datetime], bool] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.due: Callable[[Cron, datetime], bool] = EachTickOnce()
         minute, hour, *days = read_fields(self.spec)
         self._days = " ".join(["0 0", *days])
         self._names_readings = minute.startswith("*") or hour.startswith("*")
@@ -102,7 +207,7 @@ class Cron:
 
     def validate(self, now: datetime) -> bool:
         """Return whether to send at this wake-up; periodiq calls it, and sends if True."""
-        return self.due(self, _utc(now))
+        return self.due(_utc(now))
 
     def next_valid_date(self, now: datetime) -> pendulum.DateTime:
         """Return when periodiq should wake up next: at the next whole minute, whether it is a tick or not."""
@@ -165,30 +270,6 @@ class Cron:
         for day in CronSim(self._days, midnight + _MINUTE, reverse=True):
             for time_of_day in reversed(self._times[: reached if day == midnight else None]):
                 yield datetime.combine(day, time_of_day)
-
-
-class EachTickOnce:
-    """Accepts each tick at most once, as far as this process remembers.
-
-    A tick is due in its own minute. If the scheduler overslept or the clock was set forward, the last of the ticks
-    since the previous call is due as well.
-
-    Note: It remembers 1440 ticks. A restarted or a second scheduler knows none of them.
-    """
-
-    def __init__(self) -> None:
-        self._called_at: datetime | None = None
-        self._accepted: deque[datetime] = deque(maxlen=_REMEMBERED)
-
-    def __call__(self, cron: Cron, now: datetime) -> bool:
-        minute = _minute(now)
-        called_at, self._called_at = self._called_at, minute
-        since = called_at if called_at is not None and called_at < minute else minute - _MINUTE
-        tick = cron.latest(minute)
-        if tick <= since or tick in self._accepted:
-            return False
-        self._accepted.append(tick)
-        return True
 
 
 def _utc(at: datetime) -> datetime:

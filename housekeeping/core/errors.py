@@ -1,7 +1,7 @@
 """Every exception that this library raises on purpose.
 
 Exceptions that a *middleware* raises to drop, fail or requeue a message are not here. Dramatiq gives meaning to their
-types, see `middleware_errors`.
+types, see `brokers.middleware_errors`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ class HousekeepingError(Exception):
 
     Attributes:
       exit_code: Exit status of a command that ends with this error.
+      concerns_all: Whether every run of a worker would fail like this, whatever its argument. Then no argument is
+        deferred for it.
     """
 
     exit_code = 1
+    concerns_all = False
 
 
 class Refused(HousekeepingError):
     """The request itself is wrong; retrying it unchanged cannot help."""
 
     exit_code = 2
+    concerns_all = True
 
 
 class SettingsError(Refused):
@@ -54,13 +58,19 @@ class SchemaMissing(Refused):
 class DatabaseUnavailable(HousekeepingError):
     """PostgreSQL did not answer; earlier commits stay."""
 
+    concerns_all = True
+
 
 class RedisUnavailable(HousekeepingError):
     """Redis did not answer, so the state of the lease or key is unknown."""
 
+    concerns_all = True
+
 
 class BrokerUnavailable(HousekeepingError):
     """RabbitMQ, which carries the messages, did not answer."""
+
+    concerns_all = True
 
 
 class ObjectStoreUnavailable(HousekeepingError):
@@ -74,9 +84,13 @@ class EmbeddedServerError(HousekeepingError):
 class BreakerTripped(HousekeepingError):
     """A run found far more stale rows than its breaker allows; it stopped before the first change."""
 
+    concerns_all = True
+
 
 class ClocksDiffer(HousekeepingError):
-    """This machine's clock is over a minute from the database's; the run stopped before the first change."""
+    """This machine's clock is over a minute from the database's or Redis's; the run stopped before the first change."""
+
+    concerns_all = True
 
 
 class LeaseHeld(HousekeepingError):
@@ -104,15 +118,21 @@ class IllegalEvent(HousekeepingError):
 
 
 class RowNotChanged(HousekeepingError):
-    """PostgreSQL left a row unchanged without an error; the other rows of its batch were changed."""
+    """PostgreSQL left a row unchanged, or with other values than were written, without an error; only it fails."""
 
 
 class ArchiveMismatch(HousekeepingError):
     """An archive is missing, lacks a column, would change values or did not take all rows; the batch was undone."""
 
+    concerns_all = True
 
-class SameErrorRepeated(HousekeepingError):
-    """Too many consecutive rows failed with one error; their stage ended, and the next run continues after them."""
+
+class TooManyRowsFailed(HousekeepingError):
+    """Row after row failed; their stage ended, and the next run continues behind them."""
+
+
+class Unconfirmed(HousekeepingError):
+    """An effect outside was not confirmed for every row of a batch; its transaction is rolled back and repeated."""
 
 
 class RecordChanged(HousekeepingError):

@@ -28,9 +28,9 @@ from blinker import NamedSignal, Namespace
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.core.sanitize import error_line
-from housekeeping.core.telemetry.error_reporting import report
-from housekeeping.core.telemetry.logs import logger as named_logger
+from housekeeping.core.logs import error_line
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.telemetry import report
 
 logger = named_logger(__name__)
 
@@ -40,19 +40,19 @@ Row = dict[str, Any]
 _events: Final = Namespace()
 
 #: rows: user_id, clear_status_at
-user_status_cleared: Final = _events.signal("user_status_cleared")
+user_status_cleared: Final[NamedSignal] = _events.signal("user_status_cleared")
 #: rows: bulk_import_id
-import_timed_out: Final = _events.signal("import_timed_out")
+import_timed_out: Final[NamedSignal] = _events.signal("import_timed_out")
 #: rows: bulk_import_entity_id, bulk_import_id
-entity_timed_out: Final = _events.signal("entity_timed_out")
+entity_timed_out: Final[NamedSignal] = _events.signal("entity_timed_out")
 #: rows: build_id, project_id, pipeline_id, failure_reason
-build_dropped: Final = _events.signal("build_dropped")
+build_dropped: Final[NamedSignal] = _events.signal("build_dropped")
 #: rows: build_id, project_id, pipeline_id, failure_reason
-build_doomed: Final = _events.signal("build_doomed")
+build_doomed: Final[NamedSignal] = _events.signal("build_doomed")
 #: rows: location, path
-upload_deleted: Final = _events.signal("upload_deleted")
+upload_deleted: Final[NamedSignal] = _events.signal("upload_deleted")
 #: rows: id, project_id, ref
-refs_deleted: Final = _events.signal("refs_deleted")
+refs_deleted: Final[NamedSignal] = _events.signal("refs_deleted")
 
 
 class TransactionHandler(Protocol):

@@ -1,15 +1,23 @@
-"""Tables as PostgreSQL's catalog describes them, and removal of optional fields whose columns a table lacks."""
+"""Tables as PostgreSQL's catalog describes them, the columns that identify a row, and fields without a column.
+
+A row is identified by the model's declared key, or by the table's own key if the declared one is not unique. Optional
+fields whose columns a table lacks are removed from the model.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from peewee import Field, Model, ProgrammingError
+from peewee import BareField, BigIntegerField, CompositeKey, Field, Model, ProgrammingError
 
-from housekeeping.database.connection import database
+from housekeeping.database.connection import BaseModel, database
+
+if TYPE_CHECKING:
+    from peewee import ModelSelect
+
 
 #: Constraints of a view, a foreign table or an inheritance parent do not hold for all of its rows.
 #: PostgreSQL 18 also sets attnotnull for a NOT NULL constraint that is NOT VALID.
@@ -75,8 +83,6 @@ class Table:
 _lock: Final = threading.RLock()
 #: Model -> its table, and the version of the table that was read.
 _tables: Final[dict[type[Model], tuple[tuple[Any, ...], Table]]] = {}
-#: Model -> the table whose columns it was last compared with.
-_compared: Final[dict[type[Model], Table]] = {}
 #: Model -> fields that were removed because its table lacks their columns.
 _removed: Final[dict[type[Model], dict[str, Field]]] = {}
 
@@ -84,7 +90,12 @@ _removed: Final[dict[type[Model], dict[str, Field]]] = {}
 def quoted_name(model: type[Model]) -> str:
     """Return the table's name, quoted for SQL."""
     meta: Any = model._meta
-    return ".".join('"' + part.replace('"', '""') + '"' for part in (meta.schema, meta.table_name) if part)
+    return ".".join(quoted(part) for part in (meta.schema, meta.table_name) if part)
+
+
+def quoted(name: str) -> str:
+    """Return a name, quoted for SQL."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def table_version(model: type[Model]) -> tuple[Any, ...]:
@@ -155,11 +166,10 @@ def remove_absent_fields(model: type[Model]) -> None:
     if not optional_fields(model) or database.obj is None:
         return
     table = table_of(model)
-    if not table.exists or _compared.get(model) is table:
-        return
-    with _lock:
-        _use(model, [name for name in optional_fields(model) if _field(model, name).column_name not in table.columns])
-        _compared[model] = table
+    if table.exists:
+        with _lock:
+            absent = [name for name in optional_fields(model) if _field(model, name).column_name not in table.columns]
+            _use(model, absent)
 
 
 def is_absent(column: object) -> bool:
@@ -171,7 +181,6 @@ def forget_table(model: type[Model]) -> None:
     """Restore all declared fields of the model and forget its table."""
     with _lock:
         _tables.pop(model, None)
-        _compared.pop(model, None)
         _use(model, [])
 
 
@@ -189,3 +198,322 @@ def _use(model: type[Model], absent: list[str]) -> None:
             meta.remove_field(name)
     for name in [name for name in removed if name not in absent]:
         meta.add_field(name, removed.pop(name))
+
+
+_READ_COLUMNS: Final = """SELECT attname::text, format_type(atttypid, atttypmod), attnotnull, attgenerated <> '',
+    CASE WHEN attgenerated = '' THEN pg_get_expr(adbin, adrelid) END
+FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """Column of a table, according to the catalog.
+
+    Attributes:
+      sql_type: With its modifier, such as ``numeric(10,2)``.
+      generated: Whether PostgreSQL computes it from other columns.
+      default: The expression of its default; None if it has none.
+    """
+
+    name: str
+    sql_type: str
+    not_null: bool = False
+    generated: bool = False
+    default: str | None = None
+
+
+def read_columns(model: type[Model]) -> tuple[ColumnType, ...]:
+    """Read the columns of the model's table, in their order, without a cache; empty without a table.
+
+    Raises:
+      peewee.PeeweeException: If the catalog cannot be read.
+    """
+    return tuple(ColumnType(*row) for row in database.execute_sql(_READ_COLUMNS, (quoted_name(model),)))
+
+
+_COMPOSITE_KEY_NAME: Final = "__composite_key__"
+_INTEGERS: Final = ("smallint", "integer", "bigint")
+
+#: Model -> the version of its table when it was last identified.
+_identified: Final[dict[type[Model], tuple[Any, ...]]] = {}
+#: Model -> its declared primary key: a field, a `CompositeKey`, or False for none.
+_declared: Final[dict[type[Model], Any]] = {}
+#: Model -> fields that were added for key columns of the table.
+_added: Final[dict[type[Model], list[Field]]] = {}
+
+
+class PartitionedModel(BaseModel):
+    """Base class of a model whose table may be partitioned.
+
+    The columns of its primary key that are not declared, such as ``partition_id``, are fields as well. They are read
+    from the database when a whole record is first read.
+    """
+
+    @classmethod
+    def select(cls, *fields: Any) -> ModelSelect[Any]:
+        if not fields:
+            identify(cls)
+        query: ModelSelect[Any] = super().select(*fields)
+        return query
+
+    @classmethod
+    def get_by_id(cls, pk: Any) -> Self:
+        identify(cls)
+        record: Self = super().get_by_id(pk)
+        return record
+
+
+def identify(model: type[Model]) -> None:
+    """Give the model the key of its table if the declared key is not unique; reads the catalog once for each table.
+
+    A key column that was not declared, such as ``partition_id``, becomes a field of the model. Optional fields whose
+    columns are absent are removed. Without a table or a unique key the model stays as declared.
+
+    Raises:
+      peewee.PeeweeException: If the catalog cannot be read.
+    """
+    if database.obj is None:
+        return
+    version = table_version(model)
+    if _identified.get(model) == version:
+        return
+    with _lock:
+        table = table_of(model)
+        declared = declared_key_columns(model)
+        _use_key(
+            model,
+            declared if vouches_for_key(model) or table.is_unique(declared) or not table.keys else table.keys[0],
+            table,
+        )
+        remove_absent_fields(model)
+        if table.exists:
+            _identified[model] = version
+
+
+def key_of(model: type[Model]) -> tuple[Any, ...]:
+    """Return the fields that identify a row: the key of the model, possibly replaced by that of the catalog."""
+    meta: Any = model._meta
+    return tuple(meta.get_primary_keys())
+
+
+def key_among(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
+    """Return the fields that identify a row, chosen among these columns.
+
+    The result is the model's own key if that is unique or nothing better is known, else a key of its table.
+    """
+    key = key_of(model)
+    if vouches_for_key(model):
+        return key
+    table = table_if_visible(model)
+    if not table.enforced or table.is_unique([field.column_name for field in key]):
+        return key
+    meta: Any = model._meta
+    found = next((names for names in table.keys if set(names) <= set(columns)), None)
+    return key if found is None else tuple(meta.columns[name] for name in found)
+
+
+def vouches_for_key(model: type[Model]) -> bool:
+    """Return whether the model declares its key to be unique, without proof: ``class Meta: key_is_unique``."""
+    return bool(getattr(model._meta, "key_is_unique", False))
+
+
+def declared_key_columns(model: type[Model]) -> tuple[str, ...]:
+    """Return the names of the declared key columns."""
+    meta: Any = model._meta
+    declared = _declared.get(model, meta.primary_key)
+    if declared is False:
+        return ()
+    if isinstance(declared, CompositeKey):
+        return tuple(meta.fields[name].column_name for name in declared.field_names)
+    return (declared.column_name,)
+
+
+def _use_key(model: type[Model], columns: tuple[str, ...], table: Table) -> None:
+    meta: Any = model._meta
+    declared = _declared.setdefault(model, meta.primary_key)
+    if set(columns) == set(declared_key_columns(model)):
+        _set_key(meta, declared)
+    else:
+        for column in columns:
+            if column not in meta.columns:
+                integer = table.columns.get(column) in _INTEGERS
+                meta.add_field(column, BigIntegerField() if integer else BareField())
+                _added.setdefault(model, []).append(meta.columns[column])
+        if len(columns) == 1:
+            _set_key(meta, meta.columns[columns[0]])
+        else:
+            meta.set_primary_key(_COMPOSITE_KEY_NAME, CompositeKey(*(meta.columns[column].name for column in columns)))
+    for added in [each for each in _added.get(model, ()) if each.column_name not in columns]:
+        _added[model].remove(added)
+        meta.remove_field(added.name)
+        delattr(model, added.name)
+
+
+def _set_key(meta: Any, key: Any) -> None:
+    meta.primary_key, meta.composite_key = key, isinstance(key, CompositeKey)
+    meta.auto_increment = isinstance(key, Field) and key.auto_increment
+
+
+CASCADE: Final = "CASCADE"
+#: Pages of 8 KiB, 1 MiB in all: some 10,000 rows. To read a smaller table for each deleted row is no problem.
+_LARGE: Final = 128
+#: `top` is a table with all of its partitions. The table that is asked about may be a partition by itself. A constraint
+#: of a partitioned table has one for each partition below it; only the topmost is listed.
+_KEYS: Final = """
+WITH RECURSIVE reached (id, top) AS (
+    SELECT id, id FROM (SELECT to_regclass(%(table)s)::oid AS id) AS asked WHERE id IS NOT NULL
+    UNION
+    SELECT next.id, next.top FROM reached CROSS JOIN LATERAL (
+        SELECT inhrelid AS id, reached.top FROM pg_inherits WHERE inhparent = reached.id
+        UNION ALL
+        SELECT conrelid, coalesce(pg_partition_root(conrelid)::oid, conrelid)
+        FROM pg_constraint WHERE contype = 'f' AND confrelid = reached.id AND %(deep)s
+    ) AS next
+)
+SELECT to_regclass(%(table)s)::oid::bigint, conname::text, conrelid::regclass::text,
+    coalesce(pg_partition_root(conrelid)::oid, conrelid)::bigint,
+    ARRAY(SELECT quote_ident(attname) FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
+          JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
+    top::regclass::text, top::bigint,
+    ARRAY(SELECT attname::text FROM unnest(confkey) WITH ORDINALITY AS one (number, place)
+          JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place),
+    CASE confdeltype WHEN 'a' THEN 'NO ACTION' WHEN 'r' THEN 'RESTRICT' WHEN 'c' THEN 'CASCADE' WHEN 'n' THEN 'SET NULL'
+        ELSE 'SET DEFAULT' END,
+    conparentid = 0,
+    EXISTS (
+        SELECT FROM pg_index WHERE indrelid = conrelid AND indisvalid AND indpred IS NULL
+        AND (indkey::smallint[])[0:cardinality(conkey) - 1] @> conkey
+    ),
+    relkind = 'p',
+    has_table_privilege(conrelid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE'),
+    %(large)s <= (
+        SELECT coalesce(sum(greatest(relpages, 0)), 0) FROM reached AS part JOIN pg_class ON pg_class.oid = part.id
+        WHERE part.top = coalesce(pg_partition_root(conrelid)::oid, conrelid)
+    )
+FROM pg_constraint AS one JOIN pg_class ON pg_class.oid = conrelid JOIN reached ON reached.id = confrelid
+WHERE contype = 'f' AND NOT EXISTS (
+    SELECT FROM pg_constraint AS above JOIN reached AS upper ON upper.id = above.confrelid
+    WHERE above.oid = one.conparentid AND upper.top = reached.top
+) ORDER BY 3, 5, 6
+"""
+_TABLES: Final = """
+SELECT nspname::text, relname::text, pg_table_is_visible(pg_class.oid),
+    coalesce(pg_partition_root(pg_class.oid)::oid, pg_class.oid)::bigint
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE relname = ANY (%s) AND relkind IN ('r', 'p')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """A foreign key.
+
+    Attributes:
+      name: Name of the constraint.
+      table: The referencing table, as SQL has it.
+      table_id: Its oid; of a partition, that of the partitioned table.
+      columns: The referencing columns, as SQL has them.
+      referenced, referenced_id: The referenced table; likewise, unless it is the partition that was asked about.
+      referenced_columns: The referenced columns, by name.
+      on_delete: What PostgreSQL does with the referencing rows, such as ``NO ACTION``.
+      is_own: Whether the constraint was declared for these tables; otherwise for partitioned tables above them.
+      indexed: Whether an index begins with the referencing columns.
+      partitioned: Whether the referencing table is partitioned.
+      readable: Whether the current role may read it.
+      large: Whether it is over 1 MiB, as of its last vacuum.
+    """
+
+    name: str
+    table: str
+    table_id: int
+    columns: Sequence[str]
+    referenced: str
+    referenced_id: int
+    referenced_columns: Sequence[str]
+    on_delete: str
+    is_own: bool
+    indexed: bool
+    partitioned: bool
+    readable: bool
+    large: bool
+
+
+def foreign_keys_to(table: str) -> list[ForeignKey]:
+    """Return the foreign keys of other tables that refer to a table, as SQL has it.
+
+    Raises:
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    return [ForeignKey(*columns) for _, *columns in _read_keys(table, deep=False)]
+
+
+def chains_to(table: str) -> list[tuple[ForeignKey, ...]]:
+    """Return the shortest chain to each foreign key that the deletion of a row can reach, nearest first.
+
+    All keys of a chain but the last are ON DELETE CASCADE. No table is twice in a chain, so circles end. Partitions
+    count as one table.
+
+    Parameters:
+      table: The table as SQL has it.
+
+    Raises:
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    rows = _read_keys(table, deep=True)
+    keys, start = [ForeignKey(*columns) for _, *columns in rows], rows[0][0] if rows else 0
+    chains: list[tuple[ForeignKey, ...]] = []
+    seen = {start}
+    level: list[tuple[int, tuple[ForeignKey, ...]]] = [(start, ())]
+    while level:
+        following: list[tuple[int, tuple[ForeignKey, ...]]] = []
+        for referenced, before in level:
+            for key in keys:
+                if key.referenced_id != referenced:
+                    continue
+                chains.append((*before, key))
+                if key.on_delete == CASCADE and key.table_id not in seen:
+                    seen.add(key.table_id)
+                    following.append((key.table_id, (*before, key)))
+        level = following
+    return chains
+
+
+def _read_keys(table: str, *, deep: bool) -> list[Any]:
+    """Return a row for each foreign key that refers to the table, with the table's oid.
+
+    Parameters:
+      deep: Also return the foreign keys that refer to those tables, and so on.
+    """
+    rows: list[Any] = database.execute_sql(_KEYS, {"table": table, "deep": deep, "large": _LARGE}).fetchall()
+    return rows
+
+
+def table_ids(models: Sequence[type[Model]]) -> list[int | None]:
+    """Return the oid of each model's table; of a partition, that of the partitioned table. None if there is none.
+
+    Raises:
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    names = [(model._meta.schema, model._meta.table_name) for model in models]
+    found: dict[tuple[str | None, str], int] = {}
+    for schema, table, is_visible, number in database.execute_sql(_TABLES, ([name for _, name in names],)):
+        found[schema, table] = number
+        if is_visible:
+            found[None, table] = number
+    return [found.get(name) for name in names]
+
+
+ZONED: Final = {"timestamp with time zone"}
+UNZONED: Final = {"timestamp without time zone"}
+TEXTS: Final = {"text", "character varying", "character", "citext"}
+_INTEGER_TYPES: Final = {"smallint", "integer", "bigint", "numeric"}
+#: peewee's name of a field's type -> fitting column types.
+FITTING: Final[Mapping[str, set[str]]] = {
+    **dict.fromkeys(("AUTO", "BIGAUTO", "INT", "BIGINT", "SMALLINT"), _INTEGER_TYPES),
+    **dict.fromkeys(("TEXT", "VARCHAR", "CHAR"), TEXTS),
+    "BOOL": {"boolean"},
+    "DATETIME": ZONED | UNZONED | {"date"},
+    "TIMESTAMPTZ": ZONED,
+    "TIMESTAMP": UNZONED,
+}

@@ -1,16 +1,63 @@
-"""What an error says: PostgreSQL's code, what caused it, and whether the database does not answer."""
+"""What an error says: its kind by PostgreSQL's code, its cause, and whether the database does not answer.
+
+A cause is the error's text without the parts specific to a record, so that equal errors can be grouped.
+"""
 
 from __future__ import annotations
 
-from peewee import InterfaceError, OperationalError
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, Final
 
-from housekeeping.core.errors import DatabaseUnavailable
+from peewee import DataError, IntegrityError, InternalError, NotSupportedError, PeeweeException, ProgrammingError
+
+from housekeeping.core.errors import DatabaseUnavailable, HandlerFailed
+from housekeeping.core.logs import error_line, in_one_line, shortened
 
 
-def is_connection_lost(error: BaseException) -> bool:
-    """Return whether the driver has lost its connection, or had none."""
+class Kind(Enum):
+    """What an error of the database is about.
+
+    After those up to TIMEOUT, the same statement may succeed elsewhere or later, whatever its rows. STATEMENT is an
+    error in a statement's text or rights, which may be that of a row's trigger. ROW is any other error that leaves the
+    connection usable.
+    """
+
+    LOST = auto()
+    READ_ONLY = auto()
+    RESOURCES = auto()
+    CONFLICT = auto()
+    TIMEOUT = auto()
+    STATEMENT = auto()
+    ROW = auto()
+
+
+#: Kinds by SQLSTATE or the beginning of one. All others are ROW.
+_KINDS: Final = {
+    "08": Kind.LOST,
+    "57P": Kind.LOST,  # shutdown
+    "25": Kind.READ_ONLY,  # after a failover, for example
+    "53": Kind.RESOURCES,  # disk, memory, connections
+    "40": Kind.CONFLICT,  # serialization failure, deadlock
+    "57014": Kind.TIMEOUT,  # statement_timeout, or a person who cancels
+    "55P03": Kind.TIMEOUT,  # lock_timeout
+    "42": Kind.STATEMENT,
+    "3D": Kind.STATEMENT,
+    "3F": Kind.STATEMENT,
+}
+_LOCK_TIMEOUT: Final = "55P03"
+
+
+def kind_of(error: PeeweeException) -> Kind:
+    """Return the kind of a database error."""
     code = sqlstate(error)
-    return isinstance(error, OperationalError | InterfaceError) and (code is None or code.startswith(("08", "57P")))
+    if code is not None:
+        return next((kind for begin, kind in _KINDS.items() if code.startswith(begin)), Kind.ROW)
+    # The driver, peewee or the library raised it.
+    if isinstance(error, DataError | IntegrityError | InternalError):
+        return Kind.ROW
+    return Kind.STATEMENT if isinstance(error, ProgrammingError | NotSupportedError) else Kind.LOST
 
 
 def sqlstate(error: BaseException) -> str | None:
@@ -19,9 +66,37 @@ def sqlstate(error: BaseException) -> str | None:
     return code
 
 
+def is_of_statement_alone(error: BaseException) -> bool:
+    """Return whether a statement lacks a right, a table or a column itself: no function or trigger was running."""
+    if not isinstance(error, PeeweeException) or kind_of(error) is not Kind.STATEMENT:
+        return False
+    return getattr(getattr(getattr(error, "orig", None), "diag", None), "context", None) is None
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Return whether PostgreSQL ended a statement because it ran, or waited for a lock, too long."""
+    return isinstance(error, PeeweeException) and kind_of(error) is Kind.TIMEOUT
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Return whether PostgreSQL ended a statement because it waited for a lock too long."""
+    return sqlstate(error) == _LOCK_TIMEOUT
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether the same transaction may succeed at once: it met another one."""
+    return isinstance(error, PeeweeException) and kind_of(error) is Kind.CONFLICT
+
+
+def is_connection_lost(error: BaseException) -> bool:
+    """Return whether the driver has lost its connection, or had none."""
+    return isinstance(error, PeeweeException) and kind_of(error) is Kind.LOST
+
+
 def is_unreachable(error: BaseException) -> bool:
     """Return whether the database may be unreachable, so that nothing can be recorded there."""
-    return isinstance(error, OperationalError | InterfaceError)
+    recordable = (Kind.ROW, Kind.STATEMENT, Kind.READ_ONLY)
+    return isinstance(error, PeeweeException) and kind_of(error) not in recordable
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -40,3 +115,40 @@ def caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> b
         seen.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False
+
+
+_LONGEST_CAUSE: Final = 300  # characters
+_LOOKED_AT: Final = 2000  # characters of an error's text
+_SHORTEST_VALUE: Final = 4  # characters; a shorter value may be part of any word
+#: What differs from record to record: quoted names (the last quote may be cut off), paths, words that hold a digit.
+_OF_ONE_RECORD: Final = re.compile(
+    r"""(?<!\w)'(?:[^'\\]|\\.)*(?:'(?!\w)|$) | "(?:[^"\\]|\\.)*(?:"|$) | `[^`]*(?:`|$) | \S*/\S* | \w*\d\w*""",
+    re.VERBOSE,
+)
+
+
+def cause_of(error: BaseException, record: Mapping[str, Any]) -> str:
+    """Return the error's type and text without the parts that are specific to the record."""
+    if isinstance(error, HandlerFailed) and error.__cause__ is not None:
+        return cause_of(error.__cause__, record)
+    kind = type(error).__name__
+    if isinstance(error, PeeweeException) and (code := sqlstate(error)):
+        kind = f"{kind} {code}"
+        broken = _broken_rule(error)
+        if broken is not None:
+            return in_one_line(f"{kind}: {broken}", _LONGEST_CAUSE)
+    text = shortened(error_line(error), _LOOKED_AT)
+    for value in record.values():
+        if isinstance(value, str) and len(value) >= _SHORTEST_VALUE:
+            text = text.replace(value, "…")
+    return in_one_line(f"{kind}: {_OF_ONE_RECORD.sub('…', text)}", _LONGEST_CAUSE)
+
+
+def _broken_rule(error: PeeweeException) -> str | None:
+    """Return the constraint or column that PostgreSQL names for the error; None when it names neither."""
+    named = getattr(getattr(error, "orig", None), "diag", None)
+    if constraint := getattr(named, "constraint_name", None):
+        return f"constraint {constraint}"
+    if column := getattr(named, "column_name", None):
+        return f"column {column}"
+    return None

@@ -11,7 +11,8 @@ from typing import Any, Final
 from peewee import Field, Model
 from transitions import Machine
 
-from housekeeping.core.errors import DeclarationError, IllegalEvent, RecordChanged
+from housekeeping.core.errors import DeclarationError, IllegalEvent, RecordChanged, RowNotChanged
+from housekeeping.database.queries import UNDONE, has_written_values
 
 #: After a conflict the record is read again and the event retried at once (document 6, リトライ仕様).
 CONFLICT_RETRIES: Final = 3
@@ -99,6 +100,7 @@ class StateMachine:
           IllegalEvent: If the record's state does not allow the event; nothing is changed.
           RecordChanged: If others changed the record at every try, moved it to a final state, or deleted it; nothing
             is changed, and the object has the values of the database.
+          RowNotChanged: If the row has other values than were written, because of a trigger; nothing is changed.
         """
         name = self.field.name
         for _ in range(1 + CONFLICT_RETRIES):
@@ -113,12 +115,15 @@ class StateMachine:
             if version is not None:
                 unchanged &= version == getattr(record, version.name)
                 values[version] = (getattr(record, version.name) or 0) + 1
-            update: Any = type(record).update(values).where(unchanged).returning(*values)
+            update: Any = type(record).update(values).where(unchanged)
+            update = update.returning(*values, has_written_values(update))
             with type(record)._meta.database.atomic():
-                written = next(iter(update.tuples().execute()), None)
-                if written is not None and within_transaction is not None:
+                *written, as_written = next(iter(update.tuples().execute()), (None,))
+                if as_written is False:
+                    raise RowNotChanged(f"{_name_of(record)}, {event}: {UNDONE}")
+                if written and within_transaction is not None:
                     within_transaction()
-            if written is not None:
+            if written:
                 for column, value in zip(values, written, strict=True):
                     # Not by setattr, so that with `only_save_dirty` a later save() does not write it again.
                     record.__data__[column.name] = value

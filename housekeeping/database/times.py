@@ -1,13 +1,109 @@
-"""Times in PostgreSQL: a column type without time zone, the time of a statement, and dates that Python lacks."""
+"""Times in PostgreSQL: column types in UTC, the time of a statement, and how far this machine's clock is off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from peewee import SQL, DateTimeField, Model, fn
-from psycopg2 import extensions
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.redis import shared_redis, translate_redis_errors
+from housekeeping.database.connection import database
+
+if TYPE_CHECKING:
+    import redis
+
+
+#: A larger difference raises an alert.
+TOLERATED: Final = timedelta(seconds=5)
+#: With a larger difference no run starts unless it is forced. The shortest period of a schedule: a clock that is
+#: further off sends ticks that the others have done or not reached.
+REFUSED: Final = timedelta(minutes=1)
+
+DATABASE: Final = "the database"
+REDIS: Final = "Redis"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSkew:
+    """Difference between this machine's clock and a server's.
+
+    Attributes:
+      server_at: The server's time.
+      ahead: Least possible lead of this machine over the server; negative if it is behind.
+      server: What the server is called.
+    """
+
+    server_at: datetime
+    ahead: timedelta
+    server: str = DATABASE
+
+    @classmethod
+    def between(cls, before: datetime, server_at: datetime, after: datetime, server: str = DATABASE) -> ClockSkew:
+        """Return the difference, given this machine's times before and after the server answered.
+
+        It is zero if the server's time is between the two, so that a slow answer raises no alert.
+        """
+        # Sorted, because this machine's clock may have been set back in between.
+        earliest, latest = sorted((before, after))
+        ahead = max(earliest - server_at, timedelta()) - max(server_at - latest, timedelta())
+        return cls(server_at, ahead, server)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that this machine is ahead of the server; negative if it is behind."""
+        return round(self.ahead.total_seconds(), 3)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the difference is more than the tolerated 5 s."""
+        return abs(self.ahead) > TOLERATED
+
+    @property
+    def refused(self) -> bool:
+        """Whether the difference is more than one minute, so that no run starts."""
+        return abs(self.ahead) > REFUSED
+
+    def __str__(self) -> str:
+        here = self.server_at + self.ahead
+        side = "ahead of" if self.ahead > timedelta() else "behind"
+        return (
+            f"this machine ({socket.gethostname()}) says {here:%Y-%m-%d %H:%M:%S} UTC, {self.server} "
+            f"{self.server_at:%Y-%m-%d %H:%M:%S} UTC: {abs(self.seconds):,.1f} s {side} {self.server}; "
+            f"check NTP on this machine and on {self.server}'s"
+        )
+
+
+def read_database_clock() -> ClockSkew:
+    """Compare this machine's clock with the database's; one round trip."""
+    before = SYSTEM_CLOCK.now()
+    server_at = database.execute_sql("SELECT clock_timestamp()").fetchone()[0]
+    return ClockSkew.between(before, server_at.astimezone(UTC), SYSTEM_CLOCK.now())
+
+
+def read_redis_clock(client: redis.Redis | None = None) -> ClockSkew:
+    """Compare this machine's clock with that of Redis; one round trip.
+
+    Parameters:
+      client: Default: the shared client.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+    """
+    before = SYSTEM_CLOCK.now()
+    with translate_redis_errors():
+        seconds, micro = (client or shared_redis.get()).time()
+    at = datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=micro)
+    return ClockSkew.between(before, at, SYSTEM_CLOCK.now(), REDIS)
+
+
+def database_now() -> datetime:
+    """Return the database's time in UTC; one round trip."""
+    return read_database_clock().server_at
 
 
 class UtcDateTimeField(DateTimeField):
@@ -92,30 +188,3 @@ def all_as_stored(model: type[Model], changes: Mapping[Any, Any]) -> dict[Any, A
         column: as_stored(columns.get(column) if isinstance(column, str) else column, value)
         for column, value in changes.items()
     }
-
-
-def read_extreme_times(connection: Any) -> None:
-    """Let the connection read a date or time outside of Python's range as the nearest one within it.
-
-    PostgreSQL can store the year 10000 or 44 BC. psycopg2 raises ValueError for it, which would end a run at a row that
-    its statement can delete. It already reads infinity as the nearest date.
-    """
-    for base, smallest, largest in (
-        (extensions.PYDATE, date.min, date.max),
-        (extensions.PYDATETIME, datetime.min, datetime.max),  # noqa: DTZ901 a timestamp without zone
-        (extensions.PYDATETIMETZ, datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
-    ):
-        caster = extensions.new_type(base.values, base.name, _nearest(base, smallest, largest))
-        extensions.register_type(caster, connection)
-
-
-def _nearest(read: Any, smallest: date, largest: date) -> Callable[[str | None, Any], Any]:
-    def nearest(value: str | None, cursor: Any) -> Any:
-        try:
-            return read(value, cursor)
-        except (ValueError, OverflowError):
-            assert value is not None
-            # For example "0044-03-15 00:00:00+00 BC". Near year 1, a time in another zone can be in the year before.
-            return smallest if value.endswith(" BC") or value.startswith("0001") else largest
-
-    return nearest

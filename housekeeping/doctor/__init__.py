@@ -1,6 +1,7 @@
-"""Checks of an installation. `examine` runs one module per subject; each yields findings and changes nothing.
+"""Checks of an installation. Start with `examine`, which runs all checks in their order.
 
-`grants` has the rights that the workers need.
+`servers` checks PostgreSQL, Redis and the broker, `tables` the workers' tables and the rights on them, `stages` the
+statements of each sweep. Each check yields findings and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,26 +15,15 @@ import redis
 from peewee import PeeweeException
 
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.sanitize import error_line
+from housekeeping.core.logs import error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
-from housekeeping.doctor import (
-    archives,
-    brokers,
-    columns,
-    partitions,
-    postgres,
-    redis_server,
-    stages,
-    tables,
-    throttles,
-)
+from housekeeping.doctor import servers, stages, tables
+from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.family_setup import by_problem
-from housekeeping.sweeps.registry import Finding, by_database
-from housekeeping.sweeps.setup_problem import SetupProblem
-from housekeeping.workers import families
+from housekeeping.sweeps.values import Finding, SetupProblem
+from housekeeping.workers import families_of
 
 #: Random characters that cannot be guessed. The dashboard does not limit attempts.
 _SAFE_LENGTH: Final = 32
@@ -48,9 +38,11 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     Parameters:
       sweeps: The workers by name. Workers that are disabled or not set up are skipped.
     """
-    by_name = by_database(sweeps.values())
+    # Every worker needs the database, so without one there is none to examine.
+    by_name = {} if settings.database_url is None else by_database(sweeps.values())
     problems = {worker: found for workers in by_name.values() for worker, found in _problems(workers).items()}
-    enabled = {name: sweep for name, sweep in sweeps.items() if sweep.enabled and name not in problems}
+    usable = {sweep.name: sweep for workers in by_name.values() for sweep in workers if sweep.name not in problems}
+    enabled = {name: sweep for name, sweep in usable.items() if sweep.enabled}
     checks: list[tuple[str, Check]] = []
     if settings.database_url is None:
         yield Finding(
@@ -59,14 +51,21 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     else:
         for name in by_name:
             area = f"postgres {name}" if settings.databases else "postgres"
-            of_tables = [partial(_each_family, each.examine) for each in (tables, columns, archives)]
-            of_workers = (stages.examine, partitions.examine, throttles.examine)
-            of_database: tuple[Check, ...] = (postgres.examine, *of_tables, *of_workers, postgres.outbox)
+            of_tables = [
+                partial(_each_family, each)
+                for each in (tables.examine_tables, tables.examine_columns, tables.examine_archives)
+            ]
+            of_workers = (
+                partial(stages.examine_stages, declared=sweeps.values()),
+                tables.examine_partitions,
+                stages.examine_throttles,
+            )
+            of_database: tuple[Check, ...] = (servers.examine_postgres, *of_tables, *of_workers, servers.outbox)
             checks += [(area, partial(_of_database, name, area, check)) for check in of_database]
     if settings.redis_url is None:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     else:
-        checks += [("redis", redis_server.examine), ("broker", brokers.examine)]
+        checks += [("redis", servers.examine_redis), ("broker", servers.examine_broker)]
     checks += [("outside", _external), ("dashboard", web_token)]
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
@@ -104,10 +103,8 @@ def _of_database(name: str, area: str, check: Check, settings: Settings, sweeps:
 
 def _each_family(check: Check, settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield the findings of a check for each family by itself, so that a family that cannot be examined hides none."""
-    for family in families(settings):
-        workers = {each.name: each for each in family.sweeps if each.name in sweeps}
-        if not workers:
-            continue
+    for family in families_of(settings, sweeps):
+        workers = {each.name: sweeps[each.name] for each in family.sweeps}
         try:
             yield from check(settings, workers)
         except Exception as error:
@@ -132,13 +129,12 @@ def _problems(sweeps: list[Sweep]) -> dict[str, SetupProblem]:
 
 def _external(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield findings about object stores, the folder of repositories and the git program."""
-    for family in families(settings):
-        users = [sweep.name for sweep in family.sweeps if sweep.name in sweeps]
-        if users and family.examine is not None:
+    for family in families_of(settings, sweeps):
+        if family.examine is not None:
             try:
                 yield from family.examine()
             except Exception as error:
-                yield Finding("error", users[0], "outside", f"could not be examined: {error_line(error)}")
+                yield Finding("error", family.sweeps[0].name, "outside", f"could not be examined: {error_line(error)}")
 
 
 def web_token(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

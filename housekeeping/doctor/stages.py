@@ -1,43 +1,62 @@
-"""Checks of each sweep's stages on the real tables: unique keys, foreign keys, and indexes by EXPLAIN."""
+"""Checks of each sweep's stages on the real tables: unique keys, foreign keys, indexes by EXPLAIN, throttles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Any, Final
 
 from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 
-from housekeeping.core.sanitize import error_line
+from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import quoted_name, table_if_visible
-from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import database
-from housekeeping.database.errors import is_unavailable
-from housekeeping.database.primary_key import declared_key_columns, vouches_for_key
-from housekeeping.database.time_limit import LOCK_TIME, STATEMENT_TIME, time_limit
-from housekeeping.sweeps.checks.references import sampled_references
-from housekeeping.sweeps.checks.statements import Recorder
-from housekeeping.sweeps.checks.unique_keys import key_in_model, wrong_key
+from housekeeping.database.catalog import declared_key_columns, quoted_name, table_if_visible, vouches_for_key
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
+from housekeeping.database.errors import is_unavailable, sqlstate
+from housekeeping.database.queries import Recorder
+from housekeeping.database.times import database_now
+from housekeeping.engine.speed import read_wal, reason_to_wait
+from housekeeping.insight.plan import explain, inverted_comparison
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.registry import Finding
-from housekeeping.sweeps.stages.hold import ExceptHeld
-from housekeeping.sweeps.stages.stage import Explainable, ExplainQuery
-from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping.sweeps.keyset import ExceptHeld, Groups
+from housekeeping.sweeps.row import bare
+from housekeeping.sweeps.stage import Explainable, ExplainQuery
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.validate_tables import sampled_references, wrong_key
+from housekeeping.sweeps.values import Finding
 
 #: Beginning of the text of a check that failed.
 UNEXAMINED: Final = "could not be examined: "
+#: Classes of PostgreSQL's codes for a statement that it rejects, and for a value.
+_REJECTED: Final = ("42", "22")
+#: Missing table, missing column, missing right: other checks report them.
+_REPORTED: Final = ("42P01", "42703", "42501")
 _FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 
 
-def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Yield findings about the key of each stage, the foreign keys that reference deleted rows, and the indexes."""
+def examine_stages(settings: Settings, sweeps: dict[str, Sweep], declared: Collection[Sweep] = ()) -> Iterator[Finding]:
+    """Yield findings about the predicate and the key of each stage, foreign keys to deleted rows, and the indexes.
+
+    Parameters:
+      declared: All sweeps. The holds and archives of disabled ones count as well.
+    """
     now = database_now()
-    for subject, check in (("key", _keys), ("references", _references), ("indexes", _indexes)):
+    references = partial(_references, [*declared, *sweeps.values()])
+    broken: set[str] = set()
+    for subject, check in (
+        ("predicate", _predicates),
+        ("key", _keys),
+        ("references", references),
+        ("indexes", _indexes),
+    ):
         for sweep in sweeps.values():
-            yield from _checked(sweep, subject, check, now)
+            if sweep.name in broken:  # each statement would fail like the first one
+                continue
+            found = _checked(sweep, subject, check, now)
+            broken.update(each.area for each in found if subject == "predicate" and each.level == "error")
+            yield from found
 
 
 def _checked(
@@ -49,8 +68,26 @@ def _checked(
     except Exception as error:
         if is_unavailable(error):
             raise
+        if subject == "predicate":
+            return _rejected(sweep, error)
         # Earlier checks report missing or unreadable tables and columns, and failing predicates.
         return [Finding("warning", sweep.name, subject, f"{UNEXAMINED}{error_line(error)}")]
+
+
+def _rejected(sweep: Sweep, error: Exception) -> list[Finding]:
+    """Return the finding of a predicate that PostgreSQL rejects. Other checks report other errors."""
+    code = sqlstate(error) or ""
+    if code[:2] not in _REJECTED or code in _REPORTED:
+        return []
+    return [Finding("error", sweep.name, "predicate", error_line(error), f"correct {sweep.predicate_name}")]
+
+
+def _predicates(sweep: Sweep, now: datetime) -> Iterator[Finding]:
+    for stage in sweep.stages_for_run():
+        if isinstance(stage, TableStage):
+            line = inverted_comparison(stage, now)
+            if line is not None:
+                yield Finding("warning", sweep.name, "predicate", line)
 
 
 def _keys(sweep: Sweep, now: datetime) -> Iterator[Finding]:
@@ -76,40 +113,39 @@ def _key_findings(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
         )
     elif (mismatch := wrong_key(stage)) is not None:
         yield Finding("error", sweep.name, subject, *mismatch)
-    elif not table.is_unique(declared_key_columns(model)) and sweep.stages is None:
-        used = ", ".join(column.column_name for column in stage.key)
-        text = f"{model.__name__} declares the key ({declared}), which is not unique; runs use ({used})"
-        yield Finding("warning", sweep.name, subject, text, key_in_model(model, table))
 
 
-def _references(sweep: Sweep, now: datetime) -> Iterator[Finding]:
+def _references(declared: Collection[Sweep], sweep: Sweep, now: datetime) -> Iterator[Finding]:
     with database.atomic():
-        found = sampled_references(sweep.stages_for_run(), now)
+        found = sampled_references(sweep, sweep.stages_for_run(), now, declared)
     for each in found:
-        yield Finding(each.level, sweep.name, f"references to {each.referenced}", each.text, each.way_out)
+        yield Finding(each.level, sweep.name, f"references to {each.chain[0].referenced}", each.text, each.way_out)
 
 
 def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:
     for stage in sweep.stages_for_run():
         if isinstance(stage, Explainable):
-            held = held_tables(stage) if isinstance(stage, TableStage) else ()
+            held = held_tables(stage, now) if isinstance(stage, TableStage) else ()
             for query in stage.explain_queries(now):
-                yield _index_finding(sweep.name, query, held)
+                groups = stage.groups(stage.stale(now)) if isinstance(stage, TableStage) else None
+                yield _index_finding(sweep.name, query, held, groups)
 
 
-def held_tables(stage: TableStage) -> Collection[str]:
+def held_tables(stage: TableStage, now: datetime) -> Collection[str]:
     """Return the names of the other tables that the stage's hold reads."""
     if not isinstance(stage.stale, ExceptHeld):
         return ()
     recorder = Recorder()
-    recorder.sql(stage.stale.condition())
+    recorder.sql(stage.stale.condition(now))
     models: list[Any] = [model for model in recorder.models if model is not stage.model]
     return {model._meta.table_name for model in models}
 
 
-def _index_finding(worker: str, query: ExplainQuery, held: Collection[str] = ()) -> Finding:
+def _index_finding(
+    worker: str, query: ExplainQuery, held: Collection[str] = (), groups: Groups | None = None
+) -> Finding:
     nodes = explain(query.query)
-    fault = fault_of(nodes)
+    fault = fault_of(nodes) if groups is None else _fault_of_groups(nodes, groups)
     scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
     if scanned and scanned <= set(held):
         names = ", ".join(sorted(scanned))
@@ -126,19 +162,6 @@ def _index_finding(worker: str, query: ExplainQuery, held: Collection[str] = ())
     return Finding("warning", worker, "indexes", f"{query.what}: {fault}", "; ".join(missing) or None)
 
 
-def explain(query: Any) -> list[dict[str, Any]]:
-    """Return the nodes of PostgreSQL's plan of the statement, as for a large table."""
-    # The database's context: a query that starts with a common table expression has none of its own.
-    sql, parameters = database.get_sql_context().sql(query).query()
-    with database.atomic() as transaction:
-        # PostgreSQL scans small tables even if they have a suitable index.
-        database.execute_sql("SET LOCAL enable_seqscan = off")
-        database.execute_sql("SET LOCAL enable_sort = off")
-        plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
-        transaction.rollback()
-    return list(_nodes(plan[0]["Plan"]))
-
-
 def fault_of(nodes: list[dict[str, Any]]) -> str | None:
     """Return why a plan with these nodes is slow on a large table, or `None`."""
     if any(node["Node Type"] == "Seq Scan" for node in nodes):
@@ -148,6 +171,16 @@ def fault_of(nodes: list[dict[str, Any]]) -> str | None:
         if by_index and "Index Cond" not in node and any(each["Node Type"] == "Sort" for each in nodes):
             return f"the whole of index {node['Index Name']} is read"
     return None
+
+
+def _fault_of_groups(nodes: list[dict[str, Any]], groups: Groups) -> str | None:
+    """Return why a plan that goes through the groups of the rows is slow on a large table, or `None`."""
+    # The groups themselves are read one by one.
+    fault = fault_of([node for node in nodes if node.get("Relation Name") != groups.table_name])
+    name = groups.column.column_name
+    if fault is None and not any(name in node.get("Index Cond", "") for node in nodes):
+        return f"the rows of each {name} are searched in an index that does not begin with it"
+    return fault
 
 
 def declared_indexes(explained: ExplainQuery) -> Iterator[str]:
@@ -197,6 +230,7 @@ def _partial_condition(explained: ExplainQuery) -> str:
 
 
 def _conditions(predicate: Any) -> Iterator[Any]:
+    predicate = bare(predicate)
     if isinstance(predicate, Expression) and predicate.op == OP.AND:
         yield from _conditions(predicate.lhs)
         yield from _conditions(predicate.rhs)
@@ -212,7 +246,32 @@ def _is_fixed(condition: Any) -> bool:
     return condition.op in _FIXED and all(value is None or isinstance(value, str | int) for value in values)
 
 
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)
+#: What a run does with a throttle that cannot be read.
+_IGNORED: Final = "runs continue without this throttle"
+
+
+def examine_throttles(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield findings about limits on WAL and about custom functions, which it calls. Other limits need no check."""
+    for sweep in sweeps.values():
+        if sweep.limits.throttle.queries_wal:
+            yield _wal(sweep)
+        if sweep.limits.throttle.custom is not None:
+            yield _custom(sweep.name, sweep.limits.throttle.custom)
+
+
+def _wal(sweep: Sweep) -> Finding:
+    named = [name for name in ("wal_mb_per_s", "slot_lag_mb") if getattr(sweep.limits.throttle, name) is not None]
+    subject, state = f"gates {', '.join(named)}", read_wal()
+    if state.position is not None:
+        return Finding("fine", sweep.name, subject, "the server's WAL can be read")
+    trouble = state.trouble or "the server is a standby, which writes no WAL"
+    return Finding("warning", sweep.name, subject, f"{trouble}; {_IGNORED}")
+
+
+def _custom(worker: str, custom: Callable[[], str | None]) -> Finding:
+    try:
+        reason = reason_to_wait(custom)
+    except Exception as error:
+        text = f"the function fails: {typed_error_line(error)}; {_IGNORED}"
+        return Finding("warning", worker, "gates custom", text, "correct the function, or set gates.custom to null")
+    return Finding("fine", worker, "gates custom", "no reason to wait" if reason is None else f"waits: {reason}")

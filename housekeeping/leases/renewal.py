@@ -1,17 +1,25 @@
-"""Background renewal of keys that expire in Redis: leases, deduplication keys, marks of running messages."""
+"""Storage of leases in Redis, and background renewal of keys that expire there.
+
+Leases, deduplication keys and marks of running messages are renewed by the same threads, which act on all renewals of
+the process when they are due. Each operation on a lease is one round trip.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, Protocol
+
+import redis
 
 from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.redis import GIVEN, milliseconds, named, read_scripts, retry_redis, text, translate_redis_errors
 
 logger = logging.getLogger(__name__)
 
@@ -146,3 +154,225 @@ class Unfinished(Renewal):
         except Exception:
             logger.exception("Could not finish %s", self.name)
         return False
+
+
+#: How long the thread of an idle process stays awake. A running mark is renewed after 10 s.
+_LINGER_S: Final = 10.0
+
+
+class _TimerThread:
+    """Thread that acts on each renewal when it is due.
+
+    Parameters:
+      active: The renewals; read and changed with `lock` held.
+      due: Returns the reading of `elapsed` at which a renewal is due; infinite for never.
+      act: Called with a renewal that is due.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        active: set[Renewal],
+        lock: threading.Lock,
+        due: Callable[[Renewal], float],
+        act: Callable[[Renewal], None],
+    ) -> None:
+        self._active = active
+        self._due = due
+        self._act = act
+        self._changed = threading.Condition(lock)
+        self._wakes_at = 0.0
+        self._is_used = False
+        self._thread = threading.Thread(target=self._run, name=f"housekeeping-{name}", daemon=True)
+
+    def schedule(self, renewal: Renewal) -> None:
+        """Start the thread, or wake it if this renewal is due first. Called with the lock held."""
+        self._is_used = True
+        if self._thread.ident is None:
+            self._thread.start()
+        elif self._due(renewal) < self._wakes_at:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            renewal = self._next()
+            try:
+                self._act(renewal)
+            except Exception:
+                # One failing callback must not prevent the others.
+                logger.exception("Could not renew %s", renewal.name)
+
+    def _next(self) -> Renewal:
+        with self._changed:
+            while True:
+                # There are as many renewals as current messages: few enough to compare all.
+                renewal, now = min(self._active, key=self._due, default=None), elapsed()
+                if renewal is not None:
+                    self._wakes_at = self._due(renewal)
+                else:
+                    # Most messages end long before their renewal is due. With a time to wake at, the next ones need
+                    # not wake the thread.
+                    self._wakes_at, self._is_used = (now + _LINGER_S if self._is_used else math.inf), False
+                left = self._wakes_at - now
+                if renewal is not None and left < 0:
+                    return renewal
+                self._changed.wait(None if math.isinf(left) else max(left, 0.001))
+
+
+class Renewals:
+    """All renewals of this process.
+
+    Two threads are started on demand. One renews, and may wait for Redis. The other only watches the clock, so that a
+    holder is notified in time even if Redis does not answer.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _reset(self) -> None:
+        self._active: set[Renewal] = set()
+        self._lock = threading.Lock()
+        self._renewing = _TimerThread("renewal", self._active, self._lock, lambda renewal: renewal.due_at, self._renew)
+        self._watching = _TimerThread(
+            "lease-watch", self._active, self._lock, lambda renewal: renewal.notify_at, self._watch
+        )
+
+    def _after_fork(self) -> None:
+        # A forked child has neither the threads nor the keys of its parent.
+        for renewal in self._active:
+            renewal.disown()
+        self._reset()
+
+    def start(
+        self,
+        name: str,
+        renew: Callable[[], bool],
+        ttl: timedelta,
+        since: float,
+        on_lost: Callable[[], object] | None = None,
+        recoverable: bool = False,
+    ) -> Renewal:
+        """Renew in the background until `stop`, or until the key is lost; see `Renewal` for the parameters."""
+        renewal = Renewal(name, renew, ttl, since, on_lost=on_lost, recoverable=recoverable)
+        self._add(renewal)
+        return renewal
+
+    def finish_later(self, name: str, finish: Callable[[], object], within: timedelta) -> None:
+        """Record the end of a message as soon as Redis answers; see `Unfinished` for the parameters."""
+        self._add(Unfinished(name, finish, within, elapsed()))
+
+    def _add(self, renewal: Renewal) -> None:
+        with self._lock:
+            self._active.add(renewal)
+            self._renewing.schedule(renewal)
+            if renewal.notify_at < math.inf:
+                self._watching.schedule(renewal)
+
+    def stop(self, renewal: Renewal) -> None:
+        """Stop a renewal."""
+        renewal.stop()
+        with self._lock:
+            self._active.discard(renewal)
+
+    def _renew(self, renewal: Renewal) -> None:
+        try:
+            continues = renewal.step()
+        except Exception:
+            logger.exception("Could not renew %s", renewal.name)
+            renewal.due_at, continues = elapsed() + 1.0, True
+        if not continues:
+            renewal.notify_if_lost()
+            self.stop(renewal)
+
+    def _watch(self, renewal: Renewal) -> None:
+        renewal.notify_if_lost()
+
+
+renewals: Final = Renewals()
+
+
+#: The scripts of the file beside this module, by name.
+_LUA: Final = read_scripts(__file__)
+_OBTAIN: Final = _LUA["obtain"]
+_RENEW: Final = _LUA["renew"]
+_RELEASE: Final = _LUA["release"]
+
+
+class LeaseStore(Protocol):
+    """Storage of leases, safe to share between threads. Every method may raise `RedisUnavailable`."""
+
+    def obtain(self, key: str, token: str, ttl: timedelta) -> str:
+        """Acquire the lease unless another token holds it; return the token that holds it now."""
+
+    def renew(self, key: str, token: str, ttl: timedelta) -> bool:
+        """Extend the lease to its full ttl; return False if the token no longer holds it."""
+
+    def release(self, key: str, token: str) -> bool:
+        """Release the lease; return False if the token no longer holds it."""
+
+    def owner(self, key: str) -> str | None:
+        """Return the token that holds the lease, if any."""
+
+    def remaining(self, key: str) -> timedelta | None:
+        """Return the time until the lease expires; None if it is free."""
+
+
+def release_with_retries(store: LeaseStore, key: str, token: str) -> bool:
+    """Release a lease at the end of its run, in up to three tries; return False if the token no longer held it.
+
+    If the lease is free after a try without an answer, that try counts as its release.
+
+    Raises:
+      RedisUnavailable: If no try got an answer. The lease may stay until its ttl expires.
+    """
+    tries = 0
+
+    def release() -> bool:
+        nonlocal tries
+        tries += 1
+        return store.release(key, token) or tries > 1
+
+    return retry_redis(release)
+
+
+class RedisLeaseStore:
+    """Leases as Redis keys.
+
+    Parameters:
+      kind: Part of each key: ``lease``, or another kind of resource with one owner and a ttl.
+    """
+
+    def __init__(self, client: redis.Redis, namespace: str = "housekeeping", kind: str = "lease") -> None:
+        self._client = client
+        self._prefix = f"{namespace}:{kind}:"
+        self._obtain: Any = client.register_script(GIVEN + _OBTAIN)
+        self._renew: Any = client.register_script(GIVEN + _RENEW)
+        self._release: Any = client.register_script(GIVEN + _RELEASE)
+
+    def name(self, key: str) -> str:
+        """Return the name of a lease in Redis."""
+        return self._prefix + key
+
+    def obtain(self, key: str, token: str, ttl: timedelta) -> str:
+        # Retried: a lost answer would leave an acquired lease unreleased until its ttl.
+        given = named(token=token, ttl=milliseconds(ttl))
+        return text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[given]), 2, 0))
+
+    def renew(self, key: str, token: str, ttl: timedelta) -> bool:
+        with translate_redis_errors():
+            return bool(self._renew(keys=[self._prefix + key], args=[named(token=token, ttl=milliseconds(ttl))]))
+
+    def release(self, key: str, token: str) -> bool:
+        with translate_redis_errors():
+            return bool(self._release(keys=[self._prefix + key], args=[named(token=token)]))
+
+    def owner(self, key: str) -> str | None:
+        with translate_redis_errors():
+            value: Any = self._client.get(self._prefix + key)
+        return None if value is None else text(value)
+
+    def remaining(self, key: str) -> timedelta | None:
+        with translate_redis_errors():
+            left: Any = self._client.pttl(self._prefix + key)
+        return timedelta(milliseconds=left) if left >= 0 else None

@@ -1,46 +1,35 @@
-"""Middleware around a run, one concern per file or sub-package.
+"""Middleware around a run, one concern per file.
 
-Start with `standard_middleware`, which defines the order and gives the reason for each place. `enqueueing` is the path
-of messages into the queues. `admission` asks Redis once for `deduplication`, `idempotency` and `exclusive_lease`, which
-decide whether a message runs.
-`retries`, `dead_letters` and `reliable_enqueue` decide what follows a run. `schedule` sends and records ticks.
+Start with `standard_middleware`, which defines the order and gives the reason for each place. `enqueue` is the path of
+messages into the queues. `delivery` asks Redis once whether a message runs: whether it is done, and has its key and its
+lease. At the end of the message it releases both. `deduplication` and `keys` are about the key. `retries` decides what
+follows a run. `schedule` decides which ticks are sent, and `ticks` claims and records them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import dramatiq.middleware
 import redis
-from dramatiq import Middleware
+from dramatiq import Message, Middleware
 from dramatiq.middleware import AgeLimit, Callbacks, Pipelines, TimeLimit
+from dramatiq.results import Results
 from periodiq import PeriodiqMiddleware
 
+from housekeeping.brokers.dramatiq_internals import Prefetch
+from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN, Settings
-from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.database.replicas.replica import Replicas
-from housekeeping.database.replicas.wal_position import WalPositionReader
-from housekeeping.middleware.admission import Admission
-from housekeeping.middleware.connections import Connections
-from housekeeping.middleware.data_consistency import DataConsistency
-from housekeeping.middleware.dead_letters import DeadLetters
-from housekeeping.middleware.deduplication.middleware import Deduplication
-from housekeeping.middleware.exclusive_lease import ExclusiveLeases
-from housekeeping.middleware.group_callbacks import reliable_groups
-from housekeeping.middleware.idempotency import Idempotency
-from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications
-from housekeeping.middleware.interrupts.time_limit import within_actors
-from housekeeping.middleware.prefetch import Prefetch
-from housekeeping.middleware.reliable_enqueue import waiting_for_broker
-from housekeeping.middleware.results import kept_results
-from housekeeping.middleware.retries import Retries
-from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.middleware.telemetry.heartbeats import Heartbeats
-from housekeeping.middleware.telemetry.metrics import Metrics
-from housekeeping.middleware.telemetry.run_log import RunLog
-from housekeeping.middleware.telemetry.tracing import Traces
+from housekeeping.database.replicas import Replicas, WalPositionReader
+from housekeeping.middleware.consistency import Connections, DataConsistency
+from housekeeping.middleware.deduplication import Deduplication
+from housekeeping.middleware.delivery import Deliveries
+from housekeeping.middleware.interrupts import ShutdownNotifications, within_actors
+from housekeeping.middleware.observe import Heartbeats, Metrics, RunLog, Traces
+from housekeeping.middleware.retries import DeadLetters, Retries, reliable_groups, stand_in_results, waiting_for_broker
+from housekeeping.middleware.schedule import Schedule
 
 logger = named_logger(__name__)
 
@@ -73,10 +62,9 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         logger.warning("Middleware replaced by the library's retries", replaced=repr(retries))
     shutdown = _own(given, dramatiq.middleware.ShutdownNotifications)
     groups = _own(given, dramatiq.middleware.GroupCallbacks)
-    before, after = _around(given)
-    idempotency = Idempotency(client, namespace)
-    deduplication = Deduplication(client, namespace, idempotency.redis_keys)
-    leases = ExclusiveLeases(client, namespace)
+    deduplication = Deduplication(client, namespace)
+    deliveries = Deliveries(client, namespace, deduplication)
+    before, after = _around(given, deliveries.has_completed)
     return [
         *before,
         # First, so that every log line of the others, also of a skipped message, names the message.
@@ -94,7 +82,6 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         # After Schedule, so its after hook runs first: outcomes are written on a clean connection, not in a
         # transaction that an actor left open.
         Connections(),
-        idempotency,
         # Before deduplication: the claim of a key contains the message's position, and if the message is dropped, the
         # position is kept for the holder.
         DataConsistency(
@@ -105,9 +92,8 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
             _replicas_of_other_databases(settings),
         ),
         deduplication,
-        leases,
         # After DataConsistency, so that a message that waits for a replica has no key or lease meanwhile.
-        Admission(client, idempotency, deduplication, leases),
+        deliveries,
         # Their after hooks run before those above: followers of a message are sent before its key and lease are free.
         waiting_for_broker(_own(given, Callbacks) or Callbacks()),
         waiting_for_broker(_own(given, Pipelines) or Pipelines()),
@@ -140,10 +126,13 @@ def _own(given: Sequence[Middleware], kind: type[M]) -> M | None:
     return next((middleware for middleware in given if isinstance(middleware, kind)), None)
 
 
-def _around(given: Sequence[Middleware]) -> tuple[list[Middleware], list[Middleware]]:
+def _around(
+    given: Sequence[Middleware], has_completed: Callable[[Message[Any]], bool]
+) -> tuple[list[Middleware], list[Middleware]]:
     """Return the middleware that the application added before Dramatiq's, and the middleware it added after.
 
-    periodiq's middleware is left out, because it drops retries and late messages of scheduled actors.
+    periodiq's middleware is left out, because it drops retries and late messages of scheduled actors. Results are
+    always stored after the actor and before its completion, so a completed message has its result.
     """
     before: list[Middleware] = []
     after: list[Middleware] = []
@@ -151,8 +140,10 @@ def _around(given: Sequence[Middleware]) -> tuple[list[Middleware], list[Middlew
     for middleware in given:
         if isinstance(middleware, _PLACED):
             anchored = False
+        elif isinstance(middleware, Results):
+            after.append(stand_in_results(middleware, has_completed))
         elif type(middleware).__name__ in _FIRST or anchored:
-            before.append(kept_results(middleware))
+            before.append(middleware)
         elif not isinstance(middleware, PeriodiqMiddleware):
-            after.append(kept_results(middleware))
+            after.append(middleware)
     return before, after

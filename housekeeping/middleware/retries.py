@@ -1,31 +1,415 @@
-"""Retries with growing delays. No retry is lost, and retries of a scheduled actor do not accumulate."""
+"""Retries with growing delays, and what must not be lost around them.
+
+No retry is lost, and retries of a scheduled actor do not accumulate. Dead letters contain their last error, and a
+scheduled actor keeps only its last ten. Callbacks of groups count each message once. Messages that must not be lost
+wait for an unreachable broker.
+
+The result of a dropped message is that of the message that runs instead. It is stored as the exception
+`DroppedAsDuplicateOf`, whose text is the id of the other message. So it needs nothing that a result backend does not
+have, and a process without this library gets the id in a ``ResultFailure``. Where the library is installed, the backend
+continues with the other message.
+"""
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import dramatiq.middleware
 import redis
-from dramatiq import Actor, Broker, Message, MessageProxy
-from dramatiq.common import current_millis
-from dramatiq.errors import Retry
-from dramatiq.middleware import Shutdown
+from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import current_millis, q_name
+from dramatiq.errors import BrokerConnectionError, Retry
+from dramatiq.middleware import Interrupt, Shutdown
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
+from dramatiq.rate_limits.backends import RedisBackend
+from dramatiq.results import ResultFailure, ResultMissing, Results, ResultTimeout
+from dramatiq.results.backend import DEFAULT_TIMEOUT
+from redis.exceptions import ClusterCrossSlotError, NoPermissionError
 
+from housekeeping.brokers.dramatiq_internals import exception_of, store_exceptions
+from housekeeping.brokers.middleware_errors import InvalidOption, Requeue, Skip, SkipDelivery, StoreUnavailable
+from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.middleware_errors import InvalidOption, Requeue
-from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.logs import logger as named_logger
-from housekeeping.leases.store import RedisLeaseStore
-from housekeeping.middleware.call_keys import message_digest
-from housekeeping.middleware.deduplication.options import DEDUP_STATE, SUPERSEDED, has_dependents
-from housekeeping.middleware.reliable_enqueue import ReliableBroker, enqueue_reliably
+from housekeeping.core.logs import error_line
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.redis import milliseconds, read_scripts
+from housekeeping.leases.renewal import RedisLeaseStore
+from housekeeping.middleware.keys import DEDUP_STATE, DEFAULT_TTL, RETRIED, has_dependents, message_digest, never_drop
+
+KEPT: Final = 10  # dead letters of a scheduled actor; promise R1
+_MAX_FRAMES: Final = 30  # of a traceback, as many as Dramatiq keeps for a retry
+
+#: The scripts of the file beside this module, by name.
+_LUA: Final = read_scripts(__file__)
+_KEEP_THE_LAST: Final = _LUA["keep_the_last"]
+_REWRITE: Final = _LUA["rewrite"]
+
+
+class _ThreadState(threading.local):
+    #: The id of the running message, and the number of its retries and its traceback when it started.
+    attempt: tuple[str, int | None, str | None] = ("", None, None)
+
+
+class DeadLetters(Middleware):
+    """Middleware that completes dead letters and limits their number.
+
+    A dead letter contains the error of its last attempt and the number of retries that were made. Dramatiq's own dead
+    letters contain the error of the attempt before, and count one retry more. The last 10 of each scheduled actor are
+    kept, because they are all the same work. Those of other actors stay as long as the broker keeps them.
+
+    Note: On RabbitMQ all are kept as long as the broker keeps them, because it cannot remove a single dead letter.
+    """
+
+    def __init__(self) -> None:
+        self._thread = _ThreadState()
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        options = message.options
+        self._thread.attempt = (message.message_id, options.get("retries"), options.get("traceback"))
+
+    def before_nack(self, broker: Broker, message: MessageProxy) -> None:
+        message_id, retries, before = self._thread.attempt
+        if message_id == message.message_id and "retries" in message.options:
+            message.options["retries"] = retries or 0
+        error = exception_of(message)
+        if error is None:
+            return
+        written = message.options.get("traceback")
+        # Formatting a traceback is slow, so one that Dramatiq's retries have written for this error is kept.
+        if not written or written == before or not written.endswith(traceback.format_exception_only(error)[-1]):
+            message.options["traceback"] = "".join(traceback.format_exception(error, limit=_MAX_FRAMES))
+        redis_id = message.options.get("redis_message_id")
+        if isinstance(broker, RedisBroker) and redis_id and not hasattr(broker, "rewrites_dead_letters"):
+            rewrite: Any = broker.client.register_script(_REWRITE)
+            rewrite(keys=[f"{broker.namespace}:{message.queue_name}.msgs"], args=[redis_id, message.encode()])
+
+    def after_nack(self, broker: Broker, message: MessageProxy) -> None:
+        telemetry.DEAD_LETTERS.add(message.actor_name)
+        actor = broker.actors.get(message.actor_name)
+        if not isinstance(broker, RedisBroker) or actor is None:
+            return
+        if "periodic" not in actor.options:
+            return
+        dead = f"{broker.namespace}:{q_name(message.queue_name)}.XQ"
+        keep_the_last: Any = broker.client.register_script(_KEEP_THE_LAST)
+        keep_the_last(
+            keys=[f"{broker.namespace}:__dead__.{actor.actor_name}", dead, f"{dead}.msgs"],
+            args=[message.options["redis_message_id"], KEPT, broker.dead_message_ttl],
+        )
+
 
 logger = named_logger(__name__)
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Middleware)
+
+_PAUSE_S: Final = 1.0  # before a step is repeated, while Redis or RabbitMQ does not answer
+#: Errors raised while Redis or RabbitMQ is down. OSError: the host name cannot be resolved.
+_AWAY: Final = (redis.RedisError, BrokerConnectionError, StoreUnavailable, RedisUnavailable, OSError)
+#: Errors of Redis that waiting does not resolve.
+_REFUSED: Final = (redis.DataError, NoPermissionError, ClusterCrossSlotError)
+
+
+def retry_until_available(step: Callable[[], T], event: str) -> T:
+    """Repeat a step until the broker answers; the step must be safe to repeat.
+
+    Dramatiq swallows an error in a hook after the actor and acknowledges the message, which is then lost. Waiting
+    costs nothing, because without its broker this thread gets no other message. If the process ends meanwhile, the
+    message is not acknowledged, and the broker delivers it again.
+
+    Parameters:
+      event: The log event for each failed attempt.
+
+    Raises:
+      redis.RedisError: Redis answers and rejects the step.
+    """
+    while True:
+        try:
+            return step()
+        except _REFUSED:
+            raise
+        except _AWAY as error:
+            _wait(event, error_line(error))
+        except Interrupt:
+            # The interrupt was meant for the actor, which has ended. If it arrived after the step, the step is
+            # repeated: a second message is better than none, and an idempotent actor executes its message once.
+            continue
+
+
+def enqueue_reliably(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None = None) -> None:
+    """Enqueue a message, trying again until the broker answers."""
+    # The same message each time: a new one would count as a duplicate of the first attempt's.
+    retry_until_available(lambda: broker.enqueue(message, delay=delay), "Message cannot be enqueued yet, tried again")  # type: ignore[arg-type]
+
+
+def _wait(event: str, reason: str) -> None:
+    try:
+        logger.warning(event, error=reason)
+        time.sleep(_PAUSE_S)
+    except Interrupt:
+        return
+
+
+class ReliableBroker:
+    """Stand-in for a broker in Dramatiq's hooks, whose ``enqueue`` and ``send`` wait for the broker to answer.
+
+    Parameters:
+      enqueue: Called in place of the broker's ``enqueue``.
+    """
+
+    def __init__(
+        self, broker: Broker, enqueue: Callable[[Message[Any] | MessageProxy, int | None], None] | None = None
+    ) -> None:
+        self._broker = broker
+        self._enqueue = enqueue or functools.partial(enqueue_reliably, broker)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def get_actor(self, name: str) -> _ReliableActor:
+        """Return a stand-in for the actor; its ``send`` waits for the broker as well."""
+        return _ReliableActor(self._broker, self._broker.get_actor(name))
+
+    def enqueue(self, message: Message[Any] | MessageProxy, *, delay: int | None = None) -> None:
+        """Enqueue a message, trying again until the broker answers."""
+        self._enqueue(message, delay)
+
+
+class _ReliableActor:
+    def __init__(self, broker: Broker, actor: Actor[..., Any]) -> None:
+        self._broker = broker
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    def send(self, *args: Any, **kwargs: Any) -> None:
+        message = self._actor.message(*args, **kwargs)
+        never_drop(message)  # a callback, which others depend on; promise D2
+        enqueue_reliably(self._broker, message)
+
+
+def waiting_for_broker(middleware: M) -> M:
+    """Make the ``after_process_message`` hook of a middleware wait for the broker when it sends messages.
+
+    Works for Dramatiq's middleware and an application's own. The hook is not called for a message that goes back to the
+    queue, because it has not ended. If the hook fails, for example because a result cannot be encoded, the message
+    becomes a dead letter.
+    """
+    hook: Callable[..., None] = middleware.after_process_message
+
+    @functools.wraps(hook)
+    def run_hook(
+        broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        if isinstance(exception, Requeue | Shutdown):
+            return
+        try:
+            hook(ReliableBroker(broker), message, result=result, exception=exception)
+        except Exception as error:
+            if exception is None:
+                message.fail()  # Dramatiq would acknowledge it. A message that failed before has its retry already.
+                message.stuff_exception(error)  # for the dead letter
+            raise
+
+    middleware.after_process_message = run_hook  # type: ignore[method-assign]
+    return middleware
+
+
+_COUNT: Final = _LUA["count"]
+
+
+def reliable_groups(given: dramatiq.middleware.GroupCallbacks) -> dramatiq.middleware.GroupCallbacks:
+    """Make the application's group callbacks lose nothing, and on Redis count no message twice."""
+    backend = given.rate_limiter_backend
+    if type(given) is dramatiq.middleware.GroupCallbacks and isinstance(backend, RedisBackend):
+        given = GroupCallbacks(given, backend)
+    return waiting_for_broker(given)
+
+
+class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
+    """Group callbacks that count each message of a group exactly once.
+
+    Dramatiq's class skips a message that ends while Redis is down. The group then never ends. It also counts a
+    redelivered message twice. The group then ends too early.
+
+    Parameters:
+      given: The application's middleware, whose TTL is kept.
+      backend: Its Redis backend.
+    """
+
+    def __init__(self, given: dramatiq.middleware.GroupCallbacks, backend: RedisBackend) -> None:
+        # Not by super().__init__, which would warn a second time about Dramatiq's environment variable.
+        self.rate_limiter_backend = given.rate_limiter_backend
+        self.barrier_ttl = given.barrier_ttl
+        self._count: Any = backend.client.register_script(_COUNT)
+
+    def after_process_message(
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        group = message.options.get("group_completion_uuid")
+        callbacks = message.options.get("group_completion_callbacks")
+        if exception is not None or message.failed or not (group and callbacks):
+            return
+        if retry_until_available(
+            lambda: self._is_last(group, message.message_id), "Group member cannot be counted yet, tried again"
+        ):
+            for callback in callbacks:
+                broker.enqueue(Message(**callback))
+
+    def _is_last(self, group: str, message_id: str) -> bool:
+        # The braces put the second key into the first one's cluster slot. A script's keys must be in one slot.
+        return bool(self._count(keys=[group, f"{{{group}}}@counted"], args=[message_id, self.barrier_ttl]))
+
+
+#: A dropped message and the id of the message that runs instead.
+Dropped = tuple[Message[Any] | MessageProxy, str]
+
+
+class DroppedAsDuplicateOf(Exception):
+    """Stored in place of a dropped message's result; its text is the id of the message that runs instead."""
+
+
+class ResultGone(Exception):
+    """Stored in place of the result of a message whose work another one had done before, without a result left."""
+
+
+def stand_in_results(results: Results, has_completed: Callable[[Message[Any]], bool]) -> Results:
+    """Let dropped messages have the result of the message that runs instead, or that has run.
+
+    Dramatiq stores None as the result of a skipped message. It would replace the result of a message that is delivered
+    again, or answer those who wait for a retry.
+
+    Parameters:
+      has_completed: Returns whether a message has run and will store no result anymore.
+    """
+    hook = results.after_skip_message
+
+    @functools.wraps(hook)
+    def run_hook(broker: Broker, message: MessageProxy) -> None:
+        # Dramatiq calls this hook while it handles the SkipMessage, and does not pass it on.
+        skip = sys.exception()
+        if isinstance(skip, SkipDelivery):
+            if skip.duplicate_of is not None:
+                _copy(results, broker, message, skip.duplicate_of)
+        elif isinstance(skip, Skip) and skip.duplicate_of is not None:
+            note_duplicates(broker, [(message, skip.duplicate_of)])
+        else:
+            hook(broker, message)
+
+    results.after_skip_message = run_hook  # type: ignore[method-assign]
+    backend: Any = results.backend
+    backend.get_result = functools.partial(_result, backend.get_result, has_completed)
+    return results
+
+
+def note_duplicates(broker: Broker, dropped: Sequence[Dropped]) -> None:
+    """Let the results of dropped messages be those of the messages that run instead; never raises."""
+    for results in broker.middleware:
+        if not isinstance(results, Results):
+            continue
+        by_ttl: dict[int, list[tuple[Message[Any] | MessageProxy, Exception]]] = {}
+        for message, other in dropped:
+            options = _options(broker, message)
+            if (ttl := _ttl(results, options)) is not None:
+                # The other message may wait for as long as an unused key lives.
+                waits: timedelta = (options.get("deduplication") or {}).get("ttl", DEFAULT_TTL)
+                by_ttl.setdefault(ttl + milliseconds(waits), []).append((message, DroppedAsDuplicateOf(other)))
+        for ttl, entries in by_ttl.items():
+            try:
+                store_exceptions(results.backend, entries, ttl)
+            except Exception as error:
+                logger.warning("Results of duplicates will be missing", error=error_line(error), count=len(entries))
+
+
+def _options(broker: Broker, message: Message[Any] | MessageProxy) -> dict[str, Any]:
+    actor = broker.actors.get(message.actor_name)
+    return {**(actor.options if actor else {}), **message.options}
+
+
+def _ttl(results: Results, options: dict[str, Any]) -> int | None:
+    """Return for how many milliseconds a result is kept; None if it is not stored."""
+    ttl: int = options.get("result_ttl", results.result_ttl)
+    return ttl if options.get("store_results", results.store_results) else None
+
+
+def result_of(broker: Broker, message: MessageProxy, other: str) -> Any:
+    """Return the result of another message of the same actor.
+
+    Raises:
+      ResultMissing: It has none, or it is gone.
+    """
+    for results in broker.middleware:
+        if isinstance(results, Results):
+            try:
+                return results.backend.get_result(_with_id(message, other))
+            except ResultFailure:
+                break
+    raise ResultMissing(message)
+
+
+def _copy(results: Results, broker: Broker, message: MessageProxy, other: str) -> None:
+    """Store the result of a completed message as that of another one."""
+    ttl = _ttl(results, _options(broker, message))
+    if ttl is None:
+        return
+    try:
+        result = result_of(broker, message, other)
+    except ResultMissing:
+        gone = ResultGone(f"message {other} did the work before, and its result is gone or was not stored")
+        results.backend.store_exception(message, gone, ttl)
+        return
+    results.backend.store_result(message, result, ttl)
+
+
+def _result(
+    get: Callable[..., Any],
+    has_completed: Callable[[Message[Any]], bool],
+    message: Message[Any],
+    *,
+    block: bool = False,
+    timeout: int | None = None,
+) -> Any:
+    """Return the result of a message, or of the one that runs instead of it; raises as the backend's own method."""
+    ends_at = time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout) / 1000
+    try:
+        return get(message, block=block, timeout=timeout)
+    except ResultFailure as failure:
+        if failure.orig_exc_type != DroppedAsDuplicateOf.__name__:
+            raise
+        other = _with_id(message, failure.orig_exc_msg)
+    left = max(0, int((ends_at - time.monotonic()) * 1000))
+    block = block and not _is_completed(other, has_completed)
+    try:
+        return _result(get, has_completed, other, block=block, timeout=left)
+    except (ResultMissing, ResultTimeout):
+        if not _is_completed(other, has_completed):
+            raise
+    text = f"message {message.message_id} was dropped, because it equals {other.message_id}, whose result is gone"
+    raise ResultFailure(text, ResultGone.__name__, text)
+
+
+def _is_completed(message: Message[Any], has_completed: Callable[[Message[Any]], bool]) -> bool:
+    try:
+        return has_completed(message)
+    except RedisUnavailable:
+        return False
+
+
+def _with_id(message: Message[Any] | MessageProxy, message_id: str) -> Message[Any]:
+    copied: Message[Any] = message.copy(message_id=message_id)
+    return copied
+
 
 MAX_RETRIES: Final = 25  # promise R1
 #: Longest delay before a retry of work that a scheduler rediscovers. No document has a number. Work should resume
@@ -38,7 +422,7 @@ _NOT_BEFORE: Final = "not_before"
 #: Longest difference of two clocks that delays are corrected for, in milliseconds.
 _MOST_SKEW_MS: Final = 3_600_000
 #: Modules that call actors.
-_CALLERS: Final = ("dramatiq.", "housekeeping.middleware.", "housekeeping.core.thread_interrupt")
+_CALLERS: Final = ("dramatiq.", "housekeeping.middleware.", "housekeeping.core.interrupts")
 
 
 def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint) -> timedelta:
@@ -94,7 +478,7 @@ class Retries(dramatiq.middleware.Retries):
         self.clear_waiting_mark(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        if message.options.get(DEDUP_STATE) != SUPERSEDED:  # otherwise the mark belongs to its own retry
+        if message.options.get(DEDUP_STATE) != RETRIED:  # otherwise the mark belongs to its own retry
             self.clear_waiting_mark(broker, message)
 
     def clear_waiting_mark(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
@@ -134,7 +518,7 @@ class Retries(dramatiq.middleware.Retries):
             logger.warning("Not retried, because a retry of this actor is waiting", job_status="retry_waits")
             return
         enqueue_reliably(broker, message, int(delay.total_seconds() * 1000))
-        metrics.RETRIES.add(message.actor_name)
+        telemetry.RETRIES.add(message.actor_name)
 
     def _delay(
         self, broker: Broker, message: MessageProxy, exception: BaseException | None, given: timedelta
@@ -164,10 +548,7 @@ class Retries(dramatiq.middleware.Retries):
     @staticmethod
     def _period(broker: Broker, message: Message[Any] | MessageProxy) -> timedelta | None:
         """Return the time between the actor's ticks around now; None without a schedule."""
-        options = broker.get_actor(message.actor_name).options
-        cron = options.get("periodic")
-        if cron is None and (spec := getattr(options.get("sweep"), "schedule", None)):
-            cron = Cron(spec)  # a shard of a sweep is sent at each tick of the sweep's own actor
+        cron = broker.get_actor(message.actor_name).options.get("periodic")
         return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None
 
 

@@ -1,184 +1,417 @@
-"""Declaration of a sweep: which rows are stale, what is done with them, when, and within which limits."""
+"""Declaration of a sweep: its stages, when it runs, and within which limits; its checks, and what settings change."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, field, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, ClassVar, Final
 
-from blinker import NamedSignal
-from peewee import Expression, Model
+import pydantic
+from peewee import Field, FieldAlias, Model, Node, PeeweeException, PostgresqlDatabase
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import MAIN, WorkerSettings
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import DeclarationError, HousekeepingError, SettingsError
+from housekeeping.core.logs import described, typed_error_line
+from housekeeping.core.settings import LARGEST_BATCH, MAIN, WorkerSettings
+from housekeeping.database.catalog import PartitionedModel, identify, key_of
+from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.connection import database as current_database
-from housekeeping.database.primary_key import identify
-from housekeeping.sweeps.checks.field_types import check_types
-from housekeeping.sweeps.checks.limits import check_limits
-from housekeeping.sweeps.checks.predicates import check_predicates, recheck_predicates
-from housekeeping.sweeps.checks.validation import check_form, check_names, check_stage
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.limits.declared import AlertThresholds, Breaker, ThrottleLimits
-from housekeeping.sweeps.only_stage import only_stage
-from housekeeping.sweeps.partitions.action import DropPartitions
-from housekeeping.sweeps.partitions.stage import PartitionStage
-from housekeeping.sweeps.setup_problem import SetupProblem
-from housekeeping.sweeps.stages.actions import Action
-from housekeeping.sweeps.stages.call import Call, CallStage
-from housekeeping.sweeps.stages.hold import Hold
-from housekeeping.sweeps.stages.row_log import RowLog
-from housekeeping.sweeps.stages.stage import Preflight, Stage
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.sweeps.table_models import model_of
-from housekeeping.sweeps.table_models.naming import Columns, event_columns_of, hold_on, keyset_order, predicate_on
-from housekeeping.sweeps.worker_settings import configured
+from housekeeping.sweeps.conditions import WithoutLists
+from housekeeping.sweeps.keyset import needs_no_row, outer_columns
+from housekeeping.sweeps.partitions import DropPartitions, PartitionStage
+from housekeeping.sweeps.row import Row, bare, used_columns
+from housekeeping.sweeps.rows import EXAMPLE, HOLD_EXAMPLE, Call, CallStage, Rows, takes_time
+from housekeeping.sweeps.send import Send
+from housekeeping.sweeps.stage import Stage
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.values import Alerts, Argument, Guard, Lease, Limits, Setup, SetupProblem, declared, written
 
-if TYPE_CHECKING:
-    from housekeeping.sweeps.options import SweepOptions
+#: Two times that differ in every part, also in the day of the week.
+_TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
+_SHOWN: Final = 200  # characters of the SQL
 
-DataConsistency = Literal["always", "sticky", "delayed"]
+#: Renders SQL without a server.
+_offline: Final = PostgresqlDatabase(None)
 
 
-@dataclass(frozen=True, kw_only=True)
+def check_predicates(sweep: Sweep, *, named: bool = False) -> None:
+    """Check the predicate and the hold of each stage.
+
+    Parameters:
+      named: Whether to check those of tables that are given by their names as well, which needs the database.
+
+    Raises:
+      DeclarationError: One may match more, or hold fewer, rows than its author means. The text says what to write.
+      Exception: One itself fails, so that nothing is known of it.
+    """
+    for part in sweep.parts:
+        if isinstance(part, Rows | DropPartitions) and (named or not part.is_named):
+            if part.stale is not None:
+                age = part.age if isinstance(part, Rows) else None
+                check_predicate(sweep.name, part.stale, part.model, has_age=age is not None)
+            if part.hold is not None:
+                check_hold(sweep.name, part.hold, part.model)
+
+
+def recheck_predicates(sweep: Sweep) -> None:
+    """Check the predicates of a sweep of which one failed when it was declared, or whose table is given by its name.
+
+    Raises:
+      DeclarationError: As `check_predicates`, or a predicate fails again.
+      peewee.PeeweeException: A predicate needs the database, which fails.
+    """
+    try:
+        check_predicates(sweep, named=True)
+    except (PeeweeException, HousekeepingError):
+        raise
+    except Exception as error:
+        failing = "stale or hold" if any(getattr(part, "hold", None) for part in sweep.parts) else "stale"
+        raise DeclarationError(f"{sweep.name}: {failing} fails: {typed_error_line(error)}") from error
+
+
+def check_predicate(name: str, stale: Callable[..., Any], model: type[Model], *, has_age: bool) -> None:
+    """Reject a predicate that may match more rows than its author means; needs no database.
+
+    Parameters:
+      has_age: Whether the time that it gets is earlier by an age.
+
+    Raises:
+      DeclarationError: The text says what to write.
+      Exception: The predicate itself fails, so that nothing is known of it.
+    """
+    row, timed = Row(model), takes_time(stale)
+    if has_age and not timed:
+        raise DeclarationError(f"{name}: stale is not given the time, so the age makes no difference; write {EXAMPLE}")
+    with _named(f"{name}: stale"):
+        conditions = [bare(stale(row, at) if timed else stale(row)) for at in (*_TIMES, _TIMES[0])]
+    for condition in conditions:
+        _check_condition(f"{name}: stale", condition, EXAMPLE)
+    _check_tables(name, model, conditions[0])
+    _check_columns(f"{name}: stale", row, model, conditions[0])
+    first, second, first_again = map(_in_sql, conditions)
+    if first != first_again:
+        raise DeclarationError(
+            f"{name}: stale reads the clock itself, such as datetime.now(), so an age does not apply; write a "
+            f"comparison with the time it is given: {EXAMPLE}"
+        )
+    if timed and first == second:
+        raise DeclarationError(
+            f"{name}: stale does not depend on the time it is given, so rows of any age are stale; write a comparison "
+            f"with it: {EXAMPLE}; or lambda row: ..., if the age does not matter"
+        )
+    sql = " ".join(WithoutLists().sql(condition).query()[0] for condition in conditions[:2])
+    for used in used_columns(row):
+        if not re.search(rf"(?<!\w){re.escape(used.column_name)}(?!\w)", sql):
+            raise DeclarationError(
+                f"{name}: stale uses row.{used.name}, but its SQL does not: {first[0][:_SHOWN]}; "
+                "write (A) & (B) to join conditions"
+            )
+
+
+def check_hold(name: str, hold: Callable[..., Any], model: type[Model]) -> None:
+    """Reject a hold that may hold fewer rows than its author means; needs no database.
+
+    Raises:
+      DeclarationError: The text says what to write.
+      Exception: The hold itself fails, so that nothing is known of it.
+    """
+    row = Row(model)
+    with _named(f"{name}: hold"):
+        condition = bare(hold(row, _TIMES[0]) if takes_time(hold) else hold(row))
+    _check_condition(f"{name}: hold", condition, HOLD_EXAMPLE)
+    _check_columns(f"{name}: hold", row, model, condition)
+    if needs_no_row(condition, model):
+        raise DeclarationError(
+            f"{name}: hold joins by | conditions on different tables within another condition, so it would hold too "
+            "few rows while one table is empty; write each other table as a query: "
+            "fn.EXISTS(LegalHold.select().where(...))"
+        )
+
+
+def _in_sql(condition: Node) -> tuple[str, list[Any]]:
+    """Return the SQL and its values; those of JSON, which are never equal, by their type."""
+    sql, values = _offline.get_sql_context().sql(condition).query()
+    return sql, [each if isinstance(each, str | int | float | Decimal | date | None) else type(each) for each in values]
+
+
+@contextmanager
+def _named(subject: str) -> Iterator[None]:
+    """Say in an error of a row's columns where they are used."""
+    try:
+        yield
+    except DeclarationError as error:
+        raise DeclarationError(f"{subject} {error}") from None
+
+
+def _check_condition(subject: str, condition: Any, example: str) -> None:
+    """Reject what is no condition."""
+    if isinstance(condition, Node):
+        return
+    hint = "; instead of column is None write column.is_null()" if isinstance(condition, bool) else ""
+    if type(condition).__module__.partition(".")[0] in ("django", "sqlalchemy"):
+        hint = "; write columns of the row: row.expires_at"
+    raise DeclarationError(f"{subject} returns {described(condition)}; write a condition on columns: {example}{hint}")
+
+
+def _check_columns(subject: str, row: Row, model: type[Model], condition: Node) -> None:
+    """Reject a column of the table that is written as the model's: the library checks only those of the row."""
+    used = used_columns(row)
+    for column in outer_columns(condition):
+        if isinstance(column, Field) and column.model is model and not any(column is each for each in used):
+            raise DeclarationError(f"{subject} uses {model.__name__}.{column.name}; write row.{column.name}")
+
+
+def _check_tables(name: str, model: type[Model], condition: Node) -> None:
+    for column in outer_columns(condition):
+        if isinstance(column, FieldAlias) or column.model is not model:
+            field = column.field if isinstance(column, FieldAlias) else column
+            owner = field.model.__name__
+            what = f"an alias of {owner}" if isinstance(column, FieldAlias) else owner
+            raise DeclarationError(
+                f"{name}: stale uses {field.name} of {what}, but the stage processes the table of {model.__name__}; "
+                f"put columns of other tables into a subquery: column.in_({owner}.select(...).where(...))"
+            )
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Reject an option whose default its setting would not accept."""
+    given = {key: value for key, value in options.items() if key in WorkerSettings.model_fields}
+    try:
+        WorkerSettings.model_validate(given)
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        key = str(found["loc"][0])
+        form = str(found["msg"]).removeprefix("Input should be ")
+        raise DeclarationError(f"{name}: the option {key} is {written(given[key])}; it should be {form}") from None
+
+
+def check_stage(name: str, table: Stage) -> None:
+    """Reject a stage of a table that would miss rows or use another database, or whose action has nothing to call.
+
+    Raises:
+      DeclarationError: The text says what to write instead.
+    """
+    if not isinstance(table, TableStage):
+        return
+    if not 1 <= table.batch_size <= LARGEST_BATCH:
+        raise DeclarationError(
+            f"{name}, stage {table.name}: batch_size is {table.batch_size:,}; it should be 1 to {LARGEST_BATCH:,}"
+        )
+    kind = table.model
+    meta: Any = kind._meta
+    if not isinstance(meta.database, DatabaseHandle):
+        raise DeclarationError(f"{name}: {kind.__name__} should be derived from housekeeping.BaseModel")
+    key = key_of(kind)
+    if not key:
+        raise DeclarationError(f"{name}: {kind.__name__} has no primary key; declare that of its table")
+    if not {column.name for column in key} <= {column.name for column in table.order}:
+        columns = ", ".join(column.column_name for column in key)
+        raise DeclarationError(
+            f"{name}: the order of stage {table.name} must end with the primary key ({columns}), or rows could be "
+            "missed"
+        )
+    if isinstance(table.action, Call) and not isinstance(table, CallStage):
+        raise DeclarationError(f"{name}: a Call needs a CallStage, or nothing would be called")
+
+
+#: Settings that a sweep which only sends messages has no use for.
+_OF_ROWS: Final = ("batch_size", "max_rows_per_s", "rest", "max_runtime_s", "gates", "breaker")
+
+
+def setting_of(sweep: Sweep) -> str:
+    """Return the worker's settings as errors write them, such as ``HOUSEKEEPING_WORKERS["demo.batch"]``."""
+    return f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
+
+
+def configured(sweep: Sweep, settings: WorkerSettings) -> Sweep:
+    """Return a copy of the sweep with its worker's settings applied.
+
+    Raises:
+      SettingsError: A setting does not apply to this worker, or its value cannot work.
+    """
+    try:
+        return _changed(sweep, settings, settings.model_fields_set)
+    except DeclarationError as error:
+        text = str(error).removeprefix(f"{sweep.name}: ")
+        raise SettingsError(f"{_wrong_value(sweep, settings)}; {text}") from None
+
+
+def _wrong_value(sweep: Sweep, settings: WorkerSettings) -> str:
+    """Return the setting that makes the sweep invalid, with its value: one key, or all if only several together do."""
+    for name in sorted(settings.model_fields_set):
+        try:
+            _changed(sweep, settings, {name})
+        except DeclarationError:
+            return f'{setting_of(sweep)}["{name}"] is {getattr(settings, name)!r}'
+    return f"{setting_of(sweep)} is { {name: getattr(settings, name) for name in settings.model_fields_set}!r}"
+
+
+def _changed(sweep: Sweep, settings: WorkerSettings, names: Iterable[str]) -> Sweep:
+    fields: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    age: timedelta | None = None
+    only_sends = all(isinstance(each, Send) for each in sweep.parts)
+    for name in names:
+        value = getattr(settings, name)
+        if only_sends and name in _OF_ROWS:
+            raise _unused(sweep, name, value)
+        if name in sweep.options:
+            options[name] = value
+        elif name in ("schedule", "database"):
+            fields[name] = value
+        elif name == "enabled":
+            fields["setup"] = replace(sweep.setup, enabled=value)
+        elif name == "batch_size":
+            limits["batch"] = value
+        elif name == "max_runtime_s":
+            limits["runtime"] = timedelta(seconds=value)
+        elif name == "max_rows_per_s":
+            limits["rows_per_s"] = value
+        elif name == "rest":
+            limits["rest"] = value
+        elif name == "target_batch_s" and any(isinstance(each, Rows | TableStage) for each in sweep.parts):
+            limits["batch_takes"] = None if value is None else timedelta(seconds=value)
+        elif name == "gates":
+            limits["throttle"] = replace(sweep.limits.throttle, **_throttle(sweep, value))
+        elif name == "breaker":
+            fields["guard"] = replace(sweep.guard, **{key: getattr(value, key) for key in value.model_fields_set})
+        elif name == "alarms":
+            fields["alerts"] = _alerts(sweep, value)
+        elif name == "stale_after_s" and sweep.stale_after is not None:
+            age = timedelta(seconds=value)
+        elif name == "lease_ttl_s" and sweep.lease is not None:
+            fields["lease"] = replace(sweep.lease, ttl=timedelta(seconds=value))
+        elif name not in ("table", "tables"):  # the worker's models were bound to their tables before
+            raise _unused(sweep, name, value)
+    changed = replace(sweep, **fields, limits=replace(sweep.limits, **limits), options={**sweep.options, **options})
+    return changed if age is None else changed.with_age(age)
+
+
+def _unused(sweep: Sweep, name: str, value: Any) -> SettingsError:
+    return SettingsError(f'{setting_of(sweep)}["{name}"] is {value!r}, but this worker has no use for it')
+
+
+def _throttle(sweep: Sweep, value: Any) -> dict[str, Any]:
+    given = {key: getattr(value, key) for key in value.model_fields_set}
+    if given.get("custom") is not None:
+        given["custom"] = _function_named(given["custom"], f'{setting_of(sweep)}["gates"]["custom"]')
+    return given
+
+
+def _function_named(name: str, setting: str) -> Any:
+    module, _, function_name = name.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), function_name)
+    except Exception as error:
+        raise SettingsError(
+            f"{setting} is {name!r}, which cannot be imported: {typed_error_line(error)}; it should be the dotted name "
+            "of a function, such as shop.health.reason_to_wait"
+        ) from None
+    if not callable(function):
+        raise SettingsError(f"{setting} is {name!r}, which is no function but {described(function)}")
+    return function
+
+
+def _alerts(sweep: Sweep, given: Mapping[str, float | None]) -> Alerts:
+    try:
+        return sweep.alerts.changed(given, sweep.counts)
+    except DeclarationError as error:
+        raise SettingsError(f'{setting_of(sweep)}["alarms"] is {given!r}; {error}') from None
+
+
+#: Queue of an actor that names none.
+QUEUE: Final = "cronjob"
+#: Counts that the engine adds to a run.
+_RESERVED: Final = (
+    "breaker",
+    "clock_skew_s",
+    "confirmed",
+    "predicate",
+    "redis_clock_skew_s",
+    "throttled",
+    "unconfirmed",
+)
+#: Counts of every stage; they follow the counts of all stages.
+_LAST: Final = ("failed", "batches", "out_of_time")
+_EXAMPLE: Final = 'Rows(Session, stale=lambda row, now: row.expires_at <= now, order="expires_at", action=Delete())'
+
+
+@declared
 class Sweep:
     """Declaration of one kind of cleanup, which the engine runs.
 
     ::
 
         expired = Sweep(
-            name="sessions.expired",
-            stale=lambda now: Session.expires_at <= now,
-            order=(Session.expires_at, Session.id),
-            action=Delete(),
+            "shop.expired_sessions",
+            Rows(Session, stale=lambda row, now: row.expires_at <= now, order="expires_at", action=Delete()),
             schedule="*/5 * * * *",
         )
 
     Attributes:
       name: Public name of the worker: in actors, settings, the ledger and logs.
-      stale: Which rows are stale, given the time at which the run began, minus `stale_after` if that is set.
-      hold: Returns the condition of rows that must stay although they are stale, or a query that finds something for
-        each of them. Runs, plans and backlogs leave them out. It is SQL, so the next batch sees a new hold.
-      always_stale: Whether `stale` may ignore the time or drop a column that it uses. By default such a predicate is
-        rejected, because it may match far more rows than is meant.
-      order: Columns that order the rows, oldest first, ending with those of the primary key.
-      action: What is done with the stale rows: `Delete`, `Transition`, `Call`, or an action of your own. With
-        `DropPartitions`, `stale` is optional and `order` begins with the column by which the table is partitioned.
-      event: Event announced with the changed rows of each batch (see `housekeeping.events`).
-      event_columns: Content of the event's rows: key -> column. Default: the columns of `order`.
-      columns: Further columns to read for the row log, by their key in it. Columns in the model's ``optional_fields``
-        are left out if the table lacks them.
-      row_log: Log line of each changed row. The option ``log_records``, if the sweep has it, switches it off.
-      stage_name: Name of the sweep's only stage, in plans and cursors.
-      stages: Makes the stages of a sweep that has several, or of another kind. Replaces `stale`, `order`, `action` and
-        the fields of its only stage.
-      counts: Names of all counts, in the order in which they are shown. Default: the action's.
-      progress_counts: The counts that are processed rows, for rates. Without one, the backlog is counted at the end of
-        a run only if an alert threshold needs it.
+      stages: `Rows`, `DropPartitions`, a stage of your own, or several of them in order. A function that is given the
+        sweep makes a stage, or several, of the limits and options that settings have changed.
       schedule: Cron expression; None if the sweep runs only on request.
-      batch_size: Rows per transaction.
-      max_runtime: How long a run starts new batches.
-      max_rows_per_s: Most rows per second, on average; None for no limit. Shards share it.
-      rest: Pause after each batch, as a multiple of the batch's duration.
-      shards: Number of concurrent runs that share the work of one message. Each skips the rows that another has locked.
-      stale_after: Age from which a row is stale; None if the worker has no such setting.
       lease: Exclusive lease that a run needs; None lets runs overlap and skip each other's rows.
-      before_lease: Work that a run does before it takes its lease, such as enqueuing other workers. A held lease, a
-        tripped breaker, a throttle or an unreachable database does not prevent it; a paused or disabled worker does.
-      options: Further settings of the worker, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
-      argument_name: Name of the run's argument; None if runs take no argument.
-      parse_argument: Converts the argument from the command line; a `ValueError` rejects it.
-      resume_after_limit: Whether the next run also resumes after a run that reached its limits. Otherwise it
-        resumes only after an interrupted run. A resumed run continues to the end, then starts at the front.
-      ignore_cursor: Whether a run starts at the front even after an interrupted one.
-      start_message: Info line logged when a run begins.
-      rediscovered: Whether a scheduler finds the work again and sends it again. Then a retry waits at most 10 minutes,
-        and with ``deduplicate="until_executed"`` a new message replaces one that waits for a retry.
-      queue: Dramatiq queue of the actor.
+      limits: Limits of a run.
+      guard: What happens when far more rows are stale than usual.
       alerts: Alert thresholds.
-      target_batch: How long a batch should take. Slower batches shrink, never above `batch_size`. None for always
-        `batch_size`. Only table stages follow it.
-      throttle: Health of the database that a run needs to continue.
-      breaker: How many rows are too many for one run, and what happens then.
-      confirm_first_run: Whether a first run that would process over 20 % of a table and at least 1,000 rows is skipped
-        until it is confirmed. The same holds for the first run after a change of the predicate, `stale_after` or the
-        table.
-      feature_category, data_consistency: Recorded as actor options.
-      actor_options: Further options of the actor.
+      argument: Argument of a run; None if runs take none.
+      options: Further settings of the worker, by their name in ``HOUSEKEEPING_WORKERS``, with their defaults.
+      actor: Options of the dramatiq actor, such as ``queue_name``, ``deduplicate`` or ``feature_category``. With
+        ``rediscovered``, a scheduler finds the work again and sends it again, so a retry waits at most 10 minutes.
       database: Name of the database with the tables and with the ledger of the runs, from ``HOUSEKEEPING_DATABASES``.
-      partitioned: Models whose key is read from their table before a run, for `stages` that use `key_of`. A sweep whose
-        `order` ends with the columns of the key does not need it.
-      setup_problem: Returns what the worker lacks to run at all, such as a table, or None. A worker that is not set
-        up is not scheduled and raises no alert, and its runs are skipped (`not_set_up`).
+      setup: State of the worker in this installation; set by the registry.
     """
 
     name: str
-    stale: Callable[[datetime], Expression] | None = None
-    hold: Hold | None = None
-    always_stale: bool = False
-    order: tuple[Any, ...] = ()
-    action: Action | DropPartitions | None = None
-    event: NamedSignal | None = None
-    event_columns: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    row_log: RowLog | None = None
-    stage_name: str = "rows"
-    stages: Callable[[Sweep], Sequence[Stage]] | None = None
-    counts: tuple[str, ...] = ()
-    progress_counts: tuple[str, ...] = ()
+    stages: Any
+    _: KW_ONLY
     schedule: str | None = None
-    batch_size: int = 100
-    max_runtime: timedelta = timedelta(minutes=5)
-    max_rows_per_s: float | None = None
-    rest: float = 0.0
-    shards: int = 1
-    stale_after: timedelta | None = None
-    lease: LeaseConfig | None = None
-    before_lease: Preflight | None = None
+    lease: Lease | None = None
+    limits: Limits = Limits()
+    guard: Guard = Guard()
+    alerts: Alerts = Alerts()
+    argument: Argument | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    argument_name: str | None = None
-    parse_argument: Callable[[str], Any] = str
-    resume_after_limit: bool = False
-    ignore_cursor: bool = False
-    start_message: str | None = None
-    rediscovered: bool = False
-    queue: str = "cronjob"
-    alerts: AlertThresholds = AlertThresholds()
-    target_batch: timedelta | None = None
-    throttle: ThrottleLimits = ThrottleLimits()
-    breaker: Breaker = Breaker()
-    confirm_first_run: bool = True
-    feature_category: str = "not_owned"
-    data_consistency: DataConsistency = "always"
-    actor_options: Mapping[str, Any] = field(default_factory=dict)
+    actor: Mapping[str, Any] = field(default_factory=dict)
     database: str = MAIN
-    partitioned: tuple[type[Model], ...] = ()
-    enabled: bool = True
-    setup_problem: Callable[[], SetupProblem | None] | None = None
+    setup: Setup = Setup()
     #: Form of the name, which is used in URLs, Redis keys and on command lines. A purge's name has another one.
     _name_form: ClassVar[re.Pattern[str]] = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+    #: How messages call the predicate and its rows; a purge has a WHERE instead.
+    predicate_name: ClassVar[str] = "`stale`"
+    rows_called: ClassVar[str] = "stale"
     #: Whether the predicates could not be checked at declaration, because one of them raised.
     _unchecked: ClassVar[bool] = False
 
-    if not TYPE_CHECKING:  # type checkers know the fields
-
-        def __new__(cls, *_: Any, **given: Any) -> Sweep:
-            check_names(cls, given)
-            return super().__new__(cls)
-
     def __post_init__(self) -> None:
-        check_form(self)
-        check_types(self.name, self)
-        if self.action is not None:
-            counted = tuple(self.action.counted_as)
-            failed = ("failed",) if isinstance(self.action, Call) else ()
-            object.__setattr__(self, "counts", self.counts or (*counted, *failed, "batches", "out_of_time"))
-            object.__setattr__(self, "progress_counts", self.progress_counts or counted[:1])
-        check_limits(self)
-        for each in self.declared_stages():
-            if isinstance(each, TableStage):
-                check_stage(self.name, each)
+        if not self._name_form.fullmatch(self.name):
+            raise DeclarationError(
+                f"{self.name!r} is no name for a sweep; it should be letters, digits and _ . - such as sessions.expired"
+            )
+        _check_parts(self)
+        check_options(self.name, self.options)
+        if reserved := [count for count in self.counts if count in _RESERVED]:
+            raise DeclarationError(
+                f"{self.name}: the engine itself counts {reserved[0]!r}; give this count another name"
+            )
+        if self.lease is not None and self.limits.runtime >= self.lease.ttl:
+            raise DeclarationError(f"{self.name}: limits.runtime must be below the lease's ttl ({self.lease.ttl})")
+        if self.schedule is not None:
+            if self.argument is not None:
+                raise DeclarationError(f"{self.name} takes an argument ({self.argument.label}), so it has no schedule")
+            Cron(self.schedule)
+        for each in self.known_stages():
+            check_stage(self.name, each)
         try:
             check_predicates(self)
         except DeclarationError:
@@ -186,52 +419,18 @@ class Sweep:
         except Exception:
             # It may need the database, or be wrong. It is checked again when the sweep is used.
             object.__setattr__(self, "_unchecked", True)
+        if any(getattr(part, "is_named", False) for part in self.parts):
+            object.__setattr__(self, "_unchecked", True)
 
-    @staticmethod
-    def on(
-        table: object,
-        *,
-        name: str,
-        stale: Callable[[Columns, datetime], Expression] | None = None,
-        action: Action | DropPartitions,
-        order: str | Sequence[str] = (),
-        hold: Callable[[Columns], Any] | None = None,
-        event_columns: Mapping[str, str] | None = None,
-        **options: Unpack[SweepOptions],
-    ) -> Sweep:
-        """Declare a sweep on a table that Django or SQLAlchemy has declared, with columns by name.
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The declared stages. A function among them is called with the sweep, and its stages take its place."""
+        return tuple(_flattened(self, self.stages))
 
-        ::
-
-            expired = Sweep.on(
-                shop.models.Session,
-                name="shop.expired_sessions",
-                stale=lambda row, now: row.expires_at <= now,
-                order="expires_at",
-                action=Delete(),
-            )
-
-        Parameters:
-          table: A Django model, a SQLAlchemy `Table` or mapped class, or a model derived from `BaseModel`.
-          stale: Returns the predicate, given the table's columns as attributes, and the time as for `Sweep.stale`.
-          order: The names of the columns that order the rows. The primary key is appended; by default it is the order.
-          hold: Returns the condition of rows that must stay, given the table's columns.
-          event_columns: What each row of the event holds: key -> column.
-          options: The other fields of `Sweep`.
-
-        Raises:
-          DeclarationError: The sweep is invalid, or `model_of` rejects the table.
-        """
-        model = model_of(table)
-        return Sweep(
-            name=name,
-            stale=None if stale is None else predicate_on(name, model, stale),
-            order=keyset_order(name, model, order),
-            hold=None if hold is None else hold_on(name, model, hold),
-            action=action,
-            event_columns=event_columns_of(name, model, event_columns or {}),
-            **options,
-        )
+    @property
+    def enabled(self) -> bool:
+        """Whether the worker is enabled in this installation."""
+        return self.setup.enabled
 
     def lacks(self) -> SetupProblem | None:
         """Return why the worker is not set up; None when it is, or is disabled.
@@ -239,10 +438,10 @@ class Sweep:
         Raises:
           peewee.PeeweeException: When the database cannot be asked.
         """
-        if not self.enabled or self.setup_problem is None:
+        if not self.setup.enabled or self.setup.problem is None:
             return None
         with current_database.using(self.database):
-            return self.setup_problem()
+            return self.setup.problem()
 
     def stages_for_run(self) -> tuple[Stage, ...]:
         """Return the stages of a run, in order, adapted to the tables of this database.
@@ -254,24 +453,67 @@ class Sweep:
         if self._unchecked:
             recheck_predicates(self)
             object.__setattr__(self, "_unchecked", False)
-        for model in self.partitioned:
-            identify(model)
+        for each in self.declared_stages():
+            if isinstance(each, TableStage) and (each.appends_key or issubclass(each.model, PartitionedModel)):
+                identify(each.model)
         return tuple(
             each.on_real_columns() if isinstance(each, TableStage) else each for each in self.declared_stages()
         )
 
     def declared_stages(self) -> tuple[Stage, ...]:
-        """Return the stages of a run, in order, as declared, without a query."""
-        if self.stages is not None:
-            return tuple(self.stages(self))
-        return (only_stage(self),)
+        """Return the stages of a run, in order, as declared. Only the table of a name needs a query.
+
+        Raises:
+          DeclarationError: There is no table of this name.
+          peewee.PeeweeException: The table of a name cannot be read from the catalog.
+        """
+        return tuple(self._stages_of(self.parts))
+
+    def known_stages(self) -> tuple[Stage, ...]:
+        """Return the stages whose tables are known without a query."""
+        return tuple(self._stages_of(self.parts, named=False))
+
+    def _stages_of(self, parts: Sequence[Any], *, named: bool = True) -> Iterator[Stage]:
+        logs = bool(self.options.get("log_records", True))
+        for part in parts:
+            if isinstance(part, Rows) and (named or not part.is_named):
+                yield part.stage(self.name, self.limits.batch, alone=len(parts) == 1, logs=logs)
+            elif isinstance(part, DropPartitions) and (named or not part.is_named):
+                yield part.stage(self.name)
+            elif not isinstance(part, Rows | DropPartitions):
+                yield part
+
+    @cached_property
+    def counts(self) -> tuple[str, ...]:
+        """Names of all counts of a run, in the order in which they are shown."""
+        parts = self.parts
+        names = dict.fromkeys(name for part in parts for name in part.counts)
+        if len(parts) == 1:
+            return tuple(names)
+        return (*(name for name in names if name not in _LAST), *(name for name in _LAST if name in names))
+
+    @cached_property
+    def progress_counts(self) -> tuple[str, ...]:
+        """The counts that are processed rows, for rates. Without one, the backlog is counted at the end of a run only
+        if an alert threshold needs it."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.progress_counts))
 
     @property
-    def divisible(self) -> bool:
-        """Whether concurrent runs can share the work: each skips the rows that another has locked."""
-        stages = self.declared_stages()
-        changes_rows = all(isinstance(each, TableStage) and not isinstance(each, CallStage) for each in stages)
-        return changes_rows and self.argument_name is None
+    def stale_after(self) -> timedelta | None:
+        """Age from which a row is stale; None if the worker has no such setting."""
+        ages = [part.age for part in self.parts if isinstance(part, Rows) and part.age is not None]
+        given = self.options.get("stale_after_s")
+        return ages[0] if ages else None if given is None else timedelta(seconds=given)
+
+    @property
+    def queue(self) -> str:
+        """Dramatiq queue of the actor."""
+        return str(self.actor.get("queue_name", QUEUE))
+
+    @property
+    def start_message(self) -> str | None:
+        """Info line logged when a run begins; None without one."""
+        return next((text for part in self.parts if (text := getattr(part, "start_message", None))), None)
 
     @property
     def model(self) -> type[Model]:
@@ -281,6 +523,16 @@ class Sweep:
             raise DeclarationError(f"{self.name} has no table")
         return first.model
 
+    def with_age(self, age: timedelta) -> Sweep:
+        """Return a copy in which rows are stale from this age."""
+        if "stale_after_s" in self.options:
+            return replace(self, options={**self.options, "stale_after_s": age.total_seconds()})
+        stages = [
+            replace(part, age=age) if isinstance(part, Rows) and part.age is not None else part
+            for part in _listed(self.stages)
+        ]
+        return replace(self, stages=stages)
+
     def configured(self, settings: WorkerSettings) -> Sweep:
         """Return a copy with the worker's settings applied.
 
@@ -288,3 +540,34 @@ class Sweep:
           SettingsError: A setting does not apply to this worker, or its value cannot work.
         """
         return configured(self, settings)
+
+
+def _listed(stages: Any) -> Sequence[Any]:
+    return stages if isinstance(stages, list | tuple) else (stages,)
+
+
+def _is_stage(part: Any) -> bool:
+    return isinstance(part, Rows | DropPartitions) or hasattr(part, "prepare")
+
+
+def _flattened(sweep: Sweep, stages: Any) -> Iterator[Any]:
+    for each in _listed(stages):
+        if not _is_stage(each) and callable(each):
+            each = each(sweep)
+            yield from _flattened(sweep, each)
+        else:
+            yield each
+
+
+def _check_parts(sweep: Sweep) -> None:
+    parts = sweep.parts
+    if not parts:
+        raise DeclarationError(f"{sweep.name} has no stage; write Sweep({sweep.name!r}, {_EXAMPLE})")
+    for part in parts:
+        if not _is_stage(part):
+            raise DeclarationError(f"{sweep.name}: {described(part)} is no stage; write {_EXAMPLE}")
+        if not hasattr(part, "counts"):
+            raise DeclarationError(
+                f"{sweep.name}: {type(part).__name__} does not name its counts; give it counts and progress_counts, "
+                'such as ("deleted_rows", "batches", "out_of_time") and ("deleted_rows",)'
+            )

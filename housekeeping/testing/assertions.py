@@ -1,4 +1,7 @@
-"""Assertions about a sweep: a second run changes nothing, and a run can be killed at any point."""
+"""Assertions about a sweep: a second run changes nothing, and a run can be killed at any point.
+
+`Tables` copies, compares and restores the tables that a sweep may change.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,239 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 from uuid import uuid4
 
-from peewee import fn
+import psycopg2
+from peewee import Model, fn
+from psycopg2.errors import LockNotAvailable
 
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.telemetry.context import MessageContext, current_message
-from housekeeping.core.wording import counted
+from housekeeping.core.errors import Refused
+from housekeeping.core.logs import counted
+from housekeeping.core.redis import shared_redis
+from housekeeping.core.telemetry import MessageContext, current_message
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
-from housekeeping.leases.store import RedisLeaseStore
+from housekeeping.engine import RunResult
+from housekeeping.engine.run import run_sweep
+from housekeeping.leases.renewal import RedisLeaseStore
+from housekeeping.ledger import runs
+from housekeeping.ledger.schema import NOW, Run
+from housekeeping.sweeps.actions import ARCHIVED_BY_RUN
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.models import NOW, Run
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.rows import Rows
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.validate_tables import archives_of
 from housekeeping.testing.points import Ended, run_in_process
 from housekeeping.testing.stubs import ManualClock
-from housekeeping.testing.tables import Outside, Tables
+
+#: Rows per table. A larger table may not be a test's, and must not be emptied and refilled.
+MOST_ROWS: Final = 10_000
+_SHOWN: Final = 3  # rows per kind and table
+
+#: The tables in the search path and those of the sweep, without the library's own and those of extensions. Partitions
+#: are listed instead of their parent. As far as possible, referenced tables come first.
+_TABLES: Final = """
+WITH RECURSIVE tables (id) AS (
+    SELECT pg_class.oid FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE relkind = 'r' AND relpersistence <> 't' AND nspname <> %(own)s
+    AND (
+        nspname = ANY(current_schemas(false))
+        OR pg_class.oid IN (
+            SELECT to_regclass(name) FROM unnest(%(named)s::text[]) AS name
+            UNION SELECT relid FROM unnest(%(named)s::text[]) AS name, pg_partition_tree(to_regclass(name))
+        )
+    )
+    AND NOT EXISTS (SELECT FROM pg_depend WHERE objid = pg_class.oid AND deptype = 'e')
+), levels (id, level) AS (
+    SELECT id, 0 FROM tables
+    UNION
+    SELECT conrelid, level + 1 FROM levels JOIN pg_constraint ON confrelid = levels.id AND contype = 'f'
+    WHERE conrelid <> confrelid AND level < 20
+)
+SELECT
+    id::regclass::text,
+    ARRAY(
+        SELECT quote_ident(attname) FROM pg_attribute
+        WHERE attrelid = id AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
+    ),
+    ARRAY(SELECT quote_ident(tgname) FROM pg_trigger WHERE tgrelid = id AND NOT tgisinternal AND tgenabled = 'O')
+FROM tables JOIN levels USING (id) GROUP BY id ORDER BY max(level), 1
+"""
+#: A sweep writes the database's time of each change, which differs between two runs.
+_COMPARABLE: Final = r"""
+CREATE FUNCTION pg_temp.housekeeping_comparable(contents jsonb, since timestamptz) RETURNS jsonb LANGUAGE sql AS $$
+    SELECT jsonb_object_agg(key, CASE
+        WHEN value #>> '{}' !~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d(:\d\d)?)?$' THEN value
+        WHEN (value #>> '{}')::timestamptz BETWEEN since AND clock_timestamp() THEN '"a time during this test"'
+        ELSE value
+    END) FROM jsonb_each(contents)
+$$
+"""
+_DIFFERENCES: Final = """
+WITH kept (contents) AS (
+    SELECT pg_temp.housekeeping_comparable(to_jsonb(one) - %(ignoring)s::text[], %(since)s) FROM {copy} AS one
+), found (contents) AS (
+    SELECT pg_temp.housekeeping_comparable(to_jsonb(one) - %(ignoring)s::text[], %(since)s) FROM {table} AS one
+)
+SELECT '-', gone.contents::text FROM (SELECT * FROM kept EXCEPT ALL SELECT * FROM found) AS gone
+UNION ALL SELECT '+', come.contents::text FROM (SELECT * FROM found EXCEPT ALL SELECT * FROM kept) AS come
+"""
+
+_PARTS: Final = """
+SELECT to_regclass(%(name)s)::text UNION SELECT relid::text FROM pg_partition_tree(to_regclass(%(name)s))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: str
+    columns: Sequence[str]
+    triggers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Differences between a table and its copy.
+
+    Attributes:
+      gone: Rows that are only in the copy, as JSON.
+      come: Rows that are only in the table.
+    """
+
+    table: str
+    gone: Sequence[str]
+    come: Sequence[str]
+
+    def __str__(self) -> str:
+        lines = [f"  table {self.table}:"]
+        for sign, rows in (("-", self.gone), ("+", self.come)):
+            lines += [f"    {sign} {row}" for row in rows[:_SHOWN]]
+            if len(rows) > _SHOWN:
+                lines.append(f"    {sign} ... and {len(rows) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+class Tables:
+    """All tables in the database's search path and those of the sweep, on a connection of its own.
+
+    Raises:
+      Refused: When no database is set, there is no table, or the connection leads through a pooler.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        if database.obj is None:
+            raise Refused("no database is set; use the fixture housekeeping_database, or call housekeeping.install")
+        if database.in_transaction():
+            raise Refused("a transaction is open on the library's connection; end it, because runs do not see its rows")
+        if database.prepared() is None:
+            raise Refused(
+                "the connection leads through a pooler, which keeps no session; use the URL of PostgreSQL itself"
+            )
+        stages = sweep.stages_for_run()
+        if any(isinstance(each, PartitionStage) for each in stages):
+            raise Refused(f"{sweep.name}: tables that it drops cannot be restored; test it by run_sweep and plan")
+        archives = [quoted_name(each) for each in archives_of(stages)]
+        named = [*(quoted_name(each.model) for each in stages if isinstance(each, TableStage)), *archives]
+        self.connection = psycopg2.connect(dbname=database.obj.database, **database.obj.connect_params)
+        self.connection.autocommit = True
+        self.run(_COMPARABLE)
+        self._since = self.run("SELECT clock_timestamp()")[0][0]
+        ledger: Any = Run._meta
+        found = self.run(_TABLES, {"own": ledger.schema, "named": named})
+        self._archives = {part for name in archives for part in self._parts_of(name)}
+        self._tables = [_Table(*row) for row in found]
+        if not self._tables:
+            self.connection.close()
+            raise Refused(f"{sweep.name}: there is no table in the search path of the database")
+
+    def run(self, sql: str, parameters: Any = None) -> list[Any]:
+        """Execute a statement and return its rows."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def save(self, copy: str) -> None:
+        """Copy the contents of the tables under this name.
+
+        Raises:
+          Refused: When a table has too many rows for a test.
+        """
+        for number, table in enumerate(self._tables):
+            (rows,) = self.run(f"SELECT count(*) FROM (SELECT FROM {table.name} LIMIT {MOST_ROWS + 1}) AS counted")[0]  # noqa: S608
+            if rows > MOST_ROWS:
+                raise Refused(
+                    f"{table.name} has more than {MOST_ROWS:,} rows: this is for a few rows in a test's own schema"
+                )
+            self.run(f"CREATE TEMPORARY TABLE {_copy(copy, number)} AS TABLE {table.name}")
+
+    def restore(self, copy: str) -> None:
+        """Restore the contents from the copy.
+
+        Raises:
+          Refused: When another session has locked a table.
+        """
+        try:
+            self._restore(copy)
+        except LockNotAvailable:
+            raise Refused("the tables are locked: a session of this test has an open transaction") from None
+
+    def _restore(self, copy: str) -> None:
+        statements = [f"TRUNCATE {', '.join(table.name for table in self._tables)}", "SET CONSTRAINTS ALL DEFERRED"]
+        for number, table in enumerate(self._tables):
+            columns = ", ".join(table.columns)
+            statements += [f"ALTER TABLE {table.name} DISABLE TRIGGER {trigger}" for trigger in table.triggers]
+            statements.append(
+                f"INSERT INTO {table.name} ({columns}) OVERRIDING SYSTEM VALUE "  # noqa: S608
+                f"SELECT {columns} FROM {_copy(copy, number)}"
+            )
+        # Triggers can be enabled only when no constraint check is pending.
+        statements.append("SET CONSTRAINTS ALL IMMEDIATE")
+        for table in self._tables:
+            statements += [f"ALTER TABLE {table.name} ENABLE TRIGGER {trigger}" for trigger in table.triggers]
+        self.run(";\n".join(statements))  # one transaction, because they are sent together
+
+    def differences(self, copy: str, ignoring: Sequence[str] = ()) -> list[Difference]:
+        """Return the differences from the copy, except in ignored columns, times of changes and an archive's runs."""
+        found: list[Difference] = []
+        for number, table in enumerate(self._tables):
+            sql = _DIFFERENCES.format(copy=_copy(copy, number), table=table.name)
+            # The id of a run differs between two runs, and a killed one is followed by another.
+            unequal = [*ignoring, *([ARCHIVED_BY_RUN] if table.name in self._archives else [])]
+            parameters = {"ignoring": unequal, "since": self._since}
+            rows: list[tuple[str, str]] = sorted(self.run(sql, parameters), key=lambda row: row[1])
+            if rows:
+                sides = ([row for sign, row in rows if sign == side] for side in "-+")
+                found.append(Difference(table.name, *sides))
+        return found
+
+    def changed_rows(self, copy: str, model: type[Model], ignoring: Sequence[str] = ()) -> int:
+        """Return how many rows of the model's table were changed or removed since the copy, partitions included."""
+        names = self._parts_of(quoted_name(model))
+        return sum(len(each.gone) for each in self.differences(copy, ignoring) if each.table in names)
+
+    def _parts_of(self, table: str) -> set[str]:
+        """Return the names of the table and its partitions."""
+        return {name for (name,) in self.run(_PARTS, {"name": table})}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.connection.close()
+
+
+def _copy(name: str, number: int) -> str:
+    return f"pg_temp.housekeeping_{name}_{number}"
+
+
+#: Returns a sweep's effects outside of PostgreSQL, as a value that can be compared and shown.
+Outside = Callable[[], object]
+
 
 #: pytest shows the line of the test instead of this module's.
 __tracebackhide__: Final = True
@@ -153,7 +371,7 @@ class _Trials:
         return points
 
     def _check_counts(self) -> None:
-        if self.sweep.action is None or not self.counts:
+        if not isinstance(self.sweep.stages, Rows) or not self.counts:
             return  # only the author of the stages knows which rows they count
         (name, number), *_ = self.counts.items()
         changed = self.tables.changed_rows("at_first", self.sweep.model, self.ignoring)

@@ -120,8 +120,8 @@ def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]
     created in each database of the setting `databases`.
     """
     from housekeeping.database.connection import close_databases, connect_to, database
-    from housekeeping.sweeps.ledger import schema
-    from housekeeping.sweeps.ledger.models import Run
+    from housekeeping.ledger import schema
+    from housekeeping.ledger.schema import Run
 
     before, own = database.obj, str(Run._meta.schema)
     handle = connect_to(housekeeping_settings.require_database_url())
@@ -146,7 +146,7 @@ def housekeeping_database(housekeeping_settings: Settings) -> Iterator[Database]
 @pytest.fixture
 def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]:
     """Redis client that leases and middleware use too; this test's keys are removed after the test."""
-    from housekeeping.core.redis.client import redis_client, shared_redis
+    from housekeeping.core.redis import redis_client, shared_redis
 
     namespace = housekeeping_settings.namespace
     client = redis_client(housekeeping_settings.require_redis_url())
@@ -181,11 +181,11 @@ def housekeeping_broker(
     from dramatiq.brokers.redis import RedisBroker
 
     import housekeeping
-    from housekeeping.core.redis.client import redis_client, shared_redis
+    from housekeeping.core.redis import redis_client, shared_redis
     from housekeeping.database.connection import database
-    from housekeeping.sweeps import actor_registry
+    from housekeeping.sweeps import send
 
-    registered = list(actor_registry._actors.values())  # of an application in this process
+    registered = list(send._actors.values())  # of an application in this process
     client = redis_client(housekeeping_settings.require_redis_url())
     broker = RedisBroker(client=client, namespace=f"{housekeeping_settings.namespace}:broker")
     housekeeping.install(broker, housekeeping_settings, workers=False, sweeps=housekeeping_sweeps)
@@ -193,9 +193,9 @@ def housekeeping_broker(
     # Use the test's handle, which closes the connections of this thread.
     database.initialize(housekeeping_database)
     yield broker
-    actor_registry.forget_all()
+    send.forget_all()
     for actor in registered:
-        actor_registry.remember(actor)
+        send.remember(actor)
     for each in (client, installed):
         each.connection_pool.disconnect()
 

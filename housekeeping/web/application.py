@@ -1,39 +1,151 @@
-"""Dashboard as a Flask application: its pages and its error pages."""
+"""Dashboard as a Flask application: its pages, its error pages, and how they are sent.
+
+Each module of pages has a function ``add_...`` that registers its routes; `create_app` calls them. Every value in a
+template is escaped; control characters are made visible. An unchanged page is not sent again, texts are compressed,
+static files are cached.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
+import re
 import socket
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, Final
 
 from flask import Flask, redirect, render_template, request, url_for
+from flask import Response as FlaskResponse
+from jinja2 import StrictUndefined
+from markupsafe import Markup, escape
 from peewee import PeeweeException
 from waitress.server import create_server
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
-from housekeeping.core.sanitize import error_line
+from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
+from housekeeping.insight.status import WorkerStatus, format_progress
+from housekeeping.insight.wording import format_run_counts, format_time, format_value, outcome_in_words
+from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.web.alert_groups import add_acknowledging
-from housekeeping.web.alert_help import ALERTS
-from housekeeping.web.broker import LazyBroker
-from housekeeping.web.logins import Logins
-from housekeeping.web.pages.action_log import add_action_log
-from housekeeping.web.pages.actions import add_actions
-from housekeeping.web.pages.charts import add_charts
-from housekeeping.web.pages.dead_letter_changes import add_dead_letter_changes
-from housekeeping.web.pages.dead_letters import add_dead_letters
-from housekeeping.web.pages.login_pages import add_login_pages, ask_to_log_in
-from housekeeping.web.pages.plans import add_plans
-from housekeeping.web.pages.processes import add_processes
-from housekeeping.web.pages.runs import add_runs
-from housekeeping.web.pages.worker_page import worker_page
-from housekeeping.web.pages.worker_table import SORTS, Choices, WorkerTable
-from housekeeping.web.rendering import configure_templates
-from housekeeping.web.responses import shrink_responses
-from housekeeping.web.security import Access, protect
+from housekeeping.web.alerts import ALERTS, add_acknowledging, are_open, group_alerts, help_for, topic
+from housekeeping.web.charts import add_charts, backlog_chart, runs_chart
+from housekeeping.web.dead_letters import add_dead_letter_changes, add_dead_letters
+from housekeeping.web.runs import add_action_log, add_processes, add_runs
+from housekeeping.web.security import protect
 from housekeeping.web.snapshot import SnapshotCache
+from housekeeping.web.workers import ORDERS, WorkerTable, add_actions, add_plans, worker_page
+
+_STATIC: Final = Path(__file__).parent / "static"
+_COMPRESSIBLE: Final = ("text/html", "text/css", "text/javascript", "image/svg+xml")
+_LEAST: Final = 500  # bytes; compressing less saves nothing
+#: Ages and the time of the page, which the page's script keeps up to date.
+_CLOCK: Final = re.compile(rb'<time id="at"[^>]*>[^<]*|(?<=<time class="ago")([^>]*>)[^<]*')
+
+
+def shrink_responses(app: Flask) -> None:
+    """Let pages be requested with the ``ETag`` of an earlier response, and compress them."""
+
+    @app.after_request
+    def shrink(response: FlaskResponse) -> FlaskResponse:
+        versioned = request.endpoint == "static" and request.args.get("v") == _version(request.path.rpartition("/")[2])
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if versioned else "no-store"
+        if response.status_code != 200 or response.mimetype not in _COMPRESSIBLE:
+            return response
+        response.direct_passthrough = False  # of static files, which are small
+        body = response.get_data()
+        if request.endpoint != "static":
+            # A weak one: two pages with the same one may differ in their ages.
+            response.set_etag(hashlib.sha256(_CLOCK.sub(rb"\1", body)).hexdigest()[:32], weak=True)
+            response.make_conditional(request)
+        if response.status_code == 200 and len(body) >= _LEAST and request.accept_encodings["gzip"] > 0:
+            response.set_data(gzip.compress(body, 5, mtime=0))
+            response.headers["Content-Encoding"] = "gzip"
+        response.vary.update(("Accept-Encoding", "Cookie"))
+        return response
+
+
+def static_url(name: str) -> str:
+    """Return the URL of a static file, which changes with its content."""
+    return url_for("static", filename=name, v=_version(name))
+
+
+@cache
+def _version(name: str) -> str:
+    path = _STATIC / name
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
+
+
+def configure_templates(app: Flask, sweeps: Mapping[str, Sweep]) -> None:
+    """Register the filters and globals of the templates."""
+    app.jinja_env.finalize = _visible
+    app.jinja_env.undefined = StrictUndefined  # a name that no longer exists is an error, and not an empty page
+    app.context_processor(lambda: {"live": False, "snapshot": None})
+    app.jinja_env.filters |= _FILTERS
+    app.jinja_env.globals |= {
+        "runs_chart": partial(runs_chart, sweeps),
+        "backlog_chart": backlog_chart,
+        "help_for": help_for,
+        "topic": topic,
+        "outcome_in_words": outcome_in_words,
+        "counted": counted,
+        "run_counts": format_run_counts,
+        "run_label": run_label,
+        "progress_text": format_progress,
+        "several_databases": database.several,
+        "static_url": static_url,
+        "alerts_are_open": are_open,
+    }
+
+
+def _visible(value: Any) -> Any:
+    """Make characters visible that reverse or hide neighboring text. Escaping alone keeps only markup out."""
+    return value if isinstance(value, Markup) else printable(str(value))
+
+
+def _foldable(name: str) -> Markup:
+    """Return a name that may wrap only after its separators."""
+    return Markup(re.sub(r"([._/:])", r"\1<wbr>", str(escape(printable(name)))))
+
+
+def _ago(value: Any, now: datetime | None = None) -> Markup:
+    """Return how long ago a time was. The page's script keeps it up to date, so that it need not be sent again."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime):
+        return Markup("-")
+    seconds = ((now or SYSTEM_CLOCK.now()) - value).total_seconds()
+    text = f"{format_duration(seconds)} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
+    return Markup(f'<time class="ago" datetime="{value.isoformat(timespec="seconds")}">{text}</time>')
+
+
+def _backlog(status: WorkerStatus, now: datetime) -> Markup:
+    counted_at = status.counted_at
+    return escape(status.waiting or "?") + (Markup(" (") + _ago(counted_at, now) + ")" if counted_at else "")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False, indent=2)
+
+
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "duration": format_duration,
+    "count_value": format_value,
+    "time": format_time,
+    "ago": _ago,
+    "as_json": _as_json,
+    "backlog": _backlog,
+    "foldable": _foldable,
+}
+
 
 #: A request waits for a server for seconds at most. The others must not wait for it.
 _THREADS: Final = 8
@@ -56,20 +168,17 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
       open_to_read: Whether pages can be read without the token.
     """
     app = Flask("housekeeping.web")
-    access, logins = Access(token, settings.web_read_token), Logins()
-    protect(app, settings, access, logins, open_to_read=open_to_read, ask=ask_to_log_in)
-    add_login_pages(app, access, logins)
+    protect(app, settings, token, open_to_read=open_to_read)
     shrink_responses(app)
-    configure_templates(app)
+    configure_templates(app, sweeps)
     snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)
     _add_pages(app, snapshots)
     add_runs(app, snapshots)
     add_processes(app, snapshots)
     add_charts(app, snapshots)
-    broker = LazyBroker(settings, sweeps)
-    add_plans(app, snapshots, broker)
-    add_dead_letters(app, snapshots, broker)
-    add_dead_letter_changes(app, snapshots, broker)
+    add_plans(app, snapshots)
+    add_dead_letters(app, snapshots)
+    add_dead_letter_changes(app, snapshots)
     add_actions(app, snapshots)
     add_action_log(app)
     add_acknowledging(app, snapshots)
@@ -81,8 +190,9 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/")
     def front() -> str:
         snapshot = snapshots.current()
-        table = WorkerTable.of(snapshot.statuses.values(), Choices.of(request.args))
-        return render_template("front.html", snapshot=snapshot, table=table, sorts=SORTS, live=True)
+        table = WorkerTable.of(snapshot.statuses.values(), request.args)
+        groups = group_alerts(snapshot.active_alerts(), snapshot.acknowledgments)
+        return render_template("front.html", snapshot=snapshot, groups=groups, table=table, orders=ORDERS, live=True)
 
     @app.get("/workers/<name>")
     def worker(name: str) -> str:

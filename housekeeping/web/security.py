@@ -1,19 +1,84 @@
-"""Access control: tokens, logins, the user's name, and forms that only the dashboard's own pages can send."""
+"""Access control: tokens, logins, the user's name, and forms that only the dashboard's own pages can send.
+
+Logins are in the memory of the dashboard's process. The cookie has only the id of a login. So a logout takes effect at
+once, a login ends with the process, and neither needs a server: operators can log in and out while Redis or PostgreSQL
+is unavailable. Each process has its own logins.
+"""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 import secrets
-from collections.abc import Callable
-from typing import Final
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
-from flask import Flask, Response, abort, g, get_flashed_messages, request, session
-from werkzeug.wrappers import Response as AnyResponse
+from flask import Flask, abort, flash, g, get_flashed_messages, redirect, render_template, request, session, url_for
+from flask import Response as FlaskResponse
+from werkzeug.wrappers import Response
 
-from housekeeping.core.sanitize import in_one_line
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import WrongArgument
+from housekeeping.core.logs import error_line, in_one_line
 from housekeeping.core.settings import Settings
-from housekeeping.web.logins import Login, Logins, Role
+from housekeeping.insight.wording import parse_since
+
+Role = Literal["change", "read"]
+T = TypeVar("T")
+
+_IDLE_S: Final = 12 * 3600.0  # a working day; a login that was not used for longer ends
+_MOST_LOGINS: Final = 1000  # logins; the least recently used ones end
+
+
+@dataclass(slots=True)
+class Login:
+    """One login.
+
+    Attributes:
+      role: ``read``: it may change nothing.
+    """
+
+    role: Role
+    used_at: float
+
+
+class Logins:
+    """The current logins. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logins: dict[str, Login] = {}  # the least recently used first
+
+    def begin(self, role: Role) -> str:
+        """Return the id of a new login."""
+        login_id = secrets.token_urlsafe(32)
+        with self._lock:
+            self._logins[login_id] = Login(role, time.monotonic())
+            while len(self._logins) > _MOST_LOGINS:
+                del self._logins[next(iter(self._logins))]
+        return login_id
+
+    def find(self, login_id: str | None) -> Login | None:
+        """Return a login and note its use; None if it has ended, or another process has it."""
+        with self._lock:
+            login = self._logins.pop(login_id or "", None)
+            if login is None or time.monotonic() - login.used_at > _IDLE_S:
+                return None
+            login.used_at = time.monotonic()
+            self._logins[str(login_id)] = login
+            return login
+
+    def end(self, login_id: str | None) -> None:
+        """End a login, if it has not ended."""
+        with self._lock:
+            self._logins.pop(login_id or "", None)
+
 
 #: Pages show content of databases and messages. They may load, send and be framed by nothing from elsewhere.
 _HEADERS: Final = {
@@ -25,9 +90,8 @@ _HEADERS: Final = {
     "Referrer-Policy": "same-origin",
 }
 _OPEN_ENDPOINTS: Final = ("log_in", "log_in_with", "static", "favicon")
-#: Forms that change only the login itself.
-_OF_THE_LOGIN: Final = ("log_out", "discard_unfinished")
 _MAX_USER: Final = 100  # characters
+_MAX_FIELD: Final = 500  # characters
 
 
 def is_loopback(host: str) -> bool:
@@ -38,43 +102,26 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Access:
-    """The tokens, and what they allow.
+def role_of(given: str, token: str, read_token: str | None) -> Role | None:
+    """Return what a given token allows; None if it is wrong. Tokens are compared in constant time.
 
     Wrong tokens are not counted: a random token of 32 characters cannot be guessed. `housekeeping doctor` warns about
     a shorter one.
-
-    Parameters:
-      token: Allows everything; compared in constant time.
-      read_token: Allows reading; None if not set.
     """
-
-    def __init__(self, token: str, read_token: str | None) -> None:
-        self._token = token
-        self._read_token = read_token
-
-    def role(self, given: str) -> Role | None:
-        """Return what a token allows; None if it is wrong."""
-        if _equal(given, self._token):
-            return "change"
-        return "read" if self._read_token is not None and _equal(given, self._read_token) else None
+    if _equal(given, token):
+        return "change"
+    return "read" if read_token is not None and _equal(given, read_token) else None
 
 
-def protect(
-    app: Flask,
-    settings: Settings,
-    access: Access,
-    logins: Logins,
-    *,
-    open_to_read: bool,
-    ask: Callable[[], AnyResponse],
-) -> None:
-    """Require a token for changes, and for every page unless `open_to_read` is set.
+def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -> None:
+    """Require a token for changes, and for every page unless `open_to_read` is set. Register the pages of the login.
 
     Parameters:
+      token: Allows everything.
       open_to_read: Whether everyone who reaches the dashboard may read it; for loopback addresses only.
-      ask: Returns the response to a request that needs a login.
     """
+    logins, role = Logins(), partial(role_of, token=token, read_token=settings.web_read_token)
+    _add_login_pages(app, role, logins)
     app.config.update(
         SECRET_KEY=secrets.token_bytes(32),  # cookies of another process are not valid in this one
         SESSION_COOKIE_NAME="housekeeping",
@@ -83,7 +130,7 @@ def protect(
     )
 
     @app.before_request
-    def check_access() -> AnyResponse | None:
+    def check_access() -> Response | None:
         # DNS rebinding: a foreign page could otherwise reach this address under its own host name.
         if open_to_read and not is_loopback(_host()):
             abort(403, "this dashboard only serves this machine: open it as localhost or 127.0.0.1")
@@ -97,17 +144,17 @@ def protect(
             return None
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         if scheme == "Bearer":
-            role = access.role(bearer)
-            if role is None:
+            allowed = role(bearer)
+            if allowed is None:
                 abort(401, "the token is wrong")
-            if role == "read" and changes:
+            if allowed == "read" and changes:
                 abort(403, "this token may only read; nothing was changed")
             g.is_program = True
             return None
-        return None if open_to_read and not changes else ask()
+        return None if open_to_read and not changes else _ask_to_log_in()
 
     @app.after_request
-    def add_headers(response: Response) -> Response:
+    def add_headers(response: FlaskResponse) -> FlaskResponse:
         response.headers.update(_HEADERS)
         if g.get("is_program"):
             session.clear()  # a program reads no confirmations, which would pile up in its cookie
@@ -122,6 +169,51 @@ def protect(
             "may_change": login is not None and login.role == "change",
             "messages": _messages,
         }
+
+
+class Form:
+    """Fields of a request as they were typed, with an error for each wrong one.
+
+    Parameters:
+      names: The fields.
+
+    Attributes:
+      typed: The text of each field that is not empty; the query of links that keep a filter.
+      errors: What is wrong, by field.
+    """
+
+    def __init__(self, sent: Mapping[str, str], *names: str) -> None:
+        # PostgreSQL text cannot contain NUL characters.
+        texts = {name: in_one_line(sent.get(name, "").strip(), _MAX_FIELD) for name in names}
+        self.typed = {name: text for name, text in texts.items() if text}
+        self.errors: dict[str, str] = {}
+
+    def read(self, name: str, parse: Callable[[str], T]) -> T | None:
+        """Return the parsed value of a field; None if it is empty or wrong.
+
+        Parameters:
+          parse: Raises WrongArgument for a wrong value.
+        """
+        try:
+            return parse(self.typed[name]) if name in self.typed else None
+        except WrongArgument as error:
+            self.errors[name] = error_line(error)
+            return None
+
+    def choice(self, name: str, choices: Sequence[str]) -> str | None:
+        """Return the value of a field if it is one of these; None if it is empty or wrong."""
+
+        def parse(text: str) -> str:
+            if text not in choices:
+                raise WrongArgument(f"{text!r} is none of {', '.join(choices)}")
+            return text
+
+        return self.read(name, parse)
+
+    def times(self) -> tuple[datetime | None, datetime | None]:
+        """Return the values of the fields ``since`` and ``until``."""
+        parse = partial(parse_since, now=SYSTEM_CLOCK.now())
+        return self.read("since", parse), self.read("until", parse)
 
 
 def current_user() -> str:
@@ -163,7 +255,7 @@ def _reject_foreign_form() -> None:
 
 
 def _reject_reader(login: Login | None) -> None:
-    if login is not None and login.role == "read" and request.endpoint not in _OF_THE_LOGIN + _OPEN_ENDPOINTS:
+    if login is not None and login.role == "read" and request.endpoint not in ("log_out", *_OPEN_ENDPOINTS):
         abort(403, "this login may only read; nothing was changed: log out, and log in with the other token")
 
 
@@ -192,3 +284,45 @@ def _equal(given: str, expected: str) -> bool:
 def _host() -> str:
     host = request.host
     return host[1 : host.index("]")] if host.startswith("[") else host.rsplit(":", 1)[0]
+
+
+def _add_login_pages(app: Flask, role: Callable[[str], Role | None], logins: Logins) -> None:
+
+    @app.get("/login")
+    def log_in() -> str:
+        return render_template("login.html", wrong=False)
+
+    @app.post("/login")
+    def log_in_with() -> Response | tuple[str, int]:
+        allowed = role(request.form.get("token", ""))
+        if allowed is None:
+            return render_template("login.html", wrong=True), 401
+        target = request.args.get("next", "/")
+        logins.end(session.get("login"))
+        session.clear()
+        session["login"] = logins.begin(allowed)
+        return redirect(target if is_own_path(target) else "/")
+
+    @app.post("/logout")
+    def log_out() -> Response:
+        logins.end(session.get("login"))
+        session.clear()
+        return redirect("/")
+
+
+def _ask_to_log_in() -> Response:
+    """Return the redirect to the login page, which leads back to the page. A form is not carried out."""
+    if request.method in ("GET", "HEAD"):
+        return redirect(url_for("log_in", next=request.full_path))
+    if is_foreign_form():
+        abort(403, "this form was sent from another site")
+    if request.endpoint != "log_out":
+        flash("You were logged out, so the form was not carried out. Log in and send it again.")
+    page = urlsplit(request.referrer or "")
+    return redirect(url_for("log_in", next=f"{page.path}?{page.query}" if page.netloc == request.host else "/"))
+
+
+def is_own_path(target: str) -> bool:
+    """Return whether a redirect to this address stays on the dashboard."""
+    # Browsers drop tabs and line ends and read a backslash as a slash, which can turn a path into a foreign address.
+    return target.isprintable() and target.startswith("/") and not target.startswith(("//", "/\\"))

@@ -1,4 +1,4 @@
-"""Cache of the latest snapshot for the pages, read at most every two seconds for all readers."""
+"""What the pages show: the latest snapshot, read at most every two seconds for all readers, and the broker."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
+from dramatiq import Broker
 from flask import abort
 
+from housekeeping.app import broker_without_database
+from housekeeping.brokers.dead_letters import DeadLetterStore, dead_letters_of
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DatabaseUnavailable
-from housekeeping.core.redis.client import redis_client
+from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import close_databases, database, translate_postgres_errors
-from housekeeping.database.time_limit import time_limit
+from housekeeping.database.connection import (
+    LOCK_TIME,
+    STATEMENT_TIME,
+    close_databases,
+    database,
+    time_limit,
+    translate_postgres_errors,
+)
+from housekeeping.insight.status import Snapshot, SnapshotReader, database_server
+from housekeeping.ledger.leases import HeldLease, held_leases
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger.lease_admin import HeldLease, held_leases
-from housekeeping.web.snapshot_reader import LOCK_TIME, STATEMENT_TIME, SnapshotReader, database_server
-from housekeeping.web.snapshot_reader import Snapshot as Snapshot
 
 _FRESH_S: Final = 2.0  # age at which a snapshot is read again; counting backlogs is expensive
 _USABLE_S: Final = 10.0  # age up to which a page shows a snapshot without waiting for the next one
@@ -41,6 +49,7 @@ class SnapshotCache:
         self._reading: Future[None] | None = None
         self._last: tuple[Snapshot, float, float] | None = None  # with the times when its read began and ended
         self._changed_at = 0.0
+        self._broker: Broker | None = None
 
     def sweep(self, name: str) -> Sweep:
         """Return the worker, or abort the request with status 404."""
@@ -129,3 +138,17 @@ class SnapshotCache:
           DatabaseUnavailable: PostgreSQL does not answer.
         """
         return held_leases(redis_client(self.settings.require_redis_url()), self.settings.namespace)
+
+    def broker(self) -> Broker:
+        """Return the broker of the ready-made application, which knows the actors and their options.
+
+        It connects with its first command.
+        """
+        with self._lock:
+            if self._broker is None:
+                self._broker = broker_without_database(self.settings, self.sweeps)
+            return self._broker
+
+    def dead_letters(self) -> DeadLetterStore:
+        """Return the broker's dead letters."""
+        return dead_letters_of(self.broker())

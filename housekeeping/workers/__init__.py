@@ -1,13 +1,13 @@
 """Built-in workers: one package per family, named after its design document. No family imports another.
 
-Each family's `worker` module declares its sweeps; start reading there. `user_status_cleanup` is the simplest one.
+Each package declares its sweeps; `models` has its tables, if any. `user_status_cleanup` is the simplest one.
 This module lists the families and applies the settings to them: which run, their limits and their tables' names.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,39 +16,44 @@ from peewee import Model
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.settings import Settings, WorkerSettings
 from housekeeping.database.connection import bind, database, handle_of
-from housekeeping.sweeps.checks.archives import archives_of
-from housekeeping.sweeps.companions import SUFFIX, following
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.family_setup import FamilySetup
-from housekeeping.sweeps.ledger.models import MODELS as LEDGER
-from housekeeping.sweeps.partitions.stage import PartitionStage
-from housekeeping.sweeps.registry import Family, declared_by, each_once, family_of, imported
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.workers.batched_git_ref_updates import worker as _batched_git_ref_updates
-from housekeeping.workers.bulk_imports import worker as _bulk_imports
-from housekeeping.workers.ci_stuck_builds import worker as _ci_stuck_builds
-from housekeeping.workers.object_storage import worker as _object_storage
-from housekeeping.workers.old_runs import worker as _old_runs
-from housekeeping.workers.outbox import worker as _outbox
-from housekeeping.workers.user_status_cleanup import worker as _user_status_cleanup
-
-#: The module of every built-in family, in the order of `housekeeping list`. Each has SWEEPS, MODELS (table name in
-#: the documents -> model) and RIGHTS, and may have `configure`, which receives the settings.
-BUILT_IN: Final[tuple[Any, ...]] = (
-    _user_status_cleanup,
-    _bulk_imports,
-    _object_storage,
-    _batched_git_ref_updates,
-    _ci_stuck_builds,
-    _old_runs,
-    _outbox,
+from housekeeping.engine.registry import (
+    SUFFIX,
+    Family,
+    FamilySetup,
+    declared_by,
+    each_once,
+    family_of,
+    following,
+    imported,
+)
+from housekeeping.ledger.schema import MODELS as LEDGER
+from housekeeping.sweeps.declaration import Sweep, setting_of
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.validate_tables import archives_of
+from housekeeping.workers import (
+    batched_git_ref_updates,
+    bulk_imports,
+    ci_stuck_builds,
+    maintenance,
+    object_storage,
+    user_status_cleanup,
 )
 
-#: Always active: these clean the library's own tables.
-_MAINTENANCE: Final = (_old_runs, _outbox)
+#: The module of every built-in family, in the order of `housekeeping list`. Each has SWEEPS, MODELS (table name in
+#: the documents -> model) and, for actions of its own, RIGHTS. `registry.family_of` says what else it may have.
+BUILT_IN: Final[tuple[Any, ...]] = (
+    user_status_cleanup,
+    bulk_imports,
+    object_storage,
+    batched_git_ref_updates,
+    ci_stuck_builds,
+    maintenance,
+)
+
 #: The families that `HOUSEKEEPING_BUILT_IN` may name, by package.
 FAMILIES: Final[dict[str, Any]] = {
-    module.__name__.split(".")[-2]: module for module in BUILT_IN if module not in _MAINTENANCE
+    module.__name__.rpartition(".")[2]: module for module in BUILT_IN if module is not maintenance
 }
 
 
@@ -63,21 +68,35 @@ def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...
     return each_once([*_built_in(settings), *imported(settings.sweeps), declared_by("install", own)])
 
 
+def families_of(settings: Settings, workers: Container[str]) -> Iterator[Family]:
+    """Yield the families of these workers, without other workers and their tables: those of one database, for example.
+
+    Raises:
+      SettingsError, DeclarationError: As `families`.
+    """
+    for family in families(settings):
+        sweeps = [sweep for sweep in family.sweeps if sweep.name in workers]
+        used = {model for sweep in sweeps for model in _models_of(family, sweep)}
+        others = {model for sweep in family.sweeps if sweep not in sweeps for model in _models_of(family, sweep)} - used
+        models = {name: model for name, model in family.models.items() if model not in others}
+        if sweeps:
+            yield replace(family, sweeps=tuple(sweeps), models=models)
+
+
 def _built_in(settings: Settings) -> Iterator[Family]:
     named = _named(settings.built_in)
     for name, module in FAMILIES.items():
         family = replace(family_of(module), name=name)
         if named is None:
-            yield replace(family, automatic=not _has_tables_named(family, settings))
+            yield replace(family, automatic=not _has_place_given(family, settings))
         elif name in named:
             yield family
-    for module in _MAINTENANCE:
-        yield from _for_each_database(module, settings)
+    yield from _maintaining(maintenance.SWEEPS, settings)
 
 
-def _for_each_database(module: Any, settings: Settings) -> Iterator[Family]:
-    """Yield the family of a module that cleans the library's own tables, for the ledger of each database."""
-    family = family_of(module)
+def _maintaining(sweeps: Sequence[Sweep], settings: Settings) -> Iterator[Family]:
+    """Yield the family of these sweeps, which are always active, for the ledger of each database."""
+    family = replace(family_of(maintenance), sweeps=sweeps)
     yield family
     for name in settings.databases:
         copies = [replace(sweep, name=f"{sweep.name}.{name}", database=name) for sweep in family.sweeps]
@@ -102,10 +121,10 @@ def _named(built_in: Sequence[str] | None) -> Sequence[str] | None:
     return built_in
 
 
-def _has_tables_named(family: Family, settings: Settings) -> bool:
-    """Return whether the settings rename a table of the family. Its tables must then exist."""
+def _has_place_given(family: Family, settings: Settings) -> bool:
+    """Return whether the settings name a table of the family, or the database of its tables. These must then exist."""
     given = [settings.workers[sweep.name] for sweep in family.sweeps if sweep.name in settings.workers]
-    return any(each.table is not None or each.tables for each in given)
+    return bool(family.models) and any(each.table or each.tables or each.database is not None for each in given)
 
 
 def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str, Sweep]:
@@ -132,16 +151,18 @@ def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str
 
 
 def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
-    """Return an application's own sweeps by name with their settings applied.
+    """Return an application's own sweeps by name with their settings applied, and what maintains the library's tables.
 
-    The only other worker is the outbox, if one of these sweeps has an event.
+    Where there is a database, leases and outcomes of ticks write to it even without sweeps, so old rows are removed in
+    any case. The outbox is delivered if one of the sweeps has an event.
 
     Raises:
       SettingsError: When ``HOUSEKEEPING_WORKERS`` has an unknown table or key for one of them, or a wrong value.
       DeclarationError: When two sweeps have the same name.
     """
-    outboxes = _for_each_database(_outbox, settings) if _have_events(own) else ()
-    found = each_once([declared_by("install", own), *outboxes])
+    sweeps = maintenance.SWEEPS if _have_events(own) else (maintenance.old_runs,)
+    maintained = [] if settings.database_url is None else _maintaining(sweeps, settings)
+    found = each_once([declared_by("install", own), *maintained])
     configured = {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
     _check_databases(found, configured, settings)
     return configured
@@ -153,8 +174,7 @@ def is_built_in(worker: str) -> bool:
 
 
 def _have_events(sweeps: Sequence[Sweep]) -> bool:
-    tables = [each for sweep in sweeps for each in sweep.declared_stages() if isinstance(each, TableStage)]
-    return any(table.event is not None for table in tables)
+    return any(getattr(part, "event", None) is not None for sweep in sweeps for part in sweep.parts)
 
 
 def _check_databases(families: Iterable[Family], configured: Mapping[str, Sweep], settings: Settings) -> None:
@@ -170,24 +190,32 @@ def _check_databases(families: Iterable[Family], configured: Mapping[str, Sweep]
         for sweep in (configured[each.name] for each in family.sweeps):
             if sweep.database not in settings.database_names:
                 raise SettingsError(
-                    f"{sweep.name} has the database {sweep.database!r}; the databases are "
+                    f"{_given_database(sweep, settings)}; the databases are "
                     f"{', '.join(settings.database_names)} (HOUSEKEEPING_DATABASES)"
                 )
             for model in _models_of(family, sweep):
                 other = users.setdefault(model, sweep)
                 if other.database != sweep.database:
                     raise SettingsError(
-                        f"{sweep.name} has the database {sweep.database!r}, and {other.name} has {other.database!r}; "
+                        f"{_given_database(sweep, settings)}, and {_given_database(other, settings)}; "
                         f"both use the table {model._meta.table_name}, so they need the same one"
                     )
                 bind(model, handle_of(sweep.database) if settings.databases else database)
+
+
+def _given_database(sweep: Sweep, settings: Settings) -> str:
+    """Return what gives the sweep its database, with the name of the database: its settings, or its declaration."""
+    given = settings.workers.get(sweep.name)
+    if given is not None and given.database is not None:
+        return f'{setting_of(sweep)}["database"] is {sweep.database!r}'
+    return f"{sweep.name} has the database {sweep.database!r}"
 
 
 def _models_of(family: Family, sweep: Sweep) -> Iterable[type[Model]]:
     """Return the models of the application's tables; workers of a built-in family share all tables of the family."""
     if family.name in FAMILIES:
         return family.models.values()
-    stages = sweep.declared_stages()
+    stages = sweep.known_stages()
     models = [stage.model for stage in stages if isinstance(stage, TableStage | PartitionStage)]
     return [model for model in models if model not in LEDGER]
 
@@ -202,11 +230,14 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
         archived = configured.get(sweep.name.removesuffix(SUFFIX))
         declared = sweep if archived is None else following(sweep, archived)
         configured[sweep.name] = declared.configured(settings.workers.get(sweep.name, WorkerSettings()))
-    return {name: replace(sweep, setup_problem=check) if check else sweep for name, sweep in configured.items()}
+    return {
+        name: replace(sweep, setup=replace(sweep.setup, problem=check)) if check else sweep
+        for name, sweep in configured.items()
+    }
 
 
 def _archives(family: Family) -> set[type[Model]]:
-    return {archive for sweep in family.sweeps for archive in archives_of(sweep.declared_stages())}
+    return {archive for sweep in family.sweeps for archive in archives_of(sweep.known_stages())}
 
 
 def _bind_tables(family: Family, settings: Settings) -> None:
@@ -215,16 +246,19 @@ def _bind_tables(family: Family, settings: Settings) -> None:
     names: dict[str, str] = {}
     for sweep in family.sweeps:
         given = settings.workers.get(sweep.name, WorkerSettings())
-        where = f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
+        where = setting_of(sweep)
         tables = dict(given.tables or {})
         if given.table is not None:
             own = [name for name, model in models.items() if model not in _archives(family)]
+            if not own:
+                raise SettingsError(f'{where}["table"] is {given.table!r}, but this worker has no table to name')
             if len(own) != 1:
                 raise SettingsError(f'{where}["table"] is {given.table!r}; give "tables" for {", ".join(models)}')
             tables[own[0]] = given.table
         for table, name in tables.items():
             if table not in models:
-                raise SettingsError(f'{where}["tables"] names {table!r}; it should name some of {", ".join(models)}')
+                known = f"it should name some of {', '.join(models)}" if models else "this worker has no table to name"
+                raise SettingsError(f'{where}["tables"] names {table!r}; {known}')
             if names.setdefault(table, name) != name:
                 raise SettingsError(f"{where} calls {table} {name!r}, another worker calls it {names[table]!r}")
     for table, model in models.items():

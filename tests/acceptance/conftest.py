@@ -13,11 +13,11 @@ from typing import Any, Final
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.queues import queues as queues
 from tests.command_processes import CommandProcesses
+from tests.internals.database import Database
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any, Final
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.core.settings import PREFIX
 from tests.acceptance.processes import WORKER, Process, eventually, started
+from tests.internals.core import PREFIX
+from tests.internals.embedded import embedded
 
 EXAMPLES: Final = Path(__file__).parents[2] / "docs/examples"
 
@@ -45,9 +45,19 @@ class Application:
         with started([sys.executable, "-W", "error", "-c", text], self.environment, log) as process:
             assert process.running.wait(60) == 0, process.text()
 
+    def unfinished(self) -> int:
+        """Return how many messages are queued, delayed or running.
+
+        A message that waits until another delivery of its key ends is delayed. It is in no worker and not in the queue.
+        """
+        with self.client.pipeline(transaction=True) as pipeline:  # one moment: messages move between the two
+            for queue in ("default", "default.DQ"):
+                pipeline.hlen(f"{self.namespace}:{queue}.msgs")
+            return sum(pipeline.execute())
+
     def wait_until_done(self, process: Process) -> None:
         """Wait until every message of the queue is processed."""
-        eventually(lambda: not self.client.hlen(f"{self.namespace}:default.msgs"), process)
+        eventually(lambda: not self.unfinished(), process)
 
 
 def without_settings(environment: Mapping[str, str], **own_settings: Any) -> dict[str, str]:

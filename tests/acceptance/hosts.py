@@ -18,11 +18,16 @@ import psycopg2
 import pytest
 import redis
 
-from housekeeping.embedded.processes import spawn, unprivileged_account
-from housekeeping.embedded.programs import find_postgres, find_redis, runnable_postgres, runnable_program
-from housekeeping.embedded.server import data_folder
 from tests.acceptance.processes import eventually
 from tests.conftest import Urls
+from tests.internals.embedded import (
+    data_folder,
+    find_postgres,
+    find_redis,
+    runnable_postgres,
+    spawn,
+    unprivileged_account,
+)
 
 _END_S: Final = 60
 
@@ -112,10 +117,9 @@ def servers(address: str) -> Iterator[Urls]:
     if account is not None:
         # That account may not be able to read their folder, for example in a home directory.
         postgres = runnable_postgres(postgres, account, folder)
-        redis_server = runnable_program(redis_server, account, folder)
 
     def run(*command: str | Path) -> subprocess.Popen[bytes]:
-        return spawn(list(command), account, folder, log)
+        return spawn(list(command), None if command[0] == redis_server else account, folder, log)
 
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)

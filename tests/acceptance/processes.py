@@ -84,3 +84,9 @@ def eventually(holds: Callable[[], object], *processes: Process, patience_s: flo
         logs = "\n".join(process.text() for process in processes)
         assert time.monotonic() < deadline, f"it did not come true in time; the logs:\n{logs}"
         time.sleep(0.05)
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    """Read the lines on a process's stderr until one contains the text."""
+    assert process.stderr is not None
+    assert any(text in line for line in process.stderr)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from dramatiq import Message
 
-from housekeeping.brokers import message_broker
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import close
+from tests.internals.brokers import message_broker
 
 
 class Queues:

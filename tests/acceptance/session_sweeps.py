@@ -12,7 +12,7 @@ def sessions_module(action: str = "Delete()", *, hold: str = "None", table: str 
     return f"""
 from datetime import timedelta
 from peewee import SQL, TextField
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, Rows, Sweep, UtcDateTimeField
 
 class UserSession(BaseModel):
     token = TextField(primary_key=True)
@@ -22,10 +22,13 @@ class UserSession(BaseModel):
         table_name = "{table}"
 
 expired_sessions = Sweep(
-    name="{NAME}",
-    stale=lambda now: UserSession.expires_at <= now,
-    hold={hold},
-    order=(UserSession.expires_at, UserSession.token),
-    action={action},
+    "{NAME}",
+    Rows(
+        UserSession,
+        stale=lambda row, now: row.expires_at <= now,
+        hold={hold},
+        order="expires_at",
+        action={action},
+    ),
 )
 """

@@ -10,15 +10,13 @@ from typing import Final
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.middleware.deduplication.keys import key_prefix
-from housekeeping.sweeps.ledger.action_log import logged_actions
-from housekeeping.sweeps.ledger.models import NOW, Run
+from housekeeping import ExclusiveLease, Settings
 from tests.acceptance.conftest import Command
 from tests.acceptance.session_sweeps import NAME as SWEEP
 from tests.acceptance.session_sweeps import sessions_module
+from tests.internals.database import Database
+from tests.internals.ledger import NOW, Run, logged_actions
+from tests.internals.middleware import key_prefix
 from tests.unit.cli.test_help import CHANGING, READING
 
 #: Starts many processes.

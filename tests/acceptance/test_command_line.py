@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.acceptance.conftest import Command
 
 WORKER = "user_status_cleanup.batch"
@@ -49,22 +49,6 @@ def test_command_error_is_one_line(
     assert (finished.returncode, finished.stdout) == (status, "")
     assert finished.stderr.startswith("housekeeping: ") and finished.stderr.count("\n") == 1
     assert line in finished.stderr and "hunter2" not in finished.stderr
-
-
-def test_wrong_database_name_is_one_error_line(command: Command, settings: Settings) -> None:
-    assert settings.database_url is not None
-
-    finished = command("status", DATABASE_URL=f"{settings.database_url}&dbname=no_such_database")
-
-    assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (1, "", 1)
-    assert 'database "no_such_database" does not exist' in finished.stderr
-
-
-@pytest.mark.parametrize("arguments", [[], ["leases"]])
-def test_group_without_a_command_shows_its_help(command: Command, arguments: list[str]) -> None:
-    finished = command(*arguments)
-
-    assert "Commands:" in finished.stdout + finished.stderr
 
 
 def test_traceback_is_shown_only_with_debug(command: Command) -> None:
@@ -147,36 +131,6 @@ def test_list_shows_the_pace_of_a_worker(command: Command, made: None) -> None:
     assert (row["max_rows_per_s"], row["rest"]) == (500, 0.5)
 
 
-def test_narrow_terminal_truncates_nothing(command: Command, made: None, environment: dict[str, str]) -> None:
-    environment["COLUMNS"] = "20"
-
-    shown = command("list").stdout.split()
-
-    assert WORKER in "".join(shown) and shown.count("*") >= 5
-
-
-@pytest.mark.slow
-def test_output_to_a_file_is_not_wrapped_or_colored(command: Command, add: Callable[[int], None]) -> None:
-    add(20_000)
-    command("run", WORKER)
-
-    shown = command("status").stdout
-
-    assert "deleted_rows 20,000, batches 200" in shown
-    assert "\x1b" not in shown
-
-
-def test_plan_shows_the_counts_of_a_run(command: Command, add: Callable[[int], None]) -> None:
-    add(201)
-
-    shown = command("plan", WORKER)
-    planned = json.loads(command("plan", WORKER, "--json").stdout)
-
-    assert shown.returncode == 0
-    assert " 201 " in shown.stdout
-    assert (planned["worker"], planned["stale_rows"], planned["batches"]) == (WORKER, 201, 3)
-
-
 @pytest.mark.slow
 def test_status_shows_last_run_backlog_queues_and_alerts(command: Command, add: Callable[[int], None]) -> None:
     command("run", WORKER)
@@ -197,15 +151,6 @@ def test_status_without_redis_shows_the_rest(command: Command, made: None) -> No
     assert finished.returncode == 0
     assert WORKER in finished.stdout and "Redis did not answer" in finished.stdout
     assert "hunter2" not in finished.stdout + finished.stderr
-
-
-@pytest.mark.slow
-def test_init_can_be_repeated(command: Command, settings: Settings) -> None:
-    first, second = (command("init", "--with-tables").stdout.splitlines() for _ in range(2))
-
-    assert first[0] == f"schema {settings.schema_name}: created"
-    assert second[0] == f"schema {settings.schema_name}: up to date"
-    assert ("table user_statuses: created" in first, "table user_statuses: already exists" in second) == (True, True)
 
 
 def test_init_prints_what_it_made_as_json(command: Command, settings: Settings) -> None:
@@ -262,14 +207,25 @@ def test_families_without_tables_are_shown_in_a_line_each(command: Command, show
     assert "ALERT user_status" not in shown.stdout
 
 
-@pytest.mark.slow
-def test_status_json_names_the_setup_problem(command: Command) -> None:
+@pytest.mark.parametrize(
+    ("settings", "areas"),
+    [
+        ({"DATABASE_URL": "", "REDIS_URL": ""}, ["postgres", "redis"]),
+        ({"DATABASE_URL": ""}, ["postgres"]),
+        ({"REDIS_URL": ""}, ["redis"]),
+    ],
+)
+def test_doctor_names_each_missing_url_and_examines_the_rest(
+    command: Command, settings: dict[str, str], areas: list[str]
+) -> None:
     command("init")
 
-    [shown] = [each for each in json.loads(command("status", "--json").stdout)["workers"] if each["worker"] == WORKER]
+    findings = json.loads(command("doctor", "--json", **settings).stdout)["findings"]
 
-    assert (shown["state"], shown["alarms"]) == ("not_set_up", [])
-    assert shown["not_set_up"] == "table user_statuses is not in this database"
+    unset = [each for each in findings if each["text"].endswith("_URL is not set")]
+    assert [(each["area"], each["level"]) for each in unset] == [(area, "error") for area in areas]
+    examined = {each["area"] for each in findings if each["level"] == "fine"}
+    assert examined.isdisjoint(areas) and (not examined) == (len(areas) == 2)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from psycopg2.extensions import parse_dsn
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.acceptance.examples import EXAMPLES
 
 #: Every character with a meaning in a URL, a connection string or a shell.

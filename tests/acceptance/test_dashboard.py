@@ -21,15 +21,14 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support import expected_conditions as until
 from selenium.webdriver.support.wait import WebDriverWait
 
-from housekeeping.core.settings import Settings
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.ledger import overrides
-from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.web.application import create_app
-from housekeeping.workers import configured_sweeps
+from housekeeping import ExclusiveLease, Settings
 from tests.acceptance.browser import FITS, chromium, looks, require_chromium
 from tests.acceptance.conftest import Command
 from tests.integration.web.serving import serving_in_a_thread
+from tests.internals.ledger import Override
+from tests.internals.ledger import override_rows as overrides
+from tests.internals.web import create_app
+from tests.internals.workers import configured_sweeps
 
 pytestmark = pytest.mark.slow
 

@@ -12,22 +12,17 @@ from dramatiq import Actor, Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
+from housekeeping import Settings
 from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.internals.database import Database
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
 
 #: By its name, so that the traceback contains the value only in the error's text.
 SAID: Final = "no answer from amqp://me:hunter2@host/ \x1b[31mred"
-
-
-@pytest.fixture
-def broker_url() -> None:
-    """Return a Redis broker's URL, with any ``--broker``."""
 
 
 @pytest.fixture
@@ -64,26 +59,6 @@ def test_dead_letter_list_shows_actor_and_error(command: Command, dead: Message[
     assert line.startswith(f"{dead.message_id}  charge  default  ")
     assert "ConnectionError: no answer from amqp://me:***@host/" in line
     assert "\x1b" not in finished.stdout and "hunter2" not in finished.stdout
-
-
-def test_empty_dead_letter_list_says_so(command: Command, dead: Message[Any]) -> None:
-    unmatched = command("deadletters", "list", "--actor", "mail")
-    command("deadletters", "delete", "--all", "--yes")
-    emptied = command("deadletters", "list")
-
-    assert unmatched.stdout == "no dead letters match\n0 shown, 1 dead letter in total\n"
-    assert (emptied.returncode, emptied.stdout) == (0, "no dead letters\n")
-
-
-def test_dead_letter_list_fits_80_columns_with_whole_ids(
-    command: Command, dead: Message[Any], environment: dict[str, str]
-) -> None:
-    environment["COLUMNS"] = "80"
-
-    shown = command("deadletters", "list").stdout
-
-    assert f"ID         {dead.message_id}" in shown
-    assert [line for line in shown.splitlines() if len(line.rstrip()) > 80] == []
 
 
 def test_dead_letter_json_has_the_newest_and_the_total(command: Command, dead: Message[Any]) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
 from tests.acceptance.queues import Queues
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 
 pytestmark = pytest.mark.slow
 

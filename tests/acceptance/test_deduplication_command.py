@@ -10,7 +10,7 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.acceptance.conftest import Command
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
@@ -49,17 +49,6 @@ def test_keys_are_listed_with_message_state_and_expiry(command: Command, broker:
     assert [by_message[m.message_id]["state"] for m in (running, waiting)] == ["running", "waiting"]
     assert [by_message[m.message_id]["again"] for m in (running, waiting)] == [True, False]
     assert all(each["actor"] == "work" and 500 < each["remaining_s"] <= 600 for each in seen)
-
-
-def test_released_key_is_printed_as_json(command: Command, broker: RedisBroker) -> None:
-    message = declared(broker, [], **executed()).send()
-    (held,) = listed(command)
-
-    freed = json.loads(command("dedup", "release", held["key"], "--json").stdout)
-
-    assert [(each["key"], each["message_id"], each["released"]) for each in freed["keys"]] == [
-        (held["key"], message.message_id, True)
-    ]
 
 
 def test_released_key_is_reported_with_its_consequence(command: Command, broker: RedisBroker) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.unit.docs.blocks import ROOT, blocks
 
 

@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
-from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import WORKER as DRAMATIQ
 from tests.acceptance.processes import eventually, started
+from tests.internals.ledger import Run
 
 pytestmark = pytest.mark.slow
 
@@ -63,12 +63,6 @@ def test_disabled_worker_is_enqueued_with_a_warning(command: Command, made: None
     sent = json.loads(command("enqueue", WORKER, "--json", WORKERS=f'{{"{WORKER}": {{"enabled": false}}}}').stdout)
 
     assert sent["enqueued"] and "is disabled in HOUSEKEEPING_WORKERS" in sent["warning"]
-
-
-def test_argument_is_part_of_the_deduplication_key(command: Command, made: None) -> None:
-    sent = [json.loads(command("enqueue", CLEANUP, project, "--json").stdout) for project in ("1", "2", "1")]
-
-    assert [each["enqueued"] for each in sent] == [True, True, False]
 
 
 @pytest.mark.parametrize(

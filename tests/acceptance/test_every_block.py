@@ -13,10 +13,10 @@ from typing import Any, Final
 import pytest
 from psycopg2 import sql
 
-from housekeeping.workers import BUILT_IN
 from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
+from tests.internals.workers import BUILT_IN
 from tests.unit.docs.blocks import PAGES, RUN, Block, blocks, name_of, run_elsewhere
 
 #: Placeholders for a reader's own servers.

@@ -13,13 +13,13 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 from sqlalchemy.engine import URL
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.leases.fencing import Lease
+from housekeeping import Settings
 from tests.acceptance.examples import EXAMPLES, Application, without_settings
 from tests.acceptance.examples import client as client
 from tests.acceptance.examples import redis_url as redis_url
 from tests.acceptance.processes import started
+from tests.internals.database import Database
+from tests.internals.leases import Lease
 
 pytestmark = pytest.mark.slow
 
@@ -30,18 +30,14 @@ from datetime import timedelta
 
 import housekeeping
 from housekeeping.core.errors import LeaseLost
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.database.connection import database
-from housekeeping.leases.current import current_lease
-from housekeeping.leases.store import RedisLeaseStore
+from housekeeping.core.redis import shared_redis
+from housekeeping.leases.lease import current_lease
+from housekeeping.leases.renewal import RedisLeaseStore
 from {package}.tasks import send_reminders
 
-another = housekeeping.ExclusiveLease("reminders", timedelta(minutes=10))
-with housekeeping.ExclusiveLease("reminders", timedelta(minutes=10)) as lease:
+another = housekeeping.ExclusiveLease("reminders", timedelta(minutes=10), fenced=True)
+with housekeeping.ExclusiveLease("reminders", timedelta(minutes=10), fenced=True) as lease:
     current_lease.set(lease)  # as if its message were at work
-    if {has_fenced}:
-        with database.atomic():
-            lease.fence()
     leases = RedisLeaseStore(shared_redis.get(), shared_redis.namespace)
     leases.release("reminders", leases.owner("reminders"))  # as if it slept for more than the ttl
     assert another.try_obtain() is not None
@@ -114,13 +110,12 @@ def test_leased_actor_commits_on_its_applications_connection(
     assert [lease.key for lease in Lease.select()] == ["reminders"]
 
 
-@pytest.mark.parametrize("has_fenced", [False, True])
 def test_actor_whose_lease_passed_on_cannot_commit_on_its_connection(
-    reminding: Application, admin: Connection, tmp_path: Path, has_fenced: bool
+    reminding: Application, admin: Connection, tmp_path: Path
 ) -> None:
     package = reminding.module.partition(".")[0]
 
-    reminding.run(LATE.format(package=package, has_fenced=has_fenced), tmp_path / "late.log")
+    reminding.run(LATE.format(package=package), tmp_path / "late.log")
 
     assert sent(reminding, admin) == [("due", False), ("later", False)]
 

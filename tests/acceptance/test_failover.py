@@ -16,15 +16,15 @@ import psycopg2
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
+from housekeeping import Settings
 from tests.acceptance.processes import eventually, started
 from tests.acceptance.test_several_hosts import BUILDS, DROP_CANCELING, Queue
 from tests.acceptance.test_several_hosts import commits as commits
 from tests.conftest import Urls
 from tests.failover_servers import make_synchronous
 from tests.integration.database.replicas.standby import Standby
+from tests.internals.database import Database
+from tests.internals.embedded import embedded
 from tests.spare_schema import SpareSchema
 from tests.unit.docs.blocks import ROOT, blocks
 

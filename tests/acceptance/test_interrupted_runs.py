@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,18 +14,15 @@ from typing import Any, Final
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
-from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from housekeeping import Settings
 from tests.acceptance.conftest import Command
-from tests.acceptance.processes import eventually
+from tests.acceptance.processes import eventually, wait_for_line
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 
 pytestmark = pytest.mark.slow
 
 WORKER: Final = "user_status_cleanup.batch"
-CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
 PARCELS: Final = "shop.parcels"
 SIGNALS: Final = [signal.SIGINT, signal.SIGTERM]
 
@@ -34,7 +30,7 @@ SIGNALS: Final = [signal.SIGINT, signal.SIGTERM]
 MODULE: Final = """
 import os, pathlib, signal, time
 from peewee import IntegerField
-from housekeeping import BaseModel, Call, Delete, Sweep
+from housekeeping import BaseModel, Call, Delete, Limits, Rows, Sweep
 
 class Parcel(BaseModel):
     id = IntegerField(primary_key=True)
@@ -60,8 +56,9 @@ def send(parcel):
         globals()[os.environ["WAITS_BY"]]()
 
 parcels = Sweep(
-    name="shop.parcels", stale=lambda now: Parcel.id > 0, order=(Parcel.id,), action=Call(send, then=Delete()),
-    batch_size=2, always_stale=True, counts=("deleted_rows", "batches"),
+    "shop.parcels",
+    Rows(Parcel, stale=lambda row: row.id > 0, action=Call(send, then=Delete())),
+    limits=Limits(batch=2),
 )
 """
 
@@ -126,7 +123,7 @@ def waiting_for_lock(admin: Connection) -> bool:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_run_ends_during_a_long_statement(
+def test_run_ends_after_the_batch_of_a_long_statement(
     running: Started,
     command: Command,
     add: Callable[[int], None],
@@ -136,7 +133,7 @@ def test_run_ends_during_a_long_statement(
 ) -> None:
     add(300)
     with admin.cursor() as cursor:
-        # The second batch waits for a lock that is never released.
+        # The second batch waits for a lock.
         cursor.execute(
             f"CREATE FUNCTION {settings.namespace}.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
             f"IF (SELECT count(*) FROM {settings.namespace}.user_statuses) < 300 THEN "
@@ -151,41 +148,18 @@ def test_run_ends_during_a_long_statement(
     eventually(lambda: waiting_for_lock(admin))
 
     process.send_signal(number)
+    wait_for_line(process, "the run ends after its batch")
+    with admin.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock(4712)")
     result, line = ended(process)
 
     assert (process.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
     assert line == (
-        f"housekeeping: {WORKER} was interrupted; committed: deleted_rows 100, batches 1; the next run resumes"
+        f"housekeeping: {WORKER} was interrupted; committed: deleted_rows 200, batches 2; the next run resumes"
     )
-    assert_closed(deleted_rows=100)
-    assert not waiting_for_lock(admin), "the server has stopped, too"
-    with admin.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_unlock(4712)")
-    assert json.loads(command("run", WORKER, "--json").stdout)["counts"]["deleted_rows"] == 200
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("waits_by", ["sleep", "ask_object_store"])
-def test_run_ends_during_a_long_external_call(
-    running: Started,
-    parcels: None,
-    silent_server: str,
-    command: Command,
-    tmp_path: Path,
-    waits_by: str,
-    number: signal.Signals,
-) -> None:
-    process = running(PARCELS, WAITS_BY=waits_by, ENDPOINT=silent_server)
-    eventually((tmp_path / "called").exists)
-
-    process.send_signal(number)
-    result, line = ended(process)
-
-    assert (process.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
-    assert "deleted_rows 4, batches 2; the next run resumes" in line
-    assert_closed(deleted_rows=4)
-    explained = command("runs", str(result["run_id"])).stdout
-    assert "result: it was interrupted, by Ctrl-C or SIGTERM" in explained
+    assert_closed(deleted_rows=200)
+    assert json.loads(command("run", WORKER, "--json").stdout)["counts"]["deleted_rows"] == 100
+    assert "result: it was interrupted, by Ctrl-C or SIGTERM" in command("runs", str(result["run_id"])).stdout
 
 
 def test_batch_in_progress_is_committed_before_the_run_ends(running: Started, parcels: None) -> None:
@@ -198,10 +172,11 @@ def test_batch_in_progress_is_committed_before_the_run_ends(running: Started, pa
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("waits_by", ["sleep", "ask_object_store"])
 def test_second_signal_ends_the_process_at_once(
-    running: Started, parcels: None, tmp_path: Path, number: signal.Signals
+    running: Started, parcels: None, silent_server: str, tmp_path: Path, waits_by: str, number: signal.Signals
 ) -> None:
-    process = running(PARCELS, WAITS_BY="sleep")
+    process = running(PARCELS, WAITS_BY=waits_by, ENDPOINT=silent_server)
     eventually((tmp_path / "called").exists)
 
     while process.poll() is None:
@@ -235,32 +210,3 @@ def _waits_for_table(admin: Connection, settings: Settings) -> bool:
             [f"{settings.namespace}.user_statuses"],
         )
         return cursor.fetchone() is not None
-
-
-def test_run_ends_its_git_process(
-    running: Started, postgres: Database, environment: dict[str, str], tmp_path: Path
-) -> None:
-    postgres.create_tables([Deletion])
-    Deletion.create(project_id=1, ref="refs/heads/a")
-    (tmp_path / "repositories" / hashed_path(1)).mkdir(parents=True)
-    (tmp_path / "bin").mkdir()
-    git = tmp_path / "bin/git"
-    git.write_text(
-        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new && mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 3600\n"
-    )
-    git.chmod(0o755)
-    process = running(
-        CLEANUP,
-        "1",
-        PATH=f"{tmp_path}/bin:{environment['PATH']}",
-        HOUSEKEEPING_REPOSITORIES_ROOT=str(tmp_path / "repositories"),
-    )
-    eventually((tmp_path / "pid").exists)
-
-    process.send_signal(signal.SIGINT)
-    result, _ = ended(process)
-
-    assert (process.returncode, result["outcome"], result["reason"]) == (0, "partial", "shutdown")
-    assert_closed(failed=0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.core.wording import how_to_install
 from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
+from tests.internals.core import how_to_install
 
 pytestmark = pytest.mark.slow
 

@@ -68,10 +68,3 @@ def test_list_and_status_name_each_worker_in_full(command: Command, busy: None) 
         shown = command(*words).stdout
 
         assert WORKER in shown.split() and re.search(rf"^{re.escape(STATUSES)}$", shown, re.MULTILINE)
-
-
-def test_columns_of_a_narrow_list_are_aligned(command: Command, busy: None) -> None:
-    lines = command("list").stdout.splitlines()
-
-    begins = {found.start() for line in lines if (found := re.search(r"\d{4}-\d\d-\d\d \d\d:", line))}
-    assert begins == {lines[1].index("NEXT TICK")}

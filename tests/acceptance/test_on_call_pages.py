@@ -13,13 +13,12 @@ from typing import Final
 
 import pytest
 
-from housekeeping.core.settings import PREFIX
-from housekeeping.sweeps.insight.attempts import REASONS
-from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.processes import eventually, started
 from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
+from tests.internals.core import PREFIX
+from tests.internals.ledger import Run
 
 pytestmark = pytest.mark.slow
 
@@ -150,16 +149,3 @@ def test_commands_of_an_on_call_page_work_as_shown(history: Installation, tmp_pa
             reader.do(kind, text)
 
     assert "sh" in {kind for kind, _ in blocks}
-
-
-def test_every_on_call_question_has_a_page_in_the_index() -> None:
-    index = (HOWTO.parent / "index.md").read_text(encoding="utf-8")
-
-    assert [page for page in PAGES if f"howto/{page}\n" not in index] == []
-
-
-def test_every_reason_of_a_tick_is_on_its_page() -> None:
-    page = (HOWTO / "why-did-it-not-run.md").read_text(encoding="utf-8")
-
-    named = ("paused", "disabled", "lease_held", "deduplicated", "already_done", "tick_already_sent", "retry_waits")
-    assert [reason for reason in named if reason not in page or reason not in REASONS] == []

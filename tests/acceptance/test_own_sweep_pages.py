@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -21,12 +20,13 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 
 from docs.generators.example_blocks import path_of
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.testing import assert_survives_kill
+from housekeeping import Settings
+from housekeeping.testing.assertions import assert_survives_kill
 from tests.acceptance.test_every_block import _Reader
 from tests.command_processes import CommandProcesses
+from tests.declarations import changed
 from tests.installation import Installation
+from tests.internals.database import Database
 from tests.unit.docs.blocks import ROOT, Block, blocks
 
 pytestmark = pytest.mark.slow
@@ -243,7 +243,7 @@ def test_archiving_process_killed_anywhere_loses_and_leaves_no_row(
     folder = reader.folder / "archive"
     monkeypatch.setenv("ARCHIVE", str(folder))
     module = runpy.run_path(str(reader.folder / "shop/archive.py"))
-    sweep = dataclasses.replace(module["old_entries"], batch_size=4)
+    sweep = changed(module["old_entries"], batch=4)
 
     points = assert_survives_kill(
         sweep, outside=lambda: archived(reader), restore=lambda: shutil.rmtree(folder, ignore_errors=True)

@@ -10,12 +10,11 @@ from typing import Final
 
 import pytest
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
-from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually, started
 from tests.acceptance.session_sweeps import NAME as SWEEP
 from tests.acceptance.session_sweeps import sessions_module
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -29,13 +28,6 @@ def shop(tmp_path: Path) -> Path:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/sweeps.py").write_text(sessions_module())
     return tmp_path
-
-
-def test_missing_module_ends_a_command_with_one_line(command: Command, shop: Path) -> None:
-    finished = command("status", SWEEPS="shop.nowhere")
-
-    assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (2, "", 1)
-    assert finished.stderr.startswith("housekeeping: HOUSEKEEPING_SWEEPS names 'shop.nowhere', which is not found; it")
 
 
 def test_missing_module_ends_a_dramatiq_worker_with_one_line(environment: dict[str, str], shop: Path) -> None:
@@ -54,19 +46,6 @@ def test_missing_module_ends_a_dramatiq_worker_with_one_line(environment: dict[s
     assert finished.returncode != 0
     assert len(said) == 1 and "names 'shop.nowhere', which is not found" in said[0]
     assert "Traceback" not in finished.stderr
-
-
-def test_command_finds_a_module_in_the_current_folder(environment: dict[str, str], shop: Path) -> None:
-    listed = subprocess.run(
-        [PROGRAM, "list", "--json"],
-        env={**environment, "HOUSEKEEPING_SWEEPS": "shop.sweeps"},
-        cwd=shop,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert [row["worker"] for row in json.loads(listed.stdout)][-1] == SWEEP
 
 
 def test_init_creates_the_tables_of_an_applications_sweeps(

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 import housekeeping
-from housekeeping.core.settings import PREFIX
+from tests.internals.core import PREFIX
 
 pytestmark = pytest.mark.slow
 
@@ -117,19 +117,6 @@ def test_command_line_works_without_any_extra(installed: Environment) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "doctor" in done.stdout
-
-
-def test_workers_are_listed_without_any_setup(installed: Environment) -> None:
-    done = installed.run("housekeeping", "list")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "user_status_cleanup.batch" in done.stdout
-
-
-def test_package_import_emits_no_warning(installed: Environment) -> None:
-    done = installed.run("python", "-W", "error", "-c", "import housekeeping; housekeeping.Sweep; housekeeping.install")
-
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_worker_process_names_a_missing_setting_in_one_line(installed: Environment) -> None:

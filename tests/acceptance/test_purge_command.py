@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import eventually
 from tests.acceptance.session_sweeps import NAME, sessions_module
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 
 EXPIRED = "expires_at < now()"
 #: Hold of three sessions.
-WEEK_OLD = """lambda: UserSession.expires_at < SQL("now() - interval '7 days'")"""
+WEEK_OLD = """lambda row: row.expires_at < SQL("now() - interval '7 days'")"""
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +96,14 @@ def test_wrong_usage_is_one_line(command: Command, postgres: Database, arguments
     assert left(postgres) == 12
 
 
+def test_installation_that_only_purges_misses_no_process(command: Command, postgres: Database) -> None:
+    command("purge", "sessions", "--where", EXPIRED, "--yes")
+
+    status = command("status", "--json", "--fail-on-alert")
+
+    assert (status.returncode, json.loads(status.stdout)["alarms"]) == (0, [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "exit_code", "rows"), [("y\n", 0, 2), ("n\n", 1, 12)])
 def test_terminal_is_asked_for_a_confirmation(
@@ -120,10 +130,11 @@ def test_terminal_is_asked_for_a_confirmation(
     assert (process.returncode, left(postgres)) == (exit_code, rows)
 
 
-@pytest.mark.slow
-def test_killed_purge_is_resumed(
-    command: Command, environment: dict[str, str], tmp_path: Path, postgres: Database, admin: Connection
-) -> None:
+@pytest.fixture
+def purging(
+    environment: dict[str, str], tmp_path: Path, postgres: Database, admin: Connection
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Purge that has committed two batches and hangs in the third one."""
     postgres.execute_sql(
         "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS "
         "'BEGIN IF OLD.id = 5 THEN PERFORM pg_sleep(25); END IF; RETURN OLD; END';"
@@ -140,24 +151,53 @@ def test_killed_purge_is_resumed(
     )
     try:
         eventually(lambda: left(postgres) == 8)
+        yield process
     finally:
         process.kill()
         process.wait()
+        end_hanging_statement(admin, postgres)
+
+
+def end_hanging_statement(admin: Connection, postgres: Database) -> None:
     with admin.cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query ~ 'sessions'"
         )
-    eventually(lambda: postgres.execute_sql("SELECT id FROM sessions WHERE id = 5 FOR UPDATE SKIP LOCKED").fetchone())
-    postgres.execute_sql("DROP TRIGGER hang ON sessions")
-    [killed] = Run.select()
+    free = "SELECT count(*) FROM (SELECT FROM sessions FOR UPDATE SKIP LOCKED) AS free"
+    eventually(lambda: postgres.execute_sql(free).fetchone()[0] == left(postgres))
+    postgres.execute_sql("DROP TRIGGER IF EXISTS hang ON sessions")
 
-    at_once = command("purge", "--resume", str(killed.id))
-    Run.update(heartbeat_at=killed.heartbeat_at.replace(year=2020)).execute()
-    resumed = command("purge", "--resume", str(killed.id), "--json")
 
-    assert (at_once.returncode, "may still be at work" in at_once.stderr) == (2, True)
-    result = json.loads(resumed.stdout)
-    assert (resumed.returncode, result["outcome"], left(postgres)) == (0, "done", 2)
+@pytest.mark.slow
+@pytest.mark.parametrize("suspended", [False, True])
+def test_purge_is_not_resumed_beside_its_living_process(
+    command: Command, purging: subprocess.Popen[bytes], suspended: bool
+) -> None:
+    if suspended:
+        os.kill(purging.pid, signal.SIGSTOP)
+    [begun] = Run.select()
+
+    refused = command("purge", "--resume", str(begun.id))
+
+    assert (refused.returncode, f"may still be at work ({begun.host}:{purging.pid})" in refused.stderr) == (2, True)
+    assert [run.outcome for run in Run.select()] == [None]
+
+
+@pytest.mark.slow
+def test_killed_purge_is_resumed_after_a_minute_of_silence(
+    command: Command, postgres: Database, admin: Connection, purging: subprocess.Popen[bytes]
+) -> None:
+    purging.kill()
+    purging.wait()
+    end_hanging_statement(admin, postgres)
+    [begun] = Run.select()
+
+    at_once = command("purge", "--resume", str(begun.id))
+    Run.update(heartbeat_at=begun.heartbeat_at.replace(year=2020)).execute()
+    resumed = command("purge", "--resume", str(begun.id), "--json")
+
+    assert (at_once.returncode, "once it has been silent for 60 s" in at_once.stderr) == (2, True)
+    assert (resumed.returncode, json.loads(resumed.stdout)["outcome"], left(postgres)) == (0, "done", 2)
     first, second = Run.select().order_by(Run.id)
     assert (first.outcome, first.counts["deleted_rows"], second.counts["deleted_rows"]) == ("lost", 4, 6)
-    assert second.counts["purge"]["resumes"] == killed.id
+    assert second.counts["purge"]["resumes"] == begun.id

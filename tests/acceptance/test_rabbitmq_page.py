@@ -14,10 +14,10 @@ from typing import Final
 
 import pytest
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping import Settings
 from tests.acceptance.processes import Process, eventually, started
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 from tests.rabbitmq_server import Node, cluster, node
 from tests.unit.docs.blocks import ROOT, blocks
 

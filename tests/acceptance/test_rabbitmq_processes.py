@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.brokers import message_broker
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.workers import BUILT_IN
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
+from tests.internals.brokers import message_broker
+from tests.internals.database import Database
+from tests.internals.ledger import Run
+from tests.internals.workers import BUILT_IN
 from tests.rabbitmq_look import remove
 
 APP = "housekeeping.app"
@@ -36,8 +36,8 @@ import dramatiq
 
 import housekeeping
 from housekeeping.brokers import message_broker
-from housekeeping.core.telemetry import logs
-from housekeeping.core.redis.client import shared_redis
+from housekeeping.core import logs
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import Settings
 
 settings = Settings.load()

@@ -15,10 +15,10 @@ from typing import Final
 
 import pytest
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.embedded.programs import find_redis
+from housekeeping import Settings
 from tests.acceptance.processes import eventually, started
+from tests.internals.database import Database
+from tests.internals.embedded import find_redis
 from tests.rabbitmq_server import free_ports
 from tests.unit.docs.blocks import ROOT, blocks
 

@@ -72,16 +72,6 @@ def test_run_without_its_ledger_fails_and_names_the_remedy(command: Command, pre
     assert finished.stderr.splitlines()[-1].endswith(way_out)
 
 
-def test_error_of_a_run_is_printed_once_beside_the_logs(command: Command) -> None:
-    command("init")
-
-    finished = command("run", WORKER, BUILT_IN="user_status_cleanup")
-
-    printed = [line for line in (finished.stdout + finished.stderr).splitlines() if not line.startswith("{")]
-    assert sum("user_statuses" in line for line in printed) == 1
-    assert printed[-1].startswith(f"housekeeping: {WORKER} failed: ")
-
-
 def test_run_without_its_table_is_skipped_and_names_it(command: Command) -> None:
     command("init")
 
@@ -101,6 +91,7 @@ def test_disabled_worker_is_skipped_unless_forced(command: Command, made: None) 
     assert (skipped.returncode, json.loads(skipped.stdout)["reason"]) == (0, "disabled")
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_beside_the_result(
     environment: dict[str, str], tmp_path: Path, add: Callable[[int], None]
 ) -> None:
@@ -112,20 +103,6 @@ def test_progress_is_shown_on_a_terminal_beside_the_result(
     assert f"{WORKER}: counting" in shown
     assert " of 5,000 rows (" in shown and " rows/s, " in shown and " left" in shown
     assert "Run ended" in shown
-
-
-@pytest.mark.slow
-def test_progress_of_a_million_rows_has_their_total_and_the_time_left(
-    environment: dict[str, str], tmp_path: Path, add: Callable[[int], None]
-) -> None:
-    add(1_000_000)
-    limits = f'{{"{WORKER}": {{"max_runtime_s": 6}}}}'
-
-    said, shown = _on_a_terminal({**environment, "HOUSEKEEPING_WORKERS": limits}, tmp_path)
-
-    deleted = json.loads(said)["counts"]["deleted_rows"]
-    assert f"{deleted:,} of 1,000,000 rows (" in shown
-    assert " left in several runs" in shown
 
 
 def _on_a_terminal(environment: dict[str, str], folder: Path) -> tuple[bytes, str]:

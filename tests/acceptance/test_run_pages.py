@@ -13,17 +13,17 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support import expected_conditions as until
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.web.application import create_app
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from tests.acceptance.browser import FITS, Wait, looks, violations
 from tests.acceptance.test_dashboard import browser as browser
 from tests.acceptance.test_dashboard import one_browser as one_browser
 from tests.acceptance.test_dashboard import wait as wait
 from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.web.serving import serving_in_a_thread
+from tests.internals.database import Database
+from tests.internals.ledger import Run
+from tests.internals.web import create_app
+from tests.internals.workers import configured_sweeps
 
 pytestmark = pytest.mark.slow
 

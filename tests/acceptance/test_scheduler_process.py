@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import run_start
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.workers import BUILT_IN
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import PATIENCE_S, SCHEDULER, WORKER, eventually, started
 from tests.acceptance.queues import Queues
+from tests.internals.database import Database
+from tests.internals.embedded import embedded
+from tests.internals.ledger import Run, run_start
+from tests.internals.workers import BUILT_IN
 
 APP = "housekeeping.app"
 STATUSES = "user_status_cleanup.batch"
@@ -61,6 +60,7 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
     assert run.started_at - run.tick < timedelta(minutes=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [SCHEDULER, [*WORKER, "-p", "2"]], ids=["periodiq", "dramatiq"])
 def test_invalid_setting_ends_the_process_with_one_line(program: list[str], environment: dict[str, str]) -> None:
     environment["HOUSEKEEPING_CATCH_UP"] = "all"
@@ -78,7 +78,7 @@ def test_invalid_setting_raises_at_import(environment: dict[str, str]) -> None:
     environment["HOUSEKEEPING_CATCH_UP"] = "all"
 
     ended = subprocess.run(
-        [sys.executable, "-c", f"import {APP}"], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"from {APP} import broker"], env=environment, capture_output=True, text=True, timeout=60
     )
 
     assert "SettingsError: HOUSEKEEPING_CATCH_UP is 'all'" in ended.stderr
@@ -113,7 +113,7 @@ DYING = """
 import os, signal
 from housekeeping.app import broker
 from housekeeping.core.settings import Settings
-from housekeeping.middleware.enqueueing.redis_queues import RedisQueues
+from housekeeping.middleware.enqueue import RedisQueues
 
 owner, step = (broker, "put") if Settings.load().on_rabbitmq else (RedisQueues, "_execute")
 enqueue = getattr(owner, step)
@@ -159,7 +159,9 @@ def _kill_and_restart_a_scheduler(
     run_start.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
     in_the_folder = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH", "")]))
 
-    with started([*SCHEDULER, "dying"], environment | {"PYTHONPATH": in_the_folder}, tmp_path / "killed") as killed:
+    with started(
+        [*SCHEDULER, "dying:broker"], environment | {"PYTHONPATH": in_the_folder}, tmp_path / "killed"
+    ) as killed:
         assert killed.running.wait(PATIENCE_S) == -signal.SIGKILL
     claims = f"{environment['HOUSEKEEPING_NAMESPACE']}:tick_claim:*"
     eventually(lambda: not list(redis_client.scan_iter(match=claims)))

@@ -12,12 +12,12 @@ import redis
 from dramatiq import Message
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.acceptance.hosts import Network, network, servers
 from tests.acceptance.processes import Process, eventually, started
 from tests.conftest import Urls
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 from tests.spare_schema import SpareSchema
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.brokers import message_broker
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.acceptance.processes import WORKER, eventually, started
+from tests.internals.brokers import message_broker
+from tests.internals.embedded import embedded
 from tests.rabbitmq_look import remove
 
 #: An application's own module, whose actor runs until it is stopped.
@@ -26,7 +26,7 @@ import dramatiq
 
 import housekeeping
 from housekeeping.brokers import message_broker
-from housekeeping.core.telemetry import logs
+from housekeeping.core import logs
 from housekeeping.core.settings import Settings
 
 settings = Settings.load()

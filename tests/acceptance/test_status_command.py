@@ -8,16 +8,18 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import pytest
+import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.acceptance.conftest import Command
+from tests.internals.embedded import embedded
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -47,6 +49,34 @@ def test_alert_fails_the_command_only_when_asked(command: Command, made: None) -
 
     assert (asked.returncode, plain.returncode, asked.stderr) == (1, 0, "")
     assert "no worker has sent a heartbeat yet" in asked.stdout and "no worker has sent a heartbeat yet" in plain.stdout
+
+
+@pytest.fixture
+def own_redis() -> Iterator[str]:
+    """Return the URL of a dedicated server, which a test may suspend."""
+    with embedded.start(postgres=False) as servers:
+        yield servers.redis_url
+
+
+@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
+def test_redis_that_does_not_answer_fails_the_command_only_when_asked(
+    command: Command, made: None, own_redis: str, fault: signal.Signals
+) -> None:
+    pid = redis.Redis.from_url(own_redis).info("server")["process_id"]
+    os.kill(pid, fault)
+    try:
+        asked, plain, as_json = (
+            command("status", WORKER, *words, REDIS_URL=own_redis)
+            for words in (["--fail-on-alert"], [], ["--fail-on-alert", "--json"])
+        )
+    finally:
+        if fault is signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+
+    assert (asked.returncode, plain.returncode, as_json.returncode) == (1, 0, 1)
+    [line] = [each for each in asked.stdout.splitlines() if "did not answer" in each]
+    assert line.startswith("UNAVAILABLE Redis did not answer") and line.endswith("not shown: queues, processes, leases")
+    assert "Redis did not answer" in json.loads(as_json.stdout)["redis"]
 
 
 def test_watch_prints_an_object_per_line(

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.schedule.tick_store import TickStore
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping import Settings
 from tests.acceptance.conftest import Command
+from tests.internals.ledger import Run
+from tests.internals.middleware import TickStore
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -141,16 +141,3 @@ def test_acknowledged_alert_names_its_user_in_status(made: None, command: Comman
     assert ", acknowledged by " in line
     assert wrong.returncode == 2 and "no alert 'backlog' is active; active alerts: last_run" in wrong.stderr
     assert [(each["action"], each["target"]) for each in logged] == [("acknowledge", "last_run")]
-
-
-def test_every_change_of_a_worker_is_in_the_log_of_actions(made: None, command: Command) -> None:
-    command("pause", WORKER, "--reason", "peak")
-    command("resume", WORKER)
-    command("run", WORKER, "--confirm")
-
-    listed = command("actions", "--target", WORKER)
-    logged = json.loads(command("actions", "--json").stdout)["actions"]
-
-    assert [each["action"] for each in logged] == ["confirm", "resume", "pause"]
-    assert logged[2]["result"] == f"{WORKER} is paused until it is resumed: peak" and "@" in logged[2]["user"]
-    assert logged[0]["result"].endswith("done") and "no actions" not in listed.stdout

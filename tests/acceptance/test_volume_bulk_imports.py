@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.workers.bulk_imports.worker import MODELS
 from tests.acceptance.conftest import RunMeasured
+from tests.internals.database import Database
+from tests.internals.workers import IMPORT_MODELS as MODELS
 
 pytestmark = pytest.mark.slow
 

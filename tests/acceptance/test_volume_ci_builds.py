@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from housekeeping.database.connection import Database
-from housekeeping.database.primary_key import restore_declared_key
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.acceptance.conftest import RunMeasured
+from tests.internals.database import Database, restore_declared_key
 
 pytestmark = pytest.mark.slow
 

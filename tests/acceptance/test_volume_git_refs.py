@@ -9,11 +9,11 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
+from housekeeping import Settings
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from tests.acceptance.conftest import RunMeasured
 from tests.integration.workers.batched_git_ref_updates.repositories import made
+from tests.internals.database import Database
 
 pytestmark = pytest.mark.slow
 

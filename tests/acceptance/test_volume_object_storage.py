@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.database.connection import Database
-from housekeeping.workers.object_storage import pending_entry
 from tests.acceptance.conftest import RunMeasured
+from tests.internals.database import Database
+from tests.internals.embedded import embedded
+from tests.internals.workers import pending_entry
 
 pytestmark = pytest.mark.slow
 

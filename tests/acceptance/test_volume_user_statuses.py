@@ -7,9 +7,9 @@ import json
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import RunMeasured
+from tests.internals.database import Database
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
+from tests.internals.ledger import Run
 
 pytestmark = pytest.mark.slow
 
@@ -55,13 +55,6 @@ def test_run_with_a_wrong_clock_exits_with_1_and_one_line(statuses: None, shifte
     assert "check NTP on this machine and on the database's" in line and "Traceback" not in finished.stderr
     assert UserStatus.select().count() == 5
     assert [(run.outcome, run.reason) for run in Run.select()] == [("failed", "clock")]
-
-
-def test_forced_run_with_a_fast_clock_keeps_rows_due_tomorrow(statuses: None, shifted: Shifted) -> None:
-    finished = shifted(2 * DAY_S, "run", WORKER, "--force", "--json")
-
-    assert json.loads(finished.stdout)["counts"]["deleted_rows"] == 3
-    assert UserStatus.select().count() == 2
 
 
 def test_plan_status_and_doctor_work_and_show_the_clock_difference(statuses: None, shifted: Shifted) -> None:

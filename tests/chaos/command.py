@@ -6,7 +6,7 @@ from tests.chaos.shortened import shorten_if_asked
 
 shorten_if_asked()
 
-from housekeeping.cli.main import main  # noqa: E402
+from tests.internals.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

@@ -11,12 +11,11 @@ from typing import Any, Final
 import psycopg2
 import pytest
 
-from housekeeping import embedded
-from housekeeping.embedded import Servers
 from tests.chaos.families import FIVE, Family
 from tests.chaos.figures import Figures
 from tests.chaos.trial import Trial
 from tests.chaos.verdicts import Undisturbed, undisturbed_run
+from tests.internals.embedded import Servers, embedded
 
 #: Duration of random faults.
 LONG_S: Final = 40.0

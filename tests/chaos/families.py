@@ -12,13 +12,12 @@ import redis
 from peewee import Model
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.workers.batched_git_ref_updates import worker as git_refs
-from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
-from housekeeping.workers.bulk_imports import worker as bulk_imports
-from housekeeping.workers.ci_stuck_builds import worker as ci_stuck_builds
-from housekeeping.workers.object_storage import pending_entry
-from housekeeping.workers.user_status_cleanup import worker as user_status_cleanup
 from tests.integration.workers.batched_git_ref_updates.repositories import made
+from tests.internals.workers import builds_worker as ci_stuck_builds
+from tests.internals.workers import git_worker as git_refs
+from tests.internals.workers import hashed_path, pending_entry
+from tests.internals.workers import imports_worker as bulk_imports
+from tests.internals.workers import status_worker as user_status_cleanup
 
 STALE: Final = 35  # three full batches of ten and a partial one
 FRESH: Final = 6
@@ -154,7 +153,7 @@ class Uploads(Family):
         folder = place.folder / "objects" / str(round)
         folder.mkdir(parents=True)
         now = int(time.time())
-        ages = {**{f"s{n}": 20_000 for n in range(STALE)}, **{f"f{n}": 60 for n in range(FRESH)}}
+        ages = {**{f"s{n}": 20_000 for n in range(self.stale)}, **{f"f{n}": 60 for n in range(FRESH)}}
         for name, age in ages.items():
             # Long, so that Redis stores even a small hash in an encoding that HSCAN pages through.
             path = f"{round}/{name}-{'x' * 80}"
@@ -208,7 +207,8 @@ IMPORTS: Final = Family(
     },
     {"batch_size": 10, "page_size": 10, "log_records": False},
 )
-UPLOADS: Final = Uploads("object_storage.delete_stale_direct_uploads", [], settings={"batch_size": 10})
+#: More than other records: a batch reads whole pages, and 35 entries were sometimes processed by two batches.
+UPLOADS: Final = Uploads("object_storage.delete_stale_direct_uploads", [], settings={"batch_size": 10}, stale=100)
 REFS: Final = Refs(
     "batched_git_ref_updates.project_cleanup",
     list(git_refs.MODELS.values()),

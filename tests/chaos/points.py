@@ -18,17 +18,12 @@ from typing import Any, Final
 import structlog
 from dramatiq import Broker, MessageProxy, Middleware
 
-from housekeeping.database.connection import Database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.one_round_trip import OneRoundTrip
-from housekeeping.sweeps.ledger import run_start, runs
-from housekeeping.sweeps.partitions import stage as partition_stage
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.workers.batched_git_ref_updates.cleanup import PendingDeletions
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
-from housekeeping.workers.batched_git_ref_updates.scheduling import PendingProjects
-from housekeeping.workers.object_storage.deletion import Deletion
-from housekeeping.workers.object_storage.upload_stage import PendingUploadsStage
+from housekeeping import ExclusiveLease
+from tests.internals.database import Database
+from tests.internals.engine import Commit
+from tests.internals.ledger import run_start, runs
+from tests.internals.sweeps import Candidates, TableStage
+from tests.internals.workers import Deletion, GitCli, PendingDeletions, PendingProjects, PendingUploadsStage
 
 FOLDER: Final = "CHAOS_FOLDER"
 GO: Final = "go"
@@ -107,7 +102,7 @@ def install(broker: Broker) -> None:
         _after(runs, name, cursor)
     _after(Database, "commit", commit)
     _around_one_round_trip(reached)
-    _after(partition_stage, "detach_first", lambda: reached("detach"))
+    _after(Candidates, "detach_first", lambda: reached("detach"))
     for owner in (Deletion, GitCli):
         _after(owner, "delete", lambda: reached("external"))
     for made in _PASSES:
@@ -120,7 +115,7 @@ def install(broker: Broker) -> None:
 
 def _around_one_round_trip(reached: Callable[[str], None]) -> None:
     """Hold a batch that is one statement before it is sent, instead of between its parts, and after its commit."""
-    original = OneRoundTrip.commit
+    original = Commit.in_one_statement
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +125,7 @@ def _around_one_round_trip(reached: Callable[[str], None]) -> None:
         reached("commit")
         return committed
 
-    OneRoundTrip.commit = wrapped  # type: ignore[method-assign]
+    Commit.in_one_statement = wrapped  # type: ignore[method-assign]
 
 
 def _after(owner: Any, name: str, then: Callable[[], None], given: bool = False) -> None:

@@ -7,11 +7,9 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final
 
-from housekeeping.brokers import redis as redis_broker
-from housekeeping.middleware import idempotency, retries
-from housekeeping.middleware.deduplication import middleware
-from housekeeping.sweeps.ledger import runs
-from housekeeping.workers.object_storage import upload_stage
+from tests.internals.brokers import redis as redis_broker
+from tests.internals.ledger import runs
+from tests.internals.middleware import idempotency, middleware, retries
 
 #: Environment variable that shortens the waits.
 SHORTENED: Final = "CHAOS_SHORTENED"
@@ -26,7 +24,6 @@ _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (idempotency, "_RUNNING_DELAY", timedelta(seconds=0.5)),
     (middleware, "_KEY_IN_USE_DELAY", timedelta(seconds=0.5)),
     (retries, "delay_before", lambda retry: timedelta(seconds=0.5)),
-    (upload_stage, "_GRACE", timedelta(seconds=1)),
 )
 
 

@@ -9,13 +9,13 @@ from typing import Final, Literal
 
 import pytest
 
-from housekeeping.embedded import Servers
 from tests.acceptance.processes import eventually
 from tests.chaos.conftest import MakeTrial
 from tests.chaos.families import FIVE, STATUSES
 from tests.chaos.figures import Figures
 from tests.chaos.trial import Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
+from tests.internals.embedded import Servers
 
 pytestmark = pytest.mark.long
 

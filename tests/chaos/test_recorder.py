@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
-from housekeeping.sweeps.ledger import run_start, runs
-from housekeeping.sweeps.ledger.schema import use_database
+from housekeeping import Settings
 from tests.chaos.conftest import MakeTrial
 from tests.chaos.families import BUILDS
 from tests.chaos.trial import Trial
+from tests.internals.database import database
+from tests.internals.ledger import run_start, runs, use_database
 
 KEY = "ci/stuck_builds/drop_canceling"
 
@@ -27,7 +26,7 @@ def trial(make_trial: MakeTrial) -> Iterator[Trial]:
     database.close()
 
 
-def begun() -> run_start.Attempt:
+def begun() -> run_start.RunStart:
     attempt = run_start.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
     assert attempt is not None
     return attempt

@@ -17,10 +17,6 @@ import psutil
 import psycopg2
 import redis
 
-from housekeeping.database.connection import connect_to, database
-from housekeeping.embedded import Servers
-from housekeeping.sweeps.ledger import schema
-from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import SCHEDULER, WORKER, Process, eventually, started
 from tests.chaos.families import Family, Place, State
 from tests.chaos.points import FOLDER, GO
@@ -28,6 +24,10 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.recorder import Recorder
 from tests.chaos.sending import Sender
 from tests.chaos.shortened import SHORTENED
+from tests.internals.database import connect_to, database
+from tests.internals.embedded import Servers
+from tests.internals.ledger import schema
+from tests.internals.workers import BUILT_IN
 
 APP: Final = "tests.chaos.app"
 PATIENCE_S: Final = 120.0

@@ -9,21 +9,26 @@ from typing import Any
 
 import psycopg2
 import pytest
+import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.clock import SystemClock
-from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import error_reporting, metrics
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.conftest import Urls
 from tests.integration.statements import watch_statements
+from tests.internals.core import SystemClock, error_reporting, metrics
+from tests.internals.database import Database
+from tests.internals.engine import rejection_store
+from tests.internals.ledger import Heartbeat, RedisHeartbeats, Run
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
 AddStatuses = Callable[..., None]
 #: Sets this machine's clock so far ahead of the real one.
+#: Writes a process's heartbeat that is so old.
+Beat = Callable[..., None]
 SetAhead = Callable[[timedelta], None]
+#: Makes a trigger act, in PL/pgSQL, before an event such as ``DELETE ON orders`` of rows that a condition holds for.
+Plant = Callable[[str, str, str], None]
 #: Holds the result of a query locked in another session for as long as the block.
 Locked = Callable[[str], AbstractContextManager[None]]
 
@@ -55,6 +60,21 @@ def add_statuses(statuses: type[UserStatus], admin: Connection) -> AddStatuses:
 
 
 @pytest.fixture
+def plant(postgres: Database, admin: Connection) -> Plant:
+    def plant(event: str, where: str, act: str) -> None:
+        (kind, _, table), name = event.partition(" ON "), event.replace(" ", "_")
+        with admin.cursor() as cursor:
+            cursor.execute(
+                f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN IF {where} THEN {act}; END IF; RETURN {'OLD' if kind == 'DELETE' else 'NEW'}; END $$;"
+                f"DROP TRIGGER IF EXISTS {name} ON {table};"
+                f"CREATE TRIGGER {name} BEFORE {event} FOR EACH ROW EXECUTE FUNCTION {name}()"
+            )
+
+    return plant
+
+
+@pytest.fixture
 def locked(urls: Urls, settings: Settings, postgres: Database) -> Locked:
     @contextmanager
     def hold(query: str) -> Iterator[None]:
@@ -79,9 +99,10 @@ def last_run(postgres: Database) -> Callable[[], Any]:
 
 @pytest.fixture
 def error_hooks() -> Iterator[list[error_reporting.Hook]]:
-    """The error hooks of this process, without those of other tests."""
+    """The error hooks of this process, without those of other tests. No cause has been reported yet."""
     before = error_reporting.hooks[:]
     error_reporting.hooks.clear()
+    rejection_store.reported_at.clear()
     yield error_reporting.hooks
     error_reporting.hooks[:] = before
 
@@ -98,6 +119,15 @@ def reported(error_hooks: list[error_reporting.Hook]) -> list[dict[str, Any]]:
 def export_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[metrics.Exporter], None]:
     """Sets the exporter of this process's metrics."""
     return lambda exporter: monkeypatch.setattr(metrics, "exporter", exporter)
+
+
+@pytest.fixture
+def beat(redis_client: redis.Redis, settings: Settings) -> Beat:
+    def write(process_id: str, heartbeat: Heartbeat, age: timedelta = timedelta()) -> None:
+        RedisHeartbeats(redis_client, settings.namespace).write(process_id, heartbeat)
+        redis_client.zincrby(f"{settings.namespace}:process_heartbeats", -age.total_seconds(), process_id)
+
+    return write
 
 
 @pytest.fixture

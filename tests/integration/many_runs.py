@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 
 RUNS: Final = 100_000
 WORKERS: Final = 60

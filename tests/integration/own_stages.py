@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from housekeeping.sweeps import Batch, BatchResult, Sweep, TableStage
+from housekeeping import Sweep
+from tests.internals.sweeps import Batch, BatchResult, TableStage
 
 
 def with_stages(sweep: Sweep, kind: type[TableStage], **further: Any) -> Sweep:
@@ -16,12 +17,10 @@ def with_stages(sweep: Sweep, kind: type[TableStage], **further: Any) -> Sweep:
     names = [each.name for each in dataclasses.fields(TableStage) if each.init]
 
     def stages(of: Sweep) -> list[TableStage]:
-        declared = dataclasses.replace(sweep, batch_size=of.batch_size).declared_stages()
+        declared = dataclasses.replace(sweep, limits=of.limits).declared_stages()
         return [kind(**{name: getattr(stage, name) for name in names}, **further) for stage in declared]
 
-    return dataclasses.replace(
-        sweep, stages=stages, stale=None, order=(), action=None, event=None, event_columns={}, columns={}
-    )
+    return dataclasses.replace(sweep, stages=stages)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ import psycopg2
 from peewee import fn
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.sweeps import Stage, Sweep, TableStage
+from housekeeping import Sweep
+from tests.internals.sweeps import Stage, TableStage
 
 _LOCK: Final = 4711
 _WAITING: Final = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_LOCK} AND NOT granted"
@@ -29,10 +30,12 @@ END $$
 
 def pausing(sweep: Sweep, column: Any, at: int) -> Sweep:
     """Return the sweep with a predicate that pauses while it reads the row with this id."""
-    if sweep.stale is not None:
-        return dataclasses.replace(sweep, stale=_paused(sweep.stale, column, at))
-    original: Any = sweep.stages
-    return dataclasses.replace(sweep, stages=lambda of: [_pausing(each, column, at) for each in original(of)])
+
+    def stages(of: Sweep) -> list[Stage]:
+        declared = dataclasses.replace(sweep, limits=of.limits, options=of.options).declared_stages()
+        return [_pausing(each, column, at) for each in declared]
+
+    return dataclasses.replace(sweep, stages=stages)
 
 
 def _pausing(stage: Stage, column: Any, at: int) -> Stage:

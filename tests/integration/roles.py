@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor.grants import grants
+from housekeeping import Settings
+from tests.internals.database import Database
+from tests.internals.doctor import grants
 from tests.session_settings import set_in_session
 
 

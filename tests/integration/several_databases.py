@@ -9,10 +9,10 @@ from typing import Any, Final
 import pytest
 from peewee import AutoField
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.core.settings import MAIN, Settings
-from housekeeping.database.connection import Database, bind, database
+from housekeeping import BaseModel, Delete, Rows, Settings, Sweep, UtcDateTimeField
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.internals.core import MAIN
+from tests.internals.database import Database, bind, database
 from tests.two_databases import OtherDatabase
 
 CI: Final = "ci"
@@ -28,12 +28,10 @@ class Entry(BaseModel):
 
 def entries(name: str, database: str, model: type[Any] = Entry) -> Sweep:
     return Sweep(
-        name=name,
-        database=database,
-        stale=lambda now: model.due_at < now,
-        order=(model.id,),
-        action=Delete(),
+        name,
+        Rows(model, stale=lambda row, now: row.due_at < now, action=Delete()),
         schedule="* * * * *",
+        database=database,
     )
 
 

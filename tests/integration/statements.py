@@ -1,13 +1,17 @@
-"""The statements that the library sends, for tests that count them or do something right before one."""
+"""The statements that the library sends, for tests that count them or do something right before one.
+
+`end_session` is for tests in which the server ends a connection between two of them.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from housekeeping.database.connection import Database
+from tests.internals.database import Database
 
 
 def watch_statements(patch: pytest.MonkeyPatch, before: Callable[[str], object], *, with_values: bool = False) -> None:
@@ -28,3 +32,15 @@ def watch_statements(patch: pytest.MonkeyPatch, before: Callable[[str], object],
 
     patch.setattr(Database, "execute_sql", with_parameters)
     patch.setattr(Database, "fetch_at_once", at_once)
+
+
+def end_session(cursor: Any, pid: int) -> None:
+    """End the session of a server process, and wait until it has gone. PostgreSQL 13 has no function that waits."""
+    cursor.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    deadline = time.monotonic() + 20
+    while True:
+        cursor.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (pid,))
+        if not cursor.rowcount:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -17,10 +17,10 @@ from dramatiq.results.backends import StubBackend
 from periodiq import PeriodiqMiddleware
 
 import housekeeping
-from housekeeping.core.errors import DeclarationError, SettingsError
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.interrupts.shutdown import ShutdownNotifications as OurShutdownNotifications
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, eventually, queued, working
+from tests.internals.core import DeclarationError, SettingsError
+from tests.internals.middleware import ShutdownNotifications as OurShutdownNotifications
 from tests.sentinel_servers import applications_client
 
 
@@ -61,7 +61,7 @@ def broker(plain: Settings) -> Iterator[RedisBroker]:
     broker = RedisBroker(client=client, namespace=f"{plain.namespace}:own")
     yield broker
     client.close()
-    from housekeeping.core.redis.client import shared_redis
+    from tests.internals.core import shared_redis
 
     if shared_redis.client is not None:
         shared_redis.client.close()
@@ -89,11 +89,9 @@ def test_library_middleware_replaces_dramatiqs_of_each_kind_once(broker: RedisBr
         "Heartbeats",
         "Metrics",
         "Connections",
-        "Idempotency",
         "DataConsistency",
         "Deduplication",
-        "ExclusiveLeases",
-        "Admission",
+        "Deliveries",
         "Callbacks",
         "Pipelines",
         "DeadLetters",
@@ -202,13 +200,13 @@ def test_actors_declared_before_are_looked_after_too(broker: RedisBroker, plain:
 
     housekeeping.install(broker, plain, workers=False)
 
-    assert type(weekly.options["periodic"]).__module__ == "housekeeping.core.cron"
+    assert type(weekly.options["periodic"]).__module__.startswith("housekeeping.")
 
 
 def test_without_a_redis_url_everything_lives_on_the_brokers_server(broker: RedisBroker, plain: Settings) -> None:
     housekeeping.install(broker, plain.model_copy(update={"redis_url": None}), workers=False)
 
-    from housekeeping.core.redis.client import shared_redis
+    from tests.internals.core import shared_redis
 
     assert shared_redis.client is broker.client
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from housekeeping.cli.sample_data import add_sample_rows
-from housekeeping.core.errors import WrongArgument
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.workers import FAMILIES, configured_sweeps
+from housekeeping import Settings
 from housekeeping.workers.bulk_imports.models import BulkImport
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.internals.cli import add_sample_rows
+from tests.internals.core import WrongArgument
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import FAMILIES, configured_sweeps
 
 MODELS = [model for module in FAMILIES.values() for model in module.MODELS.values()]
 
@@ -41,6 +41,7 @@ def test_every_empty_table_gets_a_few_hundred_rows(trial: Settings) -> None:
     [
         ("user_status_cleanup.batch", {"deleted_rows": 200, "batches": 2}),
         ("bulk_imports.stale_import", {"timed_out_imports": 20, "timed_out_entities": 60, "timed_out_trackers": 10}),
+        ("ci.stuck_builds.drop_pending", {"dropped": 25}),
         ("ci.stuck_builds.drop_running", {"dropped": 25}),
         ("ci.stuck_builds.drop_scheduled", {"dropped": 25}),
         ("ci.stuck_builds.drop_canceling", {"dropped": 25}),

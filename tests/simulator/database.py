@@ -10,8 +10,7 @@ from peewee import OperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
 from psycopg2.extras import Json
 
-from housekeeping.database.compiled_query import CompiledQuery
-from housekeeping.database.connection import Database
+from tests.internals.database import CompiledQuery, Database
 from tests.simulator.postgres import Postgres, Transaction
 from tests.simulator.queries import Cursor, Unknown, execute
 
@@ -98,19 +97,7 @@ class SimulatedDatabase(Database):
         postgres = self.postgres()
         if sql.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")):
             return Cursor([])  # the library never continues after an error in a savepoint
-        if sql.startswith("SELECT pg_advisory_xact_lock(") and sql.endswith("leases WHERE key = %s"):
-            postgres.lock(transaction, ("advisory", params[:1]), "update")
-            return Cursor([(1,)] if postgres.row("leases", params[1], transaction) is not None else [], ["one"], 1)
         if "pg_advisory_xact_lock" in sql:
             postgres.lock(transaction, ("advisory", params), "update")
             return Cursor([(None,)], ["lock"])
-        if sql.startswith("SELECT used_at <") and sql.endswith("WHERE key = %s AND epoch = %s FOR SHARE"):
-            key, epoch = params
-            row = postgres.row("leases", key, transaction)
-            if row is not None and row["epoch"] == epoch:
-                postgres.lock(transaction, ("leases", key), "share")
-                row = postgres.row("leases", key, transaction)
-            return Cursor([(False,)] if row is not None and row["epoch"] == epoch else [], ["long_ago"], 1)
-        if sql == "SELECT 1":
-            return Cursor([(1,)], ["one"], 1)
         raise Unknown(sql)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import dramatiq.middleware.retries
 
-import housekeeping.middleware.dead_letters
-from housekeeping.core.cron import Cron, EachTickOnce
+from tests.internals.core import Cron
+from tests.internals.middleware import dead_letters
 
 _FEW_OBJECTS: Final = 100_000  # objects per garbage collection; a schedule makes about as many
 
@@ -24,7 +24,7 @@ def install() -> None:
     without: Any = SimpleNamespace(
         format_exc=lambda limit: repr(sys.exception()), format_exception=lambda error, limit: [repr(error)]
     )
-    modules: tuple[Any, ...] = (dramatiq.middleware.retries, housekeeping.middleware.dead_letters)
+    modules: tuple[Any, ...] = (dramatiq.middleware.retries, dead_letters)
     for module in modules:
         module.traceback = without
     # Dramatiq imports it for every broker, and would search the path each time.
@@ -44,7 +44,6 @@ def _read_each_spec_once() -> None:
             read(cron)
             known[cron] = {**vars(cron)}
         vars(cron).update(known[cron])
-        cron.due = EachTickOnce()
 
     real.__post_init__ = once
 

@@ -42,16 +42,10 @@ def at_most_one_message_of_a_key_is_live(stage: Stage) -> Iterator[str]:
     excused: set[str] = set()
     completed: set[str] = set()
     messages = ("queued", "left", "delivered", "reads", "returns", "fails", "interrupted", "completed")
-    for event in stage.events(*messages, "killed", "fault", "redis emptied", "key", "superseded"):
+    for event in stage.events(*messages, "killed", "fault", "redis emptied", "key"):
         when, where, what, *details = event
         if what == "completed":
             completed.add(details[0])
-        elif what == "superseded":
-            # It is dropped when due, so it is no longer live.
-            excused.add(details[0])
-            for there in lives.values():
-                if details[0] in there:
-                    there[details[0]].over = there[details[0]].lapsed = True
         elif what == "redis emptied":
             completed.clear()
             # Their keys are lost. A running message continues without its key.
@@ -203,9 +197,6 @@ def no_message_is_lost(stage: Stage) -> Iterator[str]:
     ended |= {event[5] for event in stage.of("interrupted") if event[3] in SCHEDULED}
     queued = {event[4] for event in stage.of("queued")}
     ended |= {event[3] for event in stage.of("dropped") if event[5] in queued - {event[3]}}
-    for _, _, _, message_id, by in stage.of("superseded"):
-        if by not in queued:
-            yield f"{message_id} was superseded by {by}, which was never enqueued"
     for message_id, actor in {(event[4], event[6]): None for event in stage.of("queued")}:
         if message_id not in ended:
             yield f"{message_id} of {actor} was enqueued and never ended"

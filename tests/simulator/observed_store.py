@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from housekeeping.sweeps.ledger.runs import SILENCE
+from tests.internals.ledger import SILENCE
 from tests.simulator.redis_keyspace import Reply
 from tests.simulator.redis_store import RedisStore
 from tests.simulator.virtual_threads import something_queued
@@ -19,12 +19,11 @@ NAMESPACE: Final = "sim"
 QUEUE: Final = f"{NAMESPACE}:broker:default".encode()
 _OWNED: Final = tuple(f"{NAMESPACE}:{kind}:".encode() for kind in ("lease", "dedup", "running"))
 #: Commands that the library uses to change such a key.
-_CHANGING: Final = ("set", "del", "unlink", "hset", "hsetnx", "hdel", "pexpire", "expire", "persist")
+_CHANGING: Final = ("set", "del", "hset", "hdel", "pexpire", "expire")
 _DEDUP: Final = f"{NAMESPACE}:dedup:".encode()
 _LEASE: Final = f"{NAMESPACE}:lease:".encode()
 _SWEEP_LEASES: Final = tuple(_LEASE + name.encode() for name in SWEEPS)
 _DONE: Final = f"{NAMESPACE}:done:".encode()
-_SUPERSEDED: Final = f"{NAMESPACE}:superseded:".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,6 @@ class ObservedStore(RedisStore):
     def do_set(self, key: bytes, value: bytes, *options: bytes) -> Reply:
         if key.startswith(_DONE):
             self._world.note("completed", key.rpartition(b":")[2].decode())
-        if key.startswith(_SUPERSEDED):
-            self._world.note("superseded", key.rpartition(b":")[2].decode(), value.decode())
         return super().do_set(key, value, *options)
 
     def waiting(self) -> list[dict[str, Any]]:
@@ -158,8 +155,6 @@ class ObservedStore(RedisStore):
             return True
         if key.startswith(_DEDUP):
             message_id, _, run = token.partition(b"/")
-            if not run and self.value(key.replace(_DEDUP, _SUPERSEDED, 1) + b":" + message_id) is not None:
-                return True
             same = task.message_id is None or task.message_id.encode() == message_id
             # A message moves from its sender to the process that runs it. A run belongs to one process. But a process
             # that was paused after it fetched the message may be one of two that run it (I2).

@@ -165,15 +165,6 @@ class Postgres:
         transaction.written[table, key] = changed
         return changed
 
-    def delete(self, transaction: Transaction, table: str, key: Any, where: Callable[[Row], bool]) -> bool:
-        """Lock a row, check it again after a wait, and delete it."""
-        self.lock(transaction, (table, key), "update")
-        row = self.row(table, key, transaction)
-        if row is None or not where(row):
-            return False
-        transaction.written[table, key] = None
-        return True
-
     def insert(self, transaction: Transaction, table: str, key: Any, row: Row) -> Row:
         """Insert or replace a row and lock it."""
         transaction.written[table, key] = row

@@ -12,13 +12,11 @@ import periodiq
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping import installation
-from housekeeping.brokers import redis as brokers
-from housekeeping.core.redis.client import redis_client
-from housekeeping.core.settings import Settings
-from housekeeping.database.compiled_query import CompiledQuery
-from housekeeping.database.connection import database
-from housekeeping.middleware.enqueueing.many import enqueue_many
+from housekeeping import Settings, enqueue_many
+from tests.internals.app import installation
+from tests.internals.brokers import redis as brokers
+from tests.internals.core import redis_client
+from tests.internals.database import CompiledQuery, database
 from tests.simulator import haste, virtual
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.observed_store import NAMESPACE

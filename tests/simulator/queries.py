@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from peewee import SQL, Cast, Delete, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
+from peewee import SQL, Alias, Cast, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
 from psycopg2.extras import Json
 
-from housekeeping.database.compiled_query import Parameter
+from tests.internals.database import Parameter
 from tests.simulator.postgres import Mode, Postgres, Row, Transaction
 
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -76,7 +76,6 @@ class _Statement:
             (Select, self._select),
             (Insert, self._insert),
             (Update, self._update),
-            (Delete, self._delete),
         ]
         for kind, do in kinds:
             if isinstance(query, kind):
@@ -171,18 +170,8 @@ class _Statement:
             changed += [] if after is None else [after]
         return self._answer(list(query._returning or ()), changed, len(changed))
 
-    def _delete(self, query: Any) -> Cursor:
-        table = _table(query)
-        gone = []
-        for key, row in list(self._postgres.rows(table, self._transaction)):
-            if self._holds(query._where, row) and self._postgres.delete(
-                self._transaction, table, key, lambda now: self._holds(query._where, now)
-            ):
-                gone.append(row)
-        return self._answer(list(query._returning or ()), gone, len(gone))
-
     def _answer(self, columns: list[Any], rows: list[Row], rowcount: int | None = None) -> Cursor:
-        names = [each.column_name if isinstance(each, Field) else "value" for each in columns]
+        names = [_name_of(each) for each in columns]
         values = [tuple(copy.copy(self._value(each, row)) for each in columns) for row in rows]
         return Cursor(values, names, len(rows) if rowcount is None else rowcount)
 
@@ -201,6 +190,8 @@ class _Statement:
             return self._scalar(node, row)
         if isinstance(node, Expression):
             return self._expression(node, row)
+        if isinstance(node, Alias):
+            return self._value(node.node, row)
         if isinstance(node, Negated):
             value = self._value(node.node, row)
             return None if value is None else not value
@@ -275,6 +266,12 @@ class _Statement:
             return False
         right = self._value(rhs, row)
         return False if right is False else None if None in (left, right) else True
+
+
+def _name_of(column: Any) -> str:
+    if isinstance(column, Alias):
+        return str(column.name)
+    return str(column.column_name) if isinstance(column, Field) else "value"
 
 
 def _table(query: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, Final
@@ -94,6 +95,7 @@ class SimulatedScript:
     def __init__(self, client: SimulatedRedis, script: bytes | str) -> None:
         self.registered_client = client
         self.script = _one_of_each(script)
+        self.sha = hashlib.sha1(self.script).hexdigest()
 
     def __call__(self, keys: Sequence[Any] = (), args: Iterable[Any] = (), client: Any = None) -> Any:
         client = self.registered_client if client is None else client

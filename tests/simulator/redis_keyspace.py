@@ -110,9 +110,6 @@ class Keyspace:
         now = self._ms()
         return [b"%d" % (now // 1000), b"%d" % (now % 1000 * 1000)]
 
-    def do_ping(self) -> Reply:
-        return True
-
     def do_get(self, key: bytes) -> Reply:
         return self._typed(key, bytes)
 
@@ -137,8 +134,6 @@ class Keyspace:
     def do_del(self, *keys: bytes) -> Reply:
         return sum(self._drop(key) for key in keys)
 
-    do_unlink = do_del
-
     def do_exists(self, *keys: bytes) -> Reply:
         return sum(self._live(key) for key in keys)
 
@@ -146,11 +141,6 @@ class Keyspace:
         if pattern.endswith(b"*") and not set(pattern[:-1]) & set(b"*?[\\"):
             return [key for key in self.live_keys() if key.startswith(pattern[:-1])]
         return [key for key in self.live_keys() if fnmatchcase(key.decode(), pattern.decode())]
-
-    def do_incr(self, key: bytes) -> Reply:
-        number = int(self._typed(key, bytes) or 0) + 1
-        self._values[key] = b"%d" % number
-        return number
 
     def do_pexpire(self, key: bytes, ms: bytes) -> Reply:
         if not self._live(key):
@@ -161,18 +151,11 @@ class Keyspace:
     def do_expire(self, key: bytes, seconds: bytes) -> Reply:
         return self.do_pexpire(key, b"%d" % (int(seconds) * 1000))
 
-    def do_persist(self, key: bytes) -> Reply:
-        return int(self._live(key) and self._expires_ms.pop(key, None) is not None)
-
     def do_pttl(self, key: bytes) -> Reply:
         if not self._live(key):
             return -2
         at = self._expires_ms.get(key)
         return -1 if at is None else at - self._ms()
-
-    def do_ttl(self, key: bytes) -> Reply:
-        left = self.do_pttl(key)
-        return left if left < 0 else (left + 500) // 1000
 
 
 def as_bytes(value: Any) -> bytes:

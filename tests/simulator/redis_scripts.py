@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -30,6 +31,18 @@ function(script)
 end
 """)
 _compiled: Final[dict[bytes, Any]] = {}
+
+
+def _from_json(value: Any) -> Any:
+    """Return a decoded JSON value as a Lua value."""
+    if isinstance(value, dict):
+        return _LUA.table_from({name.encode(): _from_json(each) for name, each in value.items()})
+    if isinstance(value, list):
+        return _TABLE_OF(*map(_from_json, value))
+    return value.encode() if isinstance(value, str) else value
+
+
+_LUA.globals()[b"cjson"] = _LUA.table_from({b"decode": lambda text: _from_json(json.loads(text))})
 
 
 def evaluate(store: RedisStore, script: bytes | str, keys: Sequence[Any], args: Sequence[Any]) -> Reply:

@@ -38,9 +38,6 @@ class RedisStore(Keyspace):
         there.update(zip(pairs[::2], pairs[1::2], strict=True))
         return len(there) - before
 
-    def do_hsetnx(self, key: bytes, name: bytes, value: bytes) -> Reply:
-        return 0 if name in (self._typed(key, dict) or {}) else self.do_hset(key, name, value)
-
     def do_hdel(self, key: bytes, *names: bytes) -> Reply:
         there = self._typed(key, dict)
         if there is None:
@@ -55,20 +52,9 @@ class RedisStore(Keyspace):
     def do_hlen(self, key: bytes) -> Reply:
         return len(self._typed(key, dict) or {})
 
-    def do_hkeys(self, key: bytes) -> Reply:
-        return list(self._typed(key, dict) or {})
-
-    def do_hvals(self, key: bytes) -> Reply:
-        return list((self._typed(key, dict) or {}).values())
-
     def do_rpush(self, key: bytes, *values: bytes) -> Reply:
         there = self._made(key, deque)
         there.extend(values)
-        return len(there)
-
-    def do_lpush(self, key: bytes, *values: bytes) -> Reply:
-        there = self._made(key, deque)
-        there.extendleft(values)
         return len(there)
 
     def do_lpop(self, key: bytes) -> Reply:
@@ -84,16 +70,6 @@ class RedisStore(Keyspace):
 
     def do_lrange(self, key: bytes, first: bytes, last: bytes) -> Reply:
         return _between(list(self._typed(key, deque) or ()), first, last)
-
-    def do_lrem(self, key: bytes, count: bytes, value: bytes) -> Reply:
-        there = self._typed(key, deque)
-        if there is None or int(count) < 0:
-            return 0
-        gone = min(there.count(value), int(count) or len(there))
-        for _ in range(gone):
-            there.remove(value)
-        self._tidy(key)
-        return gone
 
     def do_sadd(self, key: bytes, *members: bytes) -> Reply:
         there = self._made(key, Members)
@@ -114,9 +90,6 @@ class RedisStore(Keyspace):
 
     def do_smembers(self, key: bytes) -> Reply:
         return list(self._typed(key, Members) or ())
-
-    def do_sismember(self, key: bytes, member: bytes) -> Reply:
-        return int(member in (self._typed(key, Members) or ()))
 
     def do_scard(self, key: bytes) -> Reply:
         return len(self._typed(key, Members) or ())
@@ -160,10 +133,6 @@ class RedisStore(Keyspace):
 
     def do_zremrangebyrank(self, key: bytes, first: bytes, last: bytes) -> Reply:
         gone = _between(self._ranked(key), first, last)
-        return self.do_zrem(key, *gone) if gone else 0
-
-    def do_zremrangebyscore(self, key: bytes, least: bytes, most: bytes) -> Reply:
-        gone = self._within(key, least, most)
         return self.do_zrem(key, *gone) if gone else 0
 
     def _ranked(self, key: bytes) -> list[bytes]:

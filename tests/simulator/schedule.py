@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from housekeeping.sweeps.ledger.runs import SILENCE
+from tests.internals.ledger import SILENCE
 from tests.simulator import virtual_time
 from tests.simulator.faults import ScriptedFaults
 from tests.simulator.invariants_leases import LEASE_KEYS

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.simulator.redis_client import SimulatedRedis
 from tests.simulator.redis_store import RedisStore
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulator.twins import TWINS
-
 _ROOT = Path(__file__).parents[2]
 
 
@@ -52,7 +50,3 @@ def test_failed_schedule_is_reproducible_by_its_seed() -> None:
     assert "again: python -m tests.simulator --replay 0" in first.stdout
     assert first.stdout.splitlines()[-1].startswith("history ")
     assert first.stdout == second.stdout
-
-
-def test_there_are_at_least_fifteen_twins() -> None:
-    assert len(TWINS) >= 15

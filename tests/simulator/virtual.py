@@ -22,10 +22,8 @@ import dramatiq.middleware.threading
 import dramatiq.worker
 import periodiq
 
-import housekeeping.core.thread_interrupt
-import housekeeping.leases.renewal
-import housekeeping.leases.renewal_threads
-import housekeeping.middleware.interrupts.shutdown
+from tests.internals.core import thread_interrupt
+from tests.internals.leases import renewal, renewal_threads
 from tests.simulator.virtual_threads import (
     Threading,
     VirtualConsumer,
@@ -77,7 +75,7 @@ def install(further: dict[Any, Any]) -> None:
         id(time.sleep): _sleep,
         id(uuid.uuid4): _uuid4,
         id(dramatiq.middleware.threading.raise_thread_exception): _interrupt,
-        id(housekeeping.leases.renewal_threads.renewals): VirtualRenewals(),
+        id(renewal_threads.renewals): VirtualRenewals(),
         id(datetime_module.datetime): VirtualDatetime,
         id(threading): Threading(),
         **{id(original): other for original, other in further.items()},
@@ -93,8 +91,8 @@ def install(further: dict[Any, Any]) -> None:
     os.urandom = random.randbytes
     os.getpid = _process_id
     platform.node = lambda: "machine"
-    housekeeping.leases.renewal.read_clock = elapsed
-    housekeeping.core.thread_interrupt._cancel = _cancel
+    renewal.read_clock = elapsed
+    thread_interrupt._cancel = _cancel
     worker: Any = dramatiq.worker
     worker.ConsumerThread, worker.WorkerThread = VirtualConsumer, VirtualWorkerThread
     worker.PriorityQueue = VirtualQueue

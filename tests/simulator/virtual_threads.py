@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import dramatiq.worker
 
-from housekeeping.leases.renewal import Renewal
+from tests.internals.leases import Renewal
 from tests.simulator.virtual_time import elapsed, wall, world
 from tests.simulator.world import Task
 
@@ -178,7 +178,7 @@ class VirtualTimer:
 
 
 class VirtualRenewals:
-    """`housekeeping.leases.renewal_threads.Renewals` with a task per renewal in place of its two threads."""
+    """`Renewals` with a task per renewal in place of its two threads."""
 
     def start(
         self,

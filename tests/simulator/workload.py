@@ -13,11 +13,10 @@ from typing import Any, Final
 import dramatiq
 from dramatiq import Actor, Broker
 
-from housekeeping.database.connection import database
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.registration import register
-from housekeeping.sweeps.stages.stage import Backlog, Batch, BatchResult, StagePlan
+from housekeeping import Lease, Limits, Sweep
+from tests.internals.database import database
+from tests.internals.engine import register
+from tests.internals.sweeps import Backlog, Batch, BatchResult, StagePlan
 from tests.simulator.postgres import Postgres, Row
 from tests.simulator.world import World
 
@@ -40,8 +39,6 @@ ACTORS: Final[dict[str, dict[str, Any]]] = {
         "deduplicate": "until_executed",
         "deduplication": {"ttl": KEY_TTL},
         "max_retries": 2,
-        "rediscovered": True,
-        "min_backoff": 70_000,  # some retries are due soon, others are superseded
     },
     "leased": {
         "idempotent": True,
@@ -65,6 +62,8 @@ class RowsPass:
     table: str
     name: str = "rows"
     batch_size: int = BATCH
+    counts: tuple[str, ...] = ("settled", "batches", "out_of_time")
+    progress_counts: tuple[str, ...] = ("settled",)
 
     def prepare(self, batch: Batch) -> list[Any]:
         postgres: Postgres = self.world.shared["postgres"]
@@ -135,14 +134,13 @@ def declare(world: World, broker: Broker, names: list[str]) -> dict[str, Actor[.
 
 def _sweep(world: World, broker: Broker, name: str) -> Actor[..., Any]:
     sweep = Sweep(
-        name=name,
-        stages=lambda _: [RowsPass(world, name)],
-        counts=("settled", "batches", "out_of_time"),
-        max_runtime=timedelta(seconds=20),
-        queue="default",
+        name,
+        lambda _: [RowsPass(world, name)],
+        limits=Limits(runtime=timedelta(seconds=20)),
+        actor={"queue_name": "default"},
     )
     if name == "swept":
-        sweep = dataclasses.replace(sweep, lease=LeaseConfig("swept", SWEEP_LEASE), schedule="* * * * *")
+        sweep = dataclasses.replace(sweep, lease=Lease("swept", SWEEP_LEASE), schedule="* * * * *")
     return register(broker, sweep)
 
 

@@ -15,10 +15,9 @@ import dramatiq
 from dramatiq.middleware import CurrentMessage
 
 import housekeeping
-from housekeeping.brokers import redis_broker
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import logs
+from housekeeping import Settings
+from tests.internals.brokers import redis_broker
+from tests.internals.core import logs, shared_redis
 from tests.soak.measured import measured
 
 #: The shortest ttl that the library accepts, so that completions expire during the test.

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, started
+from tests.internals.database import Database
 from tests.soak.checkpoints import Checkpoint
 from tests.twins import Twin
 

@@ -18,7 +18,7 @@ from dramatiq import Actor, Message
 from dramatiq.common import dq_name, xq_name
 
 import housekeeping
-from housekeeping.core.redis.client import shared_redis
+from tests.internals.core import shared_redis
 from tests.soak import application as soaked
 from tests.soak.checkpoints import Checkpoint
 from tests.soak.measured import Measured, keys_of, measured

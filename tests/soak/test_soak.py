@@ -6,9 +6,9 @@ from tests.soak.checkpoints import Checkpoint
 from tests.soak.conftest import THREADS, Soaked
 from tests.soak.measured import Measured, slope
 
-#: Keys without live messages: completions and ticks with their ttl, the mark of a retry
-#: that was dropped for a message that waited (half a minute), and Dramatiq's own.
-LASTING: Final = ("done", "ticks", "throttle", "broker")
+#: Keys without live messages: completions, enqueued retries and ticks with their ttl, the heartbeats of processes, and
+#: Dramatiq's own.
+LASTING: Final = ("done", "retried", "ticks", "throttle", "processes", "process_heartbeats", "broker")
 DAY_S: Final = 24 * 3600
 #: Actors whose enqueued messages each end exactly once.
 EXACT: Final = ("record", "keep", "refresh", "plain", "remind", "stumble", "come_back")

@@ -1,4 +1,4 @@
-"""Faults of holders, ttls and drops in deduplication (promises D1 to D5, D9, D10)."""
+"""Faults of deduplication: keys, sending and the further run (promises D1 to D10, F5, F6)."""
 
 from __future__ import annotations
 
@@ -7,33 +7,20 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.core.telemetry import metrics
-from housekeeping.middleware.admission import Admission
-from housekeeping.middleware.deduplication import middleware
-from housekeeping.middleware.deduplication.options import config_of
-from housekeeping.middleware.deduplication.steps import name_key
+from tests.internals.middleware import EnqueuePath, call_keys, config_of, digest, middleware, path, steps
 from tests.twins import Twin
-from tests.twins.planting import Breaks, in_script, instead_at
+from tests.twins.planting import Breaks, in_script, instead
 
-_FOLDER: Final = "tests/integration/middleware/"
 _SENDING: Final = "tests/integration/middleware/deduplication/test_sending.py::"
-_OUTLIVED: Final = "tests/integration/middleware/deduplication/test_outlived_keys.py::"
 _ENDINGS: Final = "tests/integration/middleware/deduplication/test_endings.py::"
-_KEYS: Final = "tests/integration/middleware/deduplication/test_keys.py::"
-_LIMITS: Final = "tests/integration/middleware/deduplication/test_limits.py::"
-_TICKS: Final = "tests/integration/middleware/deduplication/test_ticks.py::"
-
-
-def _release_keys_only_after_success(patch: pytest.MonkeyPatch) -> None:
-    after = Admission.after_process_message
-
-    def after_process_message(
-        self: Any, broker: Any, message: Any, *, result: Any = None, exception: Any = None
-    ) -> None:
-        if exception is None:
-            after(self, broker, message, result=result)
-
-    patch.setattr(Admission, "after_process_message", after_process_message)
+#: Check of a script before it grants a key or starts a message.
+ANOTHER_HOLDS_IT: Final = "if holder and holder ~= message_id then"
+_ENQUEUEING: Final = "tests/integration/middleware/deduplication/test_enqueueing.py::"
+_BULK: Final = "tests/integration/middleware/enqueue_many/test_bulk.py::"
+_TAKE_TURNS: Final = instead(path, "share_redis", lambda queues, keys: False)
+_TURNS: Final = "tests/integration/middleware/deduplication/test_turns.py::"
+_ONE_MORE: Final = "tests/integration/middleware/deduplication/test_reschedule_once.py::"
+_ASKS: Final = 'if given.ask_for_rerun and running then redis.call("hset", KEYS[1], "again", "1") end'
 
 
 def _config(**other: Any) -> Breaks:
@@ -44,27 +31,18 @@ def _config(**other: Any) -> Breaks:
     return lambda patch: patch.setattr(middleware, "config_of", broken)
 
 
-def _make_an_extra_round_trip(patch: pytest.MonkeyPatch) -> None:
-    ask = Admission._ask
+def _ping_for_each(patch: pytest.MonkeyPatch) -> None:
+    write = EnqueuePath._write
 
-    def read_then_run(self: Any, script: Any, parts: Any, flag: bool) -> Any:
-        self._deduplication.keys.client.exists(parts[1][0][0])
-        return ask(self, script, parts, flag)
+    def ping_and_write(self: Any, messages: Any, steps: Any) -> Any:
+        for _ in messages:
+            self._broker.client.ping()
+        return write(self, messages, steps)
 
-    patch.setattr(Admission, "_ask", read_then_run)
+    patch.setattr(EnqueuePath, "_write", ping_and_write)
 
-
-#: Check of a script before it grants a key or starts a message; `deduplication_turns` breaks it, too.
-ANOTHER_HOLDS_IT: Final = "if holder and holder ~= message_id then"
-_OF_ANOTHER_COPY: Final = 'if tick ~= "" and (redis.call("hget", KEYS[1], "tick") or tick) ~= tick then return 0 end'
 
 TWINS: Final[list[Twin]] = [
-    Twin(
-        "D4",
-        "names_keys_by_the_running_release",
-        f"{_FOLDER}test_releases.py::test_key_taken_by_an_older_release_is_released_with_its_message",
-        instead_at("housekeeping.middleware.deduplication.middleware.key_of", name_key),
-    ),
     Twin(
         "D1",
         "ignores_the_holder_of_a_key",
@@ -73,51 +51,15 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D1",
-        "releases_the_key_while_a_retry_waits",
-        f"{_SENDING}test_waiting_until_executed_retry_holds_its_key",
-        in_script("RETAIN", 'redis.call("del", KEYS[1])', 'redis.call("del", KEYS[1]) if true then return "" end'),
-    ),
-    Twin(
-        "D1",
         "holds_the_key_after_the_start",
         f"{_SENDING}test_until_executing_releases_its_key_when_it_starts",
         in_script("START", 'redis.call("del", KEYS[1])', ""),
     ),
     Twin(
-        "D1",
-        "releases_the_key_of_a_ticks_other_copy",
-        f"{_TICKS}test_refused_copy_of_a_tick_leaves_the_key_to_the_waiting_one",
-        in_script("RELEASE", _OF_ANOTHER_COPY, ""),
-    ),
-    Twin(
-        "D5",
-        "releases_the_key_of_a_ticks_retry",
-        f"{_TICKS}test_refused_copy_of_a_tick_leaves_the_key_to_a_waiting_retry",
-        in_script("RETAIN", 'redis.call("hset", KEYS[1], "tick", tick)', ""),
-    ),
-    Twin(
-        "D4",
-        "leaves_the_key_of_a_refused_copy",
-        f"{_TICKS}test_no_copy_of_a_tick_leaves_its_key_behind",
-        in_script("RELEASE", _OF_ANOTHER_COPY, 'if tick ~= "" then return 0 end'),
-    ),
-    Twin(
-        "D2",
-        "raises_for_a_duplicate",
-        f"{_SENDING}test_duplicate_is_returned_marked_and_not_enqueued",
-        instead_at("housekeeping.middleware.enqueueing.path.returned_to_sender", None),
-    ),
-    Twin(
         "D2",
         "drops_messages_with_dependents",
         f"{_SENDING}test_pipe_target_is_never_dropped",
-        instead_at("housekeeping.middleware.deduplication.steps.has_dependents", lambda message: False),
-    ),
-    Twin(
-        "D2",
-        "counts_no_duplicate",
-        "tests/integration/middleware/deduplication/test_metric.py::test_each_dropped_duplicate_is_counted_once_wherever_it_is_dropped",
-        instead_at("housekeeping.core.telemetry.metrics.DEDUPLICATED", metrics.RETRIES),
+        instead(steps, "has_dependents", lambda message: False),
     ),
     Twin(
         "D4",
@@ -127,45 +69,15 @@ TWINS: Final[list[Twin]] = [
     ),
     Twin(
         "D4",
-        "releases_keys_only_after_success",
-        f"{_ENDINGS}test_failed_message_without_retry_releases_its_key",
-        _release_keys_only_after_success,
-    ),
-    Twin(
-        "D4",
-        "leaves_a_key_to_an_ended_message",
-        f"{_OUTLIVED}test_waiting_key_of_an_ended_message_stops_no_other",
-        in_script("CLAIM", " and holder_has_ended() then", " and false then"),
-    ),
-    Twin(
-        "D4",
-        "takes_the_key_of_a_second_delivery",
-        f"{_OUTLIVED}test_key_of_a_second_delivery_is_kept_while_it_runs",
-        in_script("CLAIM", 'return not its[3] or redis.call("exists", its[3]) == 0', "return true"),
-    ),
-    Twin(
-        "D4",
-        "takes_the_key_of_a_due_retry",
-        f"{_OUTLIVED}test_retry_that_is_due_keeps_its_key",
-        in_script("WITH_ENQUEUEING", 'string.sub(messages, -8) == ".DQ.msgs" and "" or messages', "messages"),
-    ),
-    Twin(
-        "D4",
         "sets_no_ttl_at_the_start",
         f"{_ENDINGS}test_key_of_killed_run_expires",
-        in_script("START", 'redis.call("pexpire", KEYS[1], ttl)', ""),
+        in_script("START", 'redis.call("pexpire", KEYS[1], given.ttl)', ""),
     ),
     Twin(
         "D5",
         "releases_the_key_of_another_delivery",
         f"{_ENDINGS}test_second_delivery_keeps_the_key_of_the_running_first",
-        in_script("RELEASE", 'if (redis.call("hget", KEYS[1], "run") or "") ~= run then return 0 end', ""),
-    ),
-    Twin(
-        "D5",
-        "renews_the_key_of_another",
-        f"{_KEYS}test_only_the_run_that_holds_a_key_renews_and_releases_it",
-        in_script("RENEW", 'if redis.call("hget", KEYS[1], "run") ~= ARGV[1] then return 0 end', ""),
+        in_script("RELEASE", "if held_by ~= run and (given.started or held_by) then return 0 end", ""),
     ),
     Twin(
         "D9",
@@ -174,21 +86,82 @@ TWINS: Final[list[Twin]] = [
         _config(including_scheduled=True),
     ),
     Twin(
-        "D9",
-        "counts_no_delayed_message_as_live",
-        f"{_SENDING}test_delayed_message_with_including_scheduled_holds_its_key_at_once",
-        _config(including_scheduled=False),
+        "D2",
+        "answers_no_duplicate",
+        "tests/integration/middleware/test_results.py::test_group_with_a_dropped_duplicate_completes",
+        instead(path, "note_duplicates", lambda broker, dropped: None),
+    ),
+    Twin(
+        "D3",
+        "compares_arguments_as_written",
+        f"{_BULK}test_duplicate_call_is_dropped_and_marked",
+        instead(call_keys, "digest", lambda actor, *call: repr(call)),
+    ),
+    Twin(
+        "D3",
+        "ignores_idempotency_keys",
+        "tests/integration/middleware/deduplication/test_idempotency_keys.py::"
+        "test_different_idempotency_keys_both_have_an_effect",
+        instead(
+            steps,
+            "message_digest",
+            lambda actor, message, key: digest(actor, message.args, message.kwargs, key),
+        ),
+    ),
+    Twin(
+        "D6",
+        "claims_the_key_before_enqueueing",
+        f"{_ENQUEUEING}test_sender_killed_anywhere_leaves_message_and_key_or_neither",
+        _TAKE_TURNS,
+    ),
+    Twin(
+        "D6",
+        "enqueues_again_after_a_lost_answer",
+        f"{_ENQUEUEING}test_message_without_key_and_lost_answer_is_enqueued_once",
+        in_script("WITH_ENQUEUEING", 'if redis.call("hexists", messages, copy) == 1 then return "" end', ""),
     ),
     Twin(
         "D10",
-        "never_deletes_keys",
-        f"{_LIMITS}test_each_live_message_has_one_key_that_expires",
-        in_script("CLAIM", 'redis.call("pexpire", KEYS[1], ttl)', ""),
+        "makes_a_round_trip_per_message",
+        f"{_BULK}test_thousand_messages_cost_as_many_round_trips_as_two",
+        _ping_for_each,
     ),
     Twin(
-        "D10",
-        "makes_an_extra_round_trip",
-        f"{_LIMITS}test_message_costs_no_more_round_trips_than_its_steps",
-        _make_an_extra_round_trip,
+        "F5",
+        "leaves_a_key_without_a_message",
+        f"{_ENQUEUEING}test_scheduler_killed_after_sending_leaves_only_the_message",
+        _TAKE_TURNS,
+        in_processes=True,
+        slow=True,
+    ),
+    Twin(
+        "D7",
+        "treats_a_redelivery_as_a_duplicate",
+        f"{_TURNS}test_redelivery_of_the_holder_runs",
+        in_script("START", ANOTHER_HOLDS_IT, "if holder then"),
+    ),
+    Twin(
+        "D7",
+        "runs_beside_the_holder_of_its_key",
+        f"{_TURNS}test_message_that_lost_its_key_waits_for_the_running_one",
+        in_script("START", ANOTHER_HOLDS_IT, "if false then"),
+    ),
+    Twin(
+        "D8",
+        "requests_no_rerun",
+        f"{_TURNS}test_duplicates_during_a_run_make_one_rerun",
+        in_script("CLAIM", _ASKS, ""),
+    ),
+    Twin(
+        "D8",
+        "treats_a_lost_key_as_released",
+        f"{_ONE_MORE}test_rerun_is_enqueued_although_redis_came_back_empty",
+        in_script("RELEASE", "run and 2 or 0", "0"),
+    ),
+    Twin(
+        "F6",
+        "ignores_a_duplicate_during_the_last_batch",
+        f"{_ONE_MORE}test_run_starts_after_every_duplicate_whenever_it_arrives",
+        in_script("CLAIM", _ASKS, ""),
     ),
 ]

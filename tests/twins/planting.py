@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from housekeeping.middleware.deduplication import scripts
-from housekeeping.middleware.enqueueing import scripts as enqueueing_scripts
+from tests.internals.middleware import deduplication_scripts as scripts
+from tests.internals.middleware import enqueue_scripts as enqueueing_scripts
 
 Breaks = Callable[[pytest.MonkeyPatch], None]
 
@@ -16,11 +16,6 @@ Breaks = Callable[[pytest.MonkeyPatch], None]
 def instead(owner: Any, name: str, broken: Any) -> Breaks:
     """Replace an attribute of a module or class."""
     return lambda patch: patch.setattr(owner, name, broken)
-
-
-def instead_at(path: str, broken: Any) -> Breaks:
-    """Replace an attribute by its dotted path."""
-    return lambda patch: patch.setattr(path, broken)
 
 
 def in_text(owner: Any, name: str, right: str, wrong: str) -> Breaks:

@@ -21,7 +21,7 @@ CHECKERS: Final = {
 WRONG: Final = {
     "list[Message[str]]": "list[Message[int]]",
     'clean_up.send("1")': "clean_up.send(1)",
-    "batchsize=5": "batch_size=5",
+    "batchsize=5": "schedule=None",
     "lease.owner(), str | None": "lease.owner(), str",
 }
 

@@ -20,19 +20,25 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import housekeeping
 from housekeeping import (
-    AlertThresholds,
+    Alerts,
     BaseModel,
     Call,
     Delete,
-    LeaseConfig,
+    Lease,
+    Limits,
+    Rows,
+    RunResult,
+    Stage,
     StateMachine,
     Sweep,
     Transition,
     UtcDateTimeField,
+    model_of,
+    run_sweep,
 )
 from housekeeping.core.settings import Settings
-from housekeeping.sweeps import RunResult, Stage, model_of, run_sweep
-from housekeeping.testing import ManualClock, MemoryLeaseStore, assert_idempotent, assert_survives_kill
+from housekeeping.testing.assertions import assert_idempotent, assert_survives_kill
+from housekeeping.testing.stubs import ManualClock, MemoryLeaseStore
 
 # -- a broker
 
@@ -50,10 +56,11 @@ def of_project(project_id: int) -> str:
     broker=broker,
     idempotent=True,
     deduplicate="until_executed",
-    exclusive_lease={"key": of_project, "ttl": timedelta(minutes=5)},
+    exclusive_lease={"key": of_project, "ttl": timedelta(minutes=5), "fenced": True},
 )
 def clean_up(project_id: int) -> str:
     housekeeping.fence()
+    housekeeping.complete_in(result=1)
     return "clean"
 
 
@@ -107,24 +114,26 @@ def no_passes(sweep: Sweep) -> list[Stage]:
 
 
 stuck_orders = Sweep(
-    name="orders.stuck",
-    stale=lambda now: Order.touched_at <= now - timedelta(hours=1),
-    order=(Order.touched_at, Order.id),
-    action=Call(cancel, then=Transition(machine, "give_up")),
-    lease=LeaseConfig("orders", timedelta(minutes=30)),
-    alerts=AlertThresholds(backlog=1000),
-    max_runtime=timedelta(minutes=5),
+    "orders.stuck",
+    Rows(
+        Order,
+        stale=lambda row, now: row.touched_at <= now - timedelta(hours=1),
+        order="touched_at",
+        action=Call(cancel, then=Transition(machine, "give_up")),
+    ),
     schedule="*/5 * * * *",
+    lease=Lease("orders", timedelta(minutes=30)),
+    limits=Limits(runtime=timedelta(minutes=5)),
+    alerts=Alerts(backlog=1000),
 )
 old_orders = Sweep(
-    name="orders.old", stale=lambda now: Order.touched_at <= now, order=(Order.touched_at, Order.id), action=Delete()
+    "orders.old", Rows(Order, stale=lambda row, now: row.touched_at <= now, order="touched_at", action=Delete())
 )
 assert_type(old_orders, Sweep)
 assert_type(stuck_orders.name, str)
 assert_type(stuck_orders.schedule, str | None)
-Sweep(name="old", stages=no_passes, batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-Sweep(name="old", stages=no_passes, action="delete")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-Sweep(name="old", stages=no_passes, batchsize=5)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+Sweep("old", no_passes, limits=Limits(batch="many"))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+Sweep("old", no_passes, batchsize=5)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
 
 # -- sweeps on tables that are declared elsewhere
 
@@ -139,26 +148,29 @@ class Token(Base):
     expires_at: Mapped[datetime]
 
 
-expired_tokens = Sweep.on(
-    Token,
-    name="tokens.expired",
-    stale=lambda row, now: (row.expires_at <= now - timedelta(days=1)) & (row.kind == "bot"),
-    order="expires_at",
-    action=Delete(),
+expired_tokens = Sweep(
+    "tokens.expired",
+    Rows(
+        Token,
+        stale=lambda row, now: (row.expires_at <= now - timedelta(days=1)) & (row.kind == "bot"),
+        order="expires_at",
+        action=Delete(),
+    ),
     schedule="0 * * * *",
-    batch_size=500,
+    limits=Limits(batch=500),
 )
 assert_type(expired_tokens, Sweep)
-Sweep.on(
-    Table("tokens", MetaData(), Column("id", Integer, primary_key=True)),
-    name="tokens.bots",
-    stale=lambda row, now: (row.details["kind"] == "bot") | row.tags.contains("bot") | row.name.startswith("bot"),
-    order=("expires_at", "id"),
-    action=Delete(),
-    event_columns={"token": "id"},
+Sweep(
+    "tokens.bots",
+    Rows(
+        Table("tokens", MetaData(), Column("id", Integer, primary_key=True)),
+        stale=lambda row, now: (row.details["kind"] == "bot") | row.tags.contains("bot") | row.name.startswith("bot"),
+        order=("expires_at", "id"),
+        action=Delete(),
+    ),
 )
-Sweep.on(Token, name="tokens.all", stale=lambda row, now: True, action=Delete())  # type: ignore[arg-type,return-value] # pyright: ignore[reportArgumentType]
-Sweep.on(Token, name="tokens.old", stale=lambda row, now: row.at < now, action=Delete(), batch_size="many")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+Sweep("tokens.all", Rows(Token, stale=lambda row, now: True, action=Delete()))
+Sweep("tokens.old", Rows(Token, stale=lambda row, now: row.at < now, action=Delete()), limits=Limits(batch="many"))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 assert_type(model_of(Token), type[Any])
 
 assert_type(run_sweep(stuck_orders), RunResult)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import housekeeping
-from housekeeping.core.settings import PREFIX, Settings, WorkerSettings
-from housekeeping.workers import BUILT_IN
+from tests.internals.insight import REASONS
+from tests.internals.workers import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -28,14 +27,6 @@ def test_every_test_named_in_a_page_exists(page: Path) -> None:
     assert named - TESTS == set()
 
 
-def test_every_setting_is_documented() -> None:
-    text = (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8")
-    names = [f"{PREFIX}{'SCHEMA' if field == 'schema_name' else field.upper()}" for field in Settings.model_fields]
-
-    assert [name for name in names if f"`{name}`" not in text] == []
-    assert [key for key in WorkerSettings.model_fields if f"`{key}`" not in text] == []
-
-
 @pytest.mark.parametrize(
     "sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda sweep: sweep.name
 )
@@ -46,16 +37,13 @@ def test_every_worker_is_documented(sweep: object) -> None:
     assert name in pages
 
 
-def test_changelog_starts_with_this_version() -> None:
-    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+def test_why_page_has_every_reason_for_which_a_tick_starts_no_run() -> None:
+    page = (ROOT / "docs/howto/why-did-it-not-run.md").read_text(encoding="utf-8")
 
-    assert headings[0] == housekeeping.__version__
+    rows = re.findall(r"^\| `(?:skipped|missed)`, ([\w, ]+) \|", page, flags=re.MULTILINE)
 
-
-def test_no_page_names_a_folder_of_a_machine() -> None:
-    texts = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]}
-
-    assert [str(page) for page, text in texts.items() if re.search(r"/root/|/work/|/home/", text)] == []
+    of_runs = {"out_of_time", "limit", "shutdown", "taken_over", "lease_lost", "gate", "breaker", "clock"}
+    assert {reason for row in rows for reason in row.split(", ")} == REASONS.keys() - of_runs
 
 
 def test_page_of_state_machines_is_up_to_date() -> None:

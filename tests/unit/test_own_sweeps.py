@@ -12,33 +12,28 @@ from typing import Any
 import pytest
 from peewee import SqliteDatabase, TextField
 
-from housekeeping.core.errors import DeclarationError, SettingsError
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.workers import BUILT_IN, configured_sweeps, families, only
+from housekeeping import BaseModel, Delete, Rows, Settings, Sweep, UtcDateTimeField
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep as user_statuses
+from tests.internals.core import DeclarationError, SettingsError
+from tests.internals.workers import BUILT_IN, configured_sweeps, families, only
+from tests.internals.workers import status_sweep as user_statuses
 
 #: Function that writes a module and returns its name.
 Written = Callable[..., str]
 
 SESSIONS = """
 from peewee import TextField
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, Rows, Sweep, UtcDateTimeField
 
 class UserSession(BaseModel):
     token = TextField(primary_key=True)
     expires_at = UtcDateTimeField()
 
 def sweep(name, table=UserSession):
-    return Sweep(
-        name=name,
-        stale=lambda now: table.expires_at <= now,
-        order=(table.expires_at, table.token),
-        action=Delete(),
-    )
+    rows = Rows(table, stale=lambda row, now: row.expires_at <= now, order="expires_at", action=Delete())
+    return Sweep(name, rows)
 """
-ONE = "one = Sweep(name='shop.one', "
+ONE = "one = Sweep('shop.one', Rows(UserSession, "
 
 
 @pytest.fixture
@@ -92,17 +87,14 @@ def test_several_modules_are_separated_by_commas(written: Written) -> None:
         ("1 / 0", r"HOUSEKEEPING_SWEEPS: shop.sweeps cannot be imported: ZeroDivisionError: division by zero"),
         ("import shop.nowhere", "shop.sweeps cannot be imported: ModuleNotFoundError: No module named 'shop.nowhere'"),
         ("one = sweep('a name')", "HOUSEKEEPING_SWEEPS: shop.sweeps: 'a name' is no name for a sweep"),
-        ("one = Sweep(name='shop.one')", "shop.sweeps: shop.one: give stale, order and action, or stages"),
+        ("one = Sweep('shop.one')", "shop.sweeps: shop.one: stages is missing"),
         (
-            f"{ONE}stale=UserSession.expires_at < 1, order=(UserSession.token,), action=Delete())",
-            "stale should be a fu",
+            f"{ONE}stale=UserSession.expires_at < 1, action=Delete()))",
+            "stale is an object of type Expression",
         ),
-        (f"{ONE}stale=print, order=UserSession.token, action=Delete())", "order should be a tuple of columns, such as"),
-        (f"{ONE}stale=print, order=(UserSession.expires_at,), action=Delete())", "order must end with the primary key"),
-        (
-            f"{ONE}stale=print, order=(UserSession.token,), action=Delete)",
-            r"action should be Delete\(\), with brackets",
-        ),
+        (f"{ONE}stale=print, order=UserSession.token, action=Delete()))", "UserSession.token is no name of a column"),
+        (f"{ONE}stale=print, order='expired_at', action=Delete()))", "UserSession has no column 'expired_at'"),
+        (f"{ONE}stale=print, action=Delete))", r"action should be Delete\(\), with brackets"),
     ],
 )
 def test_broken_module_is_rejected_in_one_line(written: Written, text: str, said: str) -> None:
@@ -154,7 +146,7 @@ def test_own_sweeps_use_and_validate_settings(written: Written) -> None:
 
     configured = configured_sweeps(given(module, **{"shop.one": {"batch_size": 7, "enabled": False}}))["shop.one"]
 
-    assert (configured.batch_size, configured.enabled) == (7, False)
+    assert (configured.limits.batch, configured.enabled) == (7, False)
     with pytest.raises(SettingsError, match=r'HOUSEKEEPING_WORKERS\["shop.one"\]\["max_deletes"\] is 7, but this'):
         configured_sweeps(given(module, **{"shop.one": {"max_deletes": 7}}))
     with pytest.raises(SettingsError, match=r"shop.two.* is not a worker; the workers are .*shop.one"):
@@ -176,11 +168,7 @@ def test_table_can_have_another_name(written: Written) -> None:
 
 def test_sweep_on_a_built_in_table_uses_its_configured_name() -> None:
     own = Sweep(
-        name="shop.loud_statuses",
-        stale=lambda now: UserStatus.message == "",
-        always_stale=True,
-        order=(UserStatus.user_id,),
-        action=Delete(),
+        "shop.loud_statuses", Rows(UserStatus, stale=lambda row: row.message == "", order="user_id", action=Delete())
     )
     meta: Any = UserStatus._meta
 
@@ -196,7 +184,7 @@ def test_only_returns_the_applications_sweeps(written: Written) -> None:
     one = importlib.import_module(module).one
     settings = given("nowhere", **{"shop.one": {"batch_size": 7}, "another.process": {}})
 
-    assert {name: sweep.batch_size for name, sweep in only(settings, [one]).items()} == {"shop.one": 7}
+    assert {name: sweep.limits.batch for name, sweep in only(settings, [one]).items()} == {"shop.one": 7}
 
 
 def test_module_can_configure_itself_like_a_built_in_one(written: Written) -> None:
@@ -222,8 +210,4 @@ def test_model_of_another_database_is_rejected() -> None:
             database = SqliteDatabase(":memory:")
 
     with pytest.raises(DeclarationError, match="Elsewhere should be derived from housekeeping.BaseModel"):
-        Sweep(name="shop.x", stale=lambda now: Elsewhere.expires_at <= now, order=(Elsewhere.token,), action=Delete())
-
-
-def test_old_runs_stays_without_built_in_workers() -> None:
-    assert list(configured_sweeps(Settings.load(built_in=False))) == ["housekeeping.old_runs", "housekeeping.outbox"]
+        Sweep("shop.x", Rows(Elsewhere, stale=lambda row, now: row.expires_at <= now, order="token", action=Delete()))

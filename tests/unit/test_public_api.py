@@ -14,7 +14,6 @@ import pytest
 from blinker import NamedSignal
 
 import housekeeping
-from housekeeping import sweeps
 
 _ROOT: Final = Path(__file__).parents[2]
 _WORKERS: Final = _ROOT / "housekeeping/workers"
@@ -29,7 +28,7 @@ _FAMILIES: Final = (
 _FILES: Final = [path for family in _FAMILIES for path in sorted((_WORKERS / family).rglob("*.py"))]
 #: Public objects by name, including events.
 _PUBLIC: Final[dict[str, Any]] = {
-    **{name: getattr(module, name) for module in (housekeeping, sweeps) for name in module.__all__},
+    **{name: getattr(housekeeping, name) for name in housekeeping.__all__},
     **{name: value for name, value in vars(housekeeping.events).items() if isinstance(value, NamedSignal)},
 }
 
@@ -57,10 +56,10 @@ def test_built_in_workers_use_only_public_names(path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "import housekeeping.sweeps.ledger.runs",
-        "from housekeeping.sweeps.ledger import runs as ledger",
-        "from housekeeping.sweeps.ledger.runs import advance",
-        "def late():\n    from housekeeping.sweeps.engine.executor import Executor",
+        "import housekeeping.ledger.runs",
+        "from housekeeping.ledger import runs as ledger",
+        "from housekeeping.ledger.runs import advance",
+        "def late():\n    from housekeeping.engine.batches import Batches",
         "from housekeeping.database import connection as db",
     ],
 )
@@ -68,21 +67,48 @@ def test_import_of_a_private_name_is_detected(source: str) -> None:
     assert len(list(_not_public(source))) == 1
 
 
+#: Modules whose names users import, besides `housekeeping` itself.
+_PUBLIC_MODULES: Final = re.compile(
+    r"housekeeping\.(app|recipes|testing(\.\w+)?|workers\.\w+\.models|workers\.object_storage(\.pending_uploads)?)"
+)
+#: They are about the modules themselves, are what a type checker sees of a user's code, or run where tests cannot be
+#: imported.
+_ABOUT_MODULES: Final = ("tests/internals/", "tests/typing/", "tests/acceptance/quick_")
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in (_ROOT / "tests").iterdir() if path.is_dir()))
+def test_tests_import_internals_from_one_place_only(folder: str) -> None:
+    found = []
+    for path in sorted((_ROOT / "tests" / folder).rglob("*.py")):
+        name = path.relative_to(_ROOT).as_posix()
+        if name.startswith(_ABOUT_MODULES):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if module.startswith("housekeeping.") and not _PUBLIC_MODULES.fullmatch(module):
+                found.append(f"{name}:{node.lineno} {module}; import it from tests.internals")  # type: ignore[attr-defined]
+
+    assert found == []
+
+
 @pytest.mark.parametrize("family", _FAMILIES)
-def test_declarations_import_from_housekeeping_sweeps_only(family: str) -> None:
-    source = (_WORKERS / family / "worker.py").read_text(encoding="utf-8")
-    modules = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
-    engine = {module for module in modules if (module or "").startswith("housekeeping.sweeps")}
+def test_families_import_only_public_names(family: str) -> None:
+    own = f"housekeeping.workers.{family}"
+    found = []
+    for path in (_WORKERS / family).rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        found += [each for each in modules if each.startswith("housekeeping.") and not each.startswith(own)]
 
-    assert engine == {"housekeeping.sweeps"}
+    assert found == []
 
 
-@pytest.mark.parametrize("name", sweeps.__all__)
+@pytest.mark.parametrize("name", sorted(set(housekeeping.__all__) - {"__version__", "events", "testing"}))
 def test_every_public_name_is_documented(name: str) -> None:
-    page = (_ROOT / "docs/reference/sweeps.md").read_text(encoding="utf-8")
-    value = getattr(sweeps, name)
+    pages = "".join((_ROOT / "docs/reference" / page).read_text("utf-8") for page in ("sweeps.md", "public-names.md"))
+    value = getattr(housekeeping, name)
 
-    assert re.search(rf"`{name}[`(]", page)
+    assert re.search(rf"`(housekeeping\.)?{name}[`(]", pages)
     # Other objects are described on the page only.
     assert inspect.getdoc(value) or not callable(value)
 
@@ -96,26 +122,3 @@ def test_type_checkers_see_the_same_public_names() -> None:
     for name, home in checked.items():
         module, _, attribute = home.rpartition(".")
         assert getattr(housekeeping, name) is getattr(importlib.import_module(module), attribute)
-
-
-def test_most_used_names_are_in_the_package() -> None:
-    both = set(housekeeping.__all__) & set(sweeps.__all__)
-
-    assert {"Sweep", "Delete", "Transition", "Call", "BaseModel", "UtcDateTimeField"} < both
-    assert [name for name in both if getattr(housekeeping, name) is not getattr(sweeps, name)] == []
-
-
-def test_own_sweep_page_shows_ten_lines_at_most() -> None:
-    page = (_ROOT / "docs/howto/own-sweep.md").read_text(encoding="utf-8")
-    block = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-
-    assert block is not None
-    tree = ast.parse(block[1])
-    statements = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    lines = {
-        line
-        for node in statements
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        if block[1].splitlines()[line - 1].strip()
-    }
-    assert 0 < len(lines) <= 10

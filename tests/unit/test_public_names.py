@@ -7,6 +7,7 @@ import sys
 
 NAMES = """
 housekeeping.install
+housekeeping.complete_in
 housekeeping.enqueue_many
 housekeeping.ExclusiveLease
 housekeeping.fence

@@ -40,7 +40,7 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(
     idempotent=True,
-    exclusive_lease={"key": "reminders", "ttl": timedelta(minutes=10)},
+    exclusive_lease={"key": "reminders", "ttl": timedelta(minutes=10), "fenced": True},
     schedule="*/5 * * * *",
 )
 def send_reminders() -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from peewee import BigAutoField
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, Rows, Sweep, UtcDateTimeField
 
 
 class Device(BaseModel):
@@ -16,10 +16,13 @@ class Device(BaseModel):
 
 
 forgotten_devices = Sweep(
-    name="shop.forgotten_devices",
-    stale=lambda limit: (Device.seen_at < limit) | (Device.seen_at.is_null() & (Device.registered_at < limit)),
-    stale_after=timedelta(days=90),
-    order=(Device.seen_at, Device.id),
-    action=Delete(),
+    "shop.forgotten_devices",
+    Rows(
+        Device,
+        stale=lambda row, limit: (row.seen_at < limit) | (row.seen_at.is_null() & (row.registered_at < limit)),
+        order="seen_at",
+        age=timedelta(days=90),
+        action=Delete(),
+    ),
     schedule="15 3 * * *",
 )

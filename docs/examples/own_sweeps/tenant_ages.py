@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from peewee import BigAutoField, BigIntegerField, Expression, IntegerField, Value, fn
+from peewee import BigAutoField, BigIntegerField, Function, IntegerField, Value, fn
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, Limits, Row, Rows, Sweep, UtcDateTimeField
 
 
 class Tenant(BaseModel):
@@ -21,19 +21,17 @@ class TenantEvent(BaseModel):
     created_at = UtcDateTimeField()
 
 
-def outlived(now: datetime) -> Expression:
+def outlived(row: Row, now: datetime) -> Function:
     """Return the predicate of events older than their tenant's retention. NULL keeps events forever."""
     age = fn.make_interval(0, 0, 0, Tenant.keep_days)
     tenants: Any = Tenant  # peewee's stubs do not type the arguments of a query
-    limit = tenants.select(Value(now) - age).where(Tenant.id == TenantEvent.tenant_id)
-    stale: Expression = TenantEvent.created_at < limit
-    return stale
+    of_tenant = Tenant.id == row.tenant_id
+    return fn.EXISTS(tenants.select().where(of_tenant & (row.created_at < Value(now) - age)))
 
 
 outlived_events = Sweep(
-    name="shop.outlived_events",
-    stale=outlived,
-    order=(TenantEvent.created_at, TenantEvent.id),
-    action=Delete(),
+    "shop.outlived_events",
+    Rows(TenantEvent, stale=outlived, order=("tenant_id", "created_at"), action=Delete()),
     schedule="30 * * * *",
+    limits=Limits(resume="after_limit"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peewee import UUIDField
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, Rows, Sweep, UtcDateTimeField
 
 
 class Invitation(BaseModel):
@@ -13,9 +13,7 @@ class Invitation(BaseModel):
 
 
 expired_invitations = Sweep(
-    name="shop.expired_invitations",
-    stale=lambda now: Invitation.expires_at <= now,
-    order=(Invitation.expires_at, Invitation.id),
-    action=Delete(),
+    "shop.expired_invitations",
+    Rows(Invitation, stale=lambda row, now: row.expires_at <= now, order="expires_at", action=Delete()),
     schedule="*/10 * * * *",
 )

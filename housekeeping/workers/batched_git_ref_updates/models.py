@@ -8,7 +8,7 @@ from typing import Final
 
 from peewee import SQL, BigAutoField, BigIntegerField, CharField, SmallIntegerField
 
-from housekeeping.sweeps import BaseModel, StateMachine, UtcDateTimeField, statement_time
+from housekeeping import PartitionedModel, StateMachine, UtcDateTimeField, identify, statement_time
 
 LONGEST_REF: Final = 1024  # characters; docs/workers/batched_git_ref_updates.md
 
@@ -20,7 +20,7 @@ class DeletionStatus(IntEnum):
     processed = 2
 
 
-class Deletion(BaseModel):
+class Deletion(PartitionedModel):
     """Request to delete a ref of a project's repository."""
 
     id = BigAutoField()
@@ -43,6 +43,7 @@ class Deletion(BaseModel):
           IllegalEvent: When the row is processed already; nothing is changed.
           RecordChanged: When the row is gone.
         """
+        identify(type(self))
         machine.fire(self, "process", {Deletion.updated_at: now or statement_time(Deletion.updated_at)})
 
 

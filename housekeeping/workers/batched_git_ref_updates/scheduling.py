@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from peewee import SQL, Select, fn
 
 import housekeeping
-from housekeeping.sweeps import (
+from housekeeping import (
     Backlog,
     Batch,
     BatchResult,
@@ -18,7 +18,7 @@ from housekeeping.sweeps import (
     Position,
     RedisUnavailable,
     StagePlan,
-    database,
+    current_database,
     deferred,
     translate_redis_errors,
 )
@@ -32,8 +32,9 @@ CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
 #: Bulk commands whose projects one statement finds and one transaction counts; together they take about 50 ms.
 _BULKS: Final = 10
 _SAMPLES: Final = 5
-#: The id of the last row that the project's last run read: the first value of its cursor.
-_LAST_ID: Final = SQL("(later.position ->> 0)::bigint")
+#: The id of the last row that the project's last run read: the first value of its cursor. If that run failed, no row
+#: counts as new.
+_LAST_ID: Final = SQL("coalesce((later.position ->> 0)::bigint, 9223372036854775807)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ class PendingProjects:
     """Stage that enqueues the cleanup of every project with pending deletions, in bulk, up to a limit.
 
     If the previous run was cut short, a run begins after its last project, wraps around, and ends where it began. So no
-    run enqueues a project twice. A project is deferred if its last cleanup rejected every row. It is skipped until its
-    delay has passed or it has new pending rows.
+    run enqueues a project twice. A project is deferred if its last cleanup failed or rejected every row. It is skipped
+    until its delay has passed. A new pending row ends the delay, unless the cleanup failed.
 
     Attributes:
       children: Returns the actor that cleans up one project; called only if there is a project to enqueue.
@@ -96,6 +97,8 @@ class PendingProjects:
     batch_size: int
     max_projects: int
     name: str = "projects"
+    counts: tuple[str, ...] = ("total_projects", "enqueued", "deduplicated")
+    progress_counts: tuple[str, ...] = ("total_projects",)
 
     def prepare(self, batch: Batch) -> _Enqueued:
         """Find projects by one statement and enqueue their cleanups in bulk. Repeating it adds no second message.
@@ -196,7 +199,7 @@ def count_pending_projects(limit: int) -> int:
 
 
 def deferred_among(projects: Sequence[int]) -> set[int]:
-    """Return the projects that are deferred and have no new pending rows.
+    """Return the projects that are deferred. One with new pending rows is not, unless its last cleanup failed.
 
     One statement with one index probe for each deferred project.
     """
@@ -217,7 +220,7 @@ def count_deferred() -> int:
 
 
 def _read_database() -> Any:
-    return housekeeping.read_database(database.selected)
+    return housekeeping.read_database(current_database.selected)
 
 
 def _has_rows(later: Any, which: Any) -> Any:

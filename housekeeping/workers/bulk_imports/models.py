@@ -1,9 +1,14 @@
-"""Tables of bulk imports: an import has entities (groups, projects), an entity has one tracker per relation."""
+"""Tables of bulk imports, and the states of their rows with their numbers in the database.
+
+An import has entities (groups, projects), an entity has one tracker per relation.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar, Final
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from peewee import (
     SQL,
@@ -19,17 +24,89 @@ from peewee import (
     TextField,
 )
 
-from housekeeping.sweeps import SYSTEM_CLOCK, BaseModel, Clock, StateMachine, UtcDateTimeField, statement_time
-from housekeeping.workers.bulk_imports.states import (
-    IMPORT_ENDS,
-    IMPORT_EVENTS,
-    TRACKER_ENDS,
-    TRACKER_EVENTS,
-    EnumField,
-    ImportStatus,
-    SourceType,
-    TrackerStatus,
+from housekeeping import SYSTEM_CLOCK, BaseModel, Clock, StateMachine, UtcDateTimeField, statement_time, update_rows
+
+Events = Mapping[str, tuple[Iterable[Enum], Enum]]
+
+
+class ImportStatus(IntEnum):
+    """Status of an import or entity."""
+
+    CREATED = 0
+    STARTED = 1
+    FINISHED = 2
+    TIMEOUT = 3
+    FAILED = -1
+    CANCELED = -2
+
+
+class TrackerStatus(IntEnum):
+    """Status of a tracker; the numbers differ from those of an import."""
+
+    CREATED = 0
+    STARTED = 1
+    FINISHED = 2
+    ENQUEUED = 3
+    TIMEOUT = 4
+    FAILED = -1
+    SKIPPED = -2
+    CANCELED = -3
+
+
+class SourceType(IntEnum):
+    """Type of the source of an entity."""
+
+    GROUP_ENTITY = 0
+    PROJECT_ENTITY = 1
+
+
+#: fail, cancel and skip are allowed from every state, including final ones (docs/workers/bulk_imports.md).
+IMPORT_EVENTS: Final[Events] = {
+    "start": ([ImportStatus.CREATED], ImportStatus.STARTED),
+    "finish": ([ImportStatus.STARTED], ImportStatus.FINISHED),
+    "cleanup_stale": ([ImportStatus.CREATED, ImportStatus.STARTED], ImportStatus.TIMEOUT),
+    "fail": (list(ImportStatus), ImportStatus.FAILED),
+    "cancel": (list(ImportStatus), ImportStatus.CANCELED),
+}
+IMPORT_ENDS: Final = (ImportStatus.FINISHED, ImportStatus.TIMEOUT, ImportStatus.FAILED, ImportStatus.CANCELED)
+
+TRACKER_EVENTS: Final[Events] = {
+    "enqueue": ([TrackerStatus.CREATED], TrackerStatus.ENQUEUED),
+    "start": ([TrackerStatus.CREATED, TrackerStatus.ENQUEUED], TrackerStatus.STARTED),
+    "retry": ([TrackerStatus.STARTED], TrackerStatus.ENQUEUED),
+    "finish": ([TrackerStatus.STARTED], TrackerStatus.FINISHED),
+    "cleanup_stale": (
+        [TrackerStatus.CREATED, TrackerStatus.STARTED, TrackerStatus.ENQUEUED],
+        TrackerStatus.TIMEOUT,
+    ),
+    "fail": (list(TrackerStatus), TrackerStatus.FAILED),
+    "skip": (list(TrackerStatus), TrackerStatus.SKIPPED),
+    "cancel": (list(TrackerStatus), TrackerStatus.CANCELED),
+}
+TRACKER_ENDS: Final = (
+    TrackerStatus.FINISHED,
+    TrackerStatus.TIMEOUT,
+    TrackerStatus.FAILED,
+    TrackerStatus.SKIPPED,
+    TrackerStatus.CANCELED,
 )
+
+
+class EnumField(SmallIntegerField):
+    """``smallint`` column whose values are members of an enumeration, or plain numbers if unknown."""
+
+    def __init__(self, members: type[IntEnum], **options: Any) -> None:
+        self.members = members
+        super().__init__(**options)
+
+    def db_value(self, value: Any) -> Any:
+        return None if value is None else int(value)
+
+    def python_value(self, value: Any) -> Any:
+        try:
+            return self.members(value)
+        except ValueError:
+            return value
 
 
 class StatefulModel(BaseModel):
@@ -52,12 +129,19 @@ class StatefulModel(BaseModel):
         # Otherwise save() of another column could overwrite a newer status.
         only_save_dirty = True
 
+    @classmethod
+    def stale(cls, before: datetime) -> Expression:
+        """Return the predicate for records that have not ended and were last changed before this time."""
+        machine = cls.machine
+        is_open: Expression = machine.field.in_(machine.sources("cleanup_stale"))
+        return (cls.updated_at < before) & is_open
+
     def start(self, *, clock: Clock | None = None) -> None:
-        """Start the work."""
+        """Record that the work has started, and save the record."""
         self._fire("start", clock)
 
     def finish(self, *, clock: Clock | None = None) -> None:
-        """Complete the work."""
+        """Record that the work was completed."""
         self._fire("finish", clock)
 
     def fail(self, *, clock: Clock | None = None) -> None:
@@ -65,11 +149,11 @@ class StatefulModel(BaseModel):
         self._fire("fail", clock)
 
     def cancel(self, *, clock: Clock | None = None) -> None:
-        """Cancel the work; allowed from any state."""
+        """Record that the work was canceled; allowed from any state."""
         self._fire("cancel", clock)
 
     def cleanup_stale(self, *, clock: Clock | None = None) -> None:
-        """Time out the work."""
+        """Record that the work timed out."""
         self._fire("cleanup_stale", clock)
 
     def _fire(self, event: str, clock: Clock | None) -> None:
@@ -98,11 +182,6 @@ class BulkImport(StatefulModel):
         table_name = "bulk_imports"
         #: Over all partitions, too: it comes from one sequence.
         key_is_unique = True
-
-    @classmethod
-    def stale(cls, before: datetime) -> Expression:
-        """Return the predicate for imports that have not ended and were last changed before this time."""
-        return (cls.updated_at < before) & cls.status.in_(cls.machine.sources("cleanup_stale"))
 
 
 class BulkImportEntity(StatefulModel):
@@ -138,11 +217,6 @@ class BulkImportEntity(StatefulModel):
         optional_fields = ("source_type", "source_full_path")
         constraints = (Check("num_nonnulls(namespace_id, project_id, organization_id) = 1"),)
 
-    @classmethod
-    def stale(cls, before: datetime) -> Expression:
-        """Return the predicate for entities that have not ended and were last changed before this time."""
-        return (cls.updated_at < before) & cls.status.in_(cls.machine.sources("cleanup_stale"))
-
     def cleanup_stale(self, *, clock: Clock | None = None) -> None:
         """Time out the entity together with all trackers that have not ended, in one transaction.
 
@@ -153,7 +227,8 @@ class BulkImportEntity(StatefulModel):
         time_out_trackers = BulkImportTracker.update(
             {BulkImportTracker.status: trackers.target(event), BulkImportTracker.updated_at: at}
         ).where((BulkImportTracker.bulk_import_entity == self.id) & trackers.field.in_(trackers.sources(event)))
-        self.machine.fire(self, event, {BulkImportEntity.updated_at: at}, within_transaction=time_out_trackers.execute)
+        changes = {BulkImportEntity.updated_at: at}
+        self.machine.fire(self, event, changes, within_transaction=lambda: update_rows(time_out_trackers))
 
 
 class BulkImportTracker(StatefulModel):

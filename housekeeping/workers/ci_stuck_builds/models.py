@@ -6,12 +6,12 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
-from peewee import SQL, BigAutoField, BigIntegerField, Expression, IntegerField, ModelSelect, TextField, fn
+from peewee import SQL, BigAutoField, BigIntegerField, Expression, IntegerField, TextField, fn
 
-from housekeeping.sweeps import (
-    BaseModel,
+from housekeeping import (
     Clock,
     NaiveUtcDateTimeField,
+    PartitionedModel,
     StateMachine,
     UtcDateTimeField,
     identify,
@@ -58,12 +58,8 @@ class FailureReason(IntEnum):
         return self.name.lower()
 
 
-class Build(BaseModel):
-    """Job of a pipeline.
-
-    If the table is partitioned, `partition_id` is a field as well and part of the primary key. It is read from the
-    database when a build is first read or dropped.
-    """
+class Build(PartitionedModel):
+    """Job of a pipeline."""
 
     id = BigAutoField()
     type = TextField()
@@ -87,18 +83,6 @@ class Build(BaseModel):
         table_name = "ci_builds"
         #: Only labels of log lines, error reports and events. Upstream has already dropped `stage`.
         optional_fields = ("runner_id", "name", "stage", "commit_id")
-
-    @classmethod
-    def select(cls, *fields: Any) -> ModelSelect[Any]:
-        identify(cls)
-        query: ModelSelect[Any] = super().select(*fields)
-        return query
-
-    @classmethod
-    def get_by_id(cls, pk: Any) -> Build:
-        identify(cls)
-        build: Build = super().get_by_id(pk)
-        return build
 
     @classmethod
     def in_status(cls, status: BuildStatus) -> Expression:

@@ -15,21 +15,195 @@ module need the same ``HOUSEKEEPING_REDIS_URL`` and ``HOUSEKEEPING_NAMESPACE``. 
 
 Note: A program that writes the hash itself bypasses the claims. Unlike `complete`, its ``HDEL`` succeeds while the
 worker is deleting the object. An answer of 0 tells it that the entry was already gone.
+
+A second look right before the deletion would not keep a completed upload's object: the upload may be completed between
+that look and the store's answer. Instead, the sweep claims an entry in the same script that reads it for the last time
+(`Claims`). From then on `complete` and `prepare` refuse it. The claim is a key of its own, and the entry does not
+change, because other programs read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from housekeeping.sweeps import Clock, UploadRefused, shared_redis, translate_redis_errors
-from housekeeping.workers.object_storage import claims, pending_entry
-from housekeeping.workers.object_storage.pending_entry import Entry, field_of
+from housekeeping import (
+    Clock,
+    RecordChanged,
+    UploadBeingDeleted,
+    UploadRefused,
+    read_redis_clock,
+    retry_redis,
+    run_replicated,
+    shared_redis,
+    translate_redis_errors,
+)
 
 __all__ = ["PendingUpload", "complete", "count", "each", "exists", "pending_only", "prepare"]
 
+#: The hash. Other programs read and write it, so it has no namespace.
+KEY = "pending_direct_uploads"  # docs/workers/object_storage.md
+
+#: 9999-12-31 23:59:59, the last second that datetime supports. Larger values may be milliseconds.
+_LAST_SECOND: Final = 253_402_300_799
+_DIGITS: Final = 12
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Field and value, as stored in Redis."""
+
+    field: bytes
+    value: bytes
+
+    @property
+    def location(self) -> str:
+        """The name of the store: the text before the first colon."""
+        return _readable(self.field.partition(b":")[0])
+
+    @property
+    def path(self) -> str:
+        """The text after the first colon, further colons included."""
+        return _readable(self.field.partition(b":")[2])
+
+    @property
+    def seconds(self) -> int | None:
+        """The seconds from 1970 until the upload was prepared; None if the value is not such a number."""
+        if not self.value.isdigit() or len(self.value) > _DIGITS:
+            return None
+        seconds = int(self.value)
+        return seconds if seconds <= _LAST_SECOND else None
+
+    @property
+    def prepared_at(self) -> datetime:
+        """The time at which the upload of a usable entry was prepared."""
+        return datetime.fromtimestamp(self.seconds or 0, UTC)
+
+    def refuse_unusable(self) -> None:
+        """Check that the path is valid and the value is a time.
+
+        Raises:
+          UploadRefused: Otherwise.
+        """
+        if self.seconds is None:
+            raise UploadRefused(f"the value {_readable(self.value)!r} is not a number of whole epoch seconds")
+        try:
+            self.field.decode()
+        except UnicodeDecodeError:
+            raise UploadRefused(f"{_readable(self.field)!r} is not UTF-8") from None
+        refuse_wrong_path(self.path)
+
+
+def field_of(location: str, path: str) -> bytes:
+    """Return the field of an upload."""
+    return f"{location}:{path}".encode(errors="surrogateescape")
+
+
+def refuse_wrong_path(path: str) -> None:
+    """Check that the path can be that of an object below its store's prefix.
+
+    Raises:
+      UploadRefused: When it is empty or absolute, leaves the prefix, or is one that some stores read as another path:
+        ``a/`` and ``a//b`` mean ``a`` and ``a/b`` to them.
+    """
+    if not path:
+        raise UploadRefused("the path is empty")
+    if path.startswith("/"):
+        raise UploadRefused(f"the path {path!r} is absolute")
+    parts = path.split("/")
+    if ".." in parts:
+        raise UploadRefused(f"the path {path!r} leaves its store")
+    if "" in parts or "." in parts:
+        raise UploadRefused(f"the path {path!r} has an empty component or one that is '.'")
+    if _CONTROL.search(path):
+        raise UploadRefused(f"the path {path!r} contains control characters")
+    if _SURROGATE.search(path):
+        raise UploadRefused(f"the path {path!r} cannot be encoded as UTF-8")
+
+
+def _readable(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
+
+
+#: Time to live of a claim whose object may be gone. Each run that tries again renews it.
+KEPT: Final = timedelta(days=30)
+#: After this time `prepare` may use the path of such a claim again.
+BLOCKED_FOR: Final = timedelta(days=1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+#: Beginning of both scripts: reads claims and entries. Lua's stack has room for 8000 values; a group has at most 256.
+_READ: Final = """
+local fields = {}
+for n = 4, #ARGV, 2 do fields[#fields + 1] = ARGV[n] end
+local holders, values = redis.call("mget", unpack(KEYS, 2)), redis.call("hmget", KEYS[1], unpack(fields))
+"""
+#: KEYS: the hash; the claim of each entry. ARGV: the run; ttl of a claim in ms; the ids of ended runs; then field and
+#: value of each entry. Claims the entries that still have the same value. Returns their indexes, and the ids of the
+#: runs whose claims are left alone.
+_TAKE: Final = (
+    _READ
+    + """
+local ended, claimed, others = {}, {}, {}
+for id in string.gmatch(ARGV[3], "%S+") do ended[id] = true end
+for n = 1, #fields do
+  local holder = holders[n] or ARGV[1]
+  if holder ~= ARGV[1] and not ended[holder] then
+    others[#others + 1] = holder
+  elseif values[n] == ARGV[2 * n + 3] then
+    redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
+    claimed[#claimed + 1] = n - 1
+  end
+end
+return {claimed, others}
+"""
+)
+#: KEYS and ARGV as above, but ARGV[3] is "1" if this repeats a call whose answer was lost. Removes the entries of
+#: deleted objects with their claims. A claim that Redis has lost is written again, if an entry is there.
+#: Returns for each entry: 1 removed, 2 already gone, 3 changed, 4 claimed by another run, 5 the claim was lost.
+_FINISH: Final = (
+    _READ
+    + """
+local ends, claims, entries = {}, {}, {}
+for n = 1, #fields do
+  local holder, value = holders[n], values[n]
+  local unchanged = value == ARGV[2 * n + 3]
+  if holder == ARGV[1] then
+    claims[#claims + 1] = KEYS[n + 1]
+    if unchanged then entries[#entries + 1] = fields[n] end
+    ends[n] = unchanged and 1 or value and 3 or 2
+  elseif holder then
+    ends[n] = 4
+  elseif ARGV[3] == "1" and not unchanged then
+    ends[n] = value and 4 or 1 -- the first attempt has removed it
+  else
+    if value then redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2]) end
+    ends[n] = 5
+  end
+end
+if #claims > 0 then redis.call("del", unpack(claims)) end
+if #entries > 0 then redis.call("hdel", KEYS[1], unpack(entries)) end
+return ends
+"""
+)
+#: KEYS: the hash; the claim. ARGV: the field.
+_COMPLETE: Final = """
+if redis.call("exists", KEYS[2]) == 1 then return 0 end
+return redis.call("hdel", KEYS[1], ARGV[1])
+"""
+#: KEYS: the hash; the claim. ARGV: the field; the value, or "" for the time of the Redis server; the time to live in ms
+#: at which a claim no longer keeps the path.
+_PREPARE: Final = """
+if redis.call("pttl", KEYS[2]) > tonumber(ARGV[3]) then return 0 end
+redis.call("del", KEYS[2])
+redis.call("hset", KEYS[1], ARGV[1], ARGV[2] == "" and redis.call("time")[1] or ARGV[2])
+return 1
+"""
 PAGE: Final = 1000  # entries per round trip; larger pages cost the server more time per entry
 
 #: KEYS: the hash. ARGV: cursor, size, epoch seconds. Leaves out what was prepared then or later. Values with another
@@ -74,8 +248,10 @@ def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
     """
     if not location or ":" in location:
         raise UploadRefused(f"the location {location!r} is empty or contains a colon")
-    pending_entry.refuse_wrong_path(path)
-    claims.prepare(field_of(location, path), int(clock.now().timestamp()) if clock else None)
+    refuse_wrong_path(path)
+    seconds = int(clock.now().timestamp()) if clock else ""
+    if not _run(_PREPARE, field_of(location, path), seconds, (KEPT - BLOCKED_FOR) // _MILLISECOND):
+        raise UploadBeingDeleted(f"the stale upload '{location}:{path}' is being deleted; use another path")
 
 
 def complete(location: str, path: str) -> bool:
@@ -84,13 +260,13 @@ def complete(location: str, path: str) -> bool:
     False means that the object may be missing: the upload was stale and is deleted or being deleted, was never
     prepared, or was completed before.
     """
-    return claims.complete(field_of(location, path))
+    return bool(_run(_COMPLETE, field_of(location, path)))
 
 
 def exists(location: str, path: str) -> bool:
     """Return whether the upload is pending."""
     with translate_redis_errors():
-        return bool(shared_redis.get().hexists(pending_entry.KEY, field_of(location, path)))
+        return bool(shared_redis.get().hexists(KEY, field_of(location, path)))
 
 
 def pending_only(location: str, paths: Iterable[str]) -> list[str]:
@@ -99,7 +275,7 @@ def pending_only(location: str, paths: Iterable[str]) -> list[str]:
     for start in range(0, len(wanted), PAGE):
         chunk = wanted[start : start + PAGE]
         with translate_redis_errors():
-            values: Any = shared_redis.get().hmget(pending_entry.KEY, [field_of(location, path) for path in chunk])
+            values: Any = shared_redis.get().hmget(KEY, [field_of(location, path) for path in chunk])
         pending += [path for path, value in zip(chunk, values, strict=True) if value is not None]
     return pending
 
@@ -107,7 +283,7 @@ def pending_only(location: str, paths: Iterable[str]) -> list[str]:
 def count() -> int:
     """Return the number of pending uploads in all locations."""
     with translate_redis_errors():
-        number: Any = shared_redis.get().hlen(pending_entry.KEY)
+        number: Any = shared_redis.get().hlen(KEY)
     return int(number)
 
 
@@ -118,8 +294,13 @@ def each() -> Iterator[PendingUpload]:
     """
     for page in pages():
         for entry in page:
-            prepared_at = None if entry.seconds is None else datetime.fromtimestamp(entry.seconds, UTC)
+            prepared_at = None if entry.seconds is None else entry.prepared_at
             yield PendingUpload(entry.location, entry.path, prepared_at)
+
+
+def now() -> datetime:
+    """Return the time of the Redis server, which is the clock of `prepare`; one round trip."""
+    return read_redis_clock().server_at
 
 
 def page(cursor: int, size: int, before: int | None = None) -> tuple[int, list[Entry]]:
@@ -131,9 +312,7 @@ def page(cursor: int, size: int, before: int | None = None) -> tuple[int, list[E
     Note: Redis returns a small hash as one page, whatever the size.
     """
     with translate_redis_errors():
-        found: Any = shared_redis.get().eval(
-            _PAGE_BEFORE, 1, pending_entry.KEY, cursor, size, "" if before is None else before
-        )
+        found: Any = shared_redis.get().eval(_PAGE_BEFORE, 1, KEY, cursor, size, "" if before is None else before)
     following, words = found
     return int(following), list(map(Entry, words[::2], words[1::2]))
 
@@ -145,3 +324,104 @@ def pages(before: int | None = None) -> Iterator[list[Entry]]:
     while cursor:
         cursor, found = page(cursor, PAGE, before)
         yield found
+
+
+@dataclass(slots=True)
+class Ends:
+    """What became of claimed entries whose objects were deleted.
+
+    Attributes:
+      removed: The entries that were removed.
+      lost: Entries that another program completed or prepared again despite the claim, and entries whose claim Redis
+        has lost; each with the error.
+    """
+
+    removed: list[Entry] = field(default_factory=list)
+    lost: list[tuple[Entry, RecordChanged]] = field(default_factory=list)
+
+
+class Claims:
+    """Claims of one run. What it leaves unfinished stays claimed, and a later run takes it over.
+
+    Parameters:
+      run_id: The run's id in the ledger.
+      active: Returns the ids of the active runs, whose claims are left alone.
+    """
+
+    def __init__(self, run_id: int, active: Callable[[], Collection[int]] = tuple) -> None:
+        self._run_id = run_id
+        self._active = active
+        self._ended: set[bytes] = set()
+        self._take: Any = shared_redis.get().register_script(_TAKE)
+        self._finish: Any = shared_redis.get().register_script(_FINISH)
+
+    def take(self, chosen: Sequence[Entry]) -> list[Entry]:
+        """Claim the entries that still have the same value and that no other active run has claimed; return them.
+
+        One round trip. If other runs have left claims: a second one, and a query for the active runs.
+
+        Behind Sentinel it returns when a replica has the claims, so that a failover to it keeps them.
+
+        Raises:
+          RedisUnavailable: Some entries may be claimed nevertheless.
+        """
+        indexes, holders = self._claimed(chosen)
+        # Only now: a run commits its row before it claims, so every active holder is in the ledger.
+        ended = set(holders) - {b"%d" % run_id for run_id in self._active()} if holders else None
+        if ended:
+            self._ended |= ended
+            indexes, _ = self._claimed(chosen)
+        return [chosen[index] for index in indexes]
+
+    def _claimed(self, chosen: Sequence[Entry]) -> Any:
+        given = self._given(b" ".join(self._ended), chosen)
+        with translate_redis_errors():
+            return run_replicated(shared_redis.get(), lambda client: self._take(**given, client=client))
+
+    def finish(self, deleted: Sequence[Entry]) -> Ends:
+        """Remove the entries whose objects are gone, if unchanged, with their claims; one round trip.
+
+        Raises:
+          RedisUnavailable: The objects are gone. A later run finds them missing and removes their entries.
+        """
+        if not deleted:
+            return Ends()
+        again = 0
+
+        def finish() -> Any:
+            nonlocal again
+            given = self._given(again, deleted)
+            again = 1
+            return self._finish(**given)
+
+        ends = Ends()
+        for entry, code in zip(deleted, retry_redis(finish), strict=True):
+            if code == _REMOVED:
+                ends.removed.append(entry)
+            elif code in _LOST:
+                ends.lost.append((entry, RecordChanged(_LOST[code])))
+        return ends
+
+    def _given(self, third: object, entries: Sequence[Entry]) -> dict[str, Any]:
+        words = [word for entry in entries for word in (entry.field, entry.value)]
+        keys = [KEY, *(_claim(entry.field) for entry in entries)]
+        return {"keys": keys, "args": [self._run_id, KEPT // _MILLISECOND, third, *words]}
+
+
+_REMOVED: Final = 1
+_LOST: Final = {
+    2: "completed by another program while its object was deleted",
+    3: "prepared again by another program while its object was deleted",
+    5: "Redis lost its claim; its object was deleted",
+}
+
+
+def _claim(field: bytes) -> bytes:
+    return f"{shared_redis.namespace}:upload_claim:".encode() + field
+
+
+def _run(script: str, field: bytes, *arguments: str | int) -> Any:
+    with translate_redis_errors():
+        return run_replicated(
+            shared_redis.get(), lambda client: client.eval(script, 2, KEY, _claim(field), field, *arguments)
+        )

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from peewee import SQL, BigIntegerField, Expression, TextField
 
-from housekeeping.sweeps import BaseModel, UtcDateTimeField
+from housekeeping import BaseModel, UtcDateTimeField
 
 
 class UserStatus(BaseModel):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.processes import alerts, heartbeats
+from housekeeping.engine import alerts
+from housekeeping.ledger import processes, runs
 
 _SHORT = (
-    (heartbeats, "INTERVAL", timedelta(seconds=0.5)),
-    (heartbeats, "SILENCE", timedelta(seconds=4)),
+    (processes, "INTERVAL", timedelta(seconds=0.5)),
+    (processes, "SILENCE", timedelta(seconds=4)),
     (runs, "SILENCE", timedelta(seconds=4)),
     (alerts, "GRACE", timedelta(seconds=4)),
     (alerts, "_PERIODS", 0),

@@ -7,8 +7,7 @@ from typing import Final
 
 from peewee import BigIntegerField, BooleanField, CompositeKey, TextField
 
-from housekeeping import BaseModel, Delete, DropPartitions, Sweep, UtcDateTimeField
-from housekeeping.sweeps.lease_config import LeaseConfig
+from housekeeping import BaseModel, Delete, DropPartitions, Guard, Lease, Rows, Sweep, UtcDateTimeField
 
 
 class Session(BaseModel):
@@ -31,17 +30,24 @@ class Event(BaseModel):
 
 
 expired_sessions: Final = Sweep(
-    name="shop.expired_sessions",
-    stale=lambda now: Session.expires_at <= now,
-    order=(Session.expires_at, Session.id),
-    action=Delete(archive_to="old_sessions"),
-    lease=LeaseConfig("shop.expired_sessions", timedelta(minutes=10)),
-    confirm_first_run=False,
+    "shop.expired_sessions",
+    Rows(
+        Session,
+        stale=lambda row, now: row.expires_at <= now,
+        order="expires_at",
+        action=Delete(archive_to="old_sessions"),
+    ),
+    lease=Lease("shop.expired_sessions", timedelta(minutes=10)),
+    guard=Guard(first_run=False),
 )
 old_events: Final = Sweep(
-    name="shop.old_events",
-    hold=lambda: Event.on_hold,
-    order=(Event.happened_at,),
-    action=DropPartitions(older_than=timedelta(days=365), lock_timeout=timedelta(seconds=0.5)),
-    lease=LeaseConfig("shop.old_events", timedelta(minutes=10)),
+    "shop.old_events",
+    DropPartitions(
+        Event,
+        "happened_at",
+        older_than=timedelta(days=365),
+        lock_timeout=timedelta(seconds=0.5),
+        hold=lambda row: row.on_hold,
+    ),
+    lease=Lease("shop.old_events", timedelta(minutes=10)),
 )

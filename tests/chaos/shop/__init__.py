@@ -7,11 +7,11 @@ from typing import Any, Final
 import dramatiq
 
 import housekeeping
-from housekeeping.brokers import redis_broker
-from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import logs
-from housekeeping.database.connection import database
+from housekeeping import Settings
 from tests.chaos.shortened import shorten_if_asked
+from tests.internals.brokers import redis_broker
+from tests.internals.core import logs
+from tests.internals.database import database
 
 ACTOR: Final = "shop.charge"
 #: Options of the actor in both releases.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.database.connection import Database
 from tests.integration.archives import tickets
+from tests.internals.database import Database
 
 
 @pytest.fixture

@@ -9,19 +9,18 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.database.connection import database
-from housekeeping.leases.store import RedisLeaseStore
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.ledger import overrides, runs
-from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.restore import restoration_of
-from housekeeping.testing import ManualClock
+from housekeeping import Sweep
 from housekeeping.testing.points import Ended, run_in_process
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.archives import tickets
 from tests.integration.archives.tickets import leased, rows, sweep, value
+from tests.internals.core import shared_redis
+from tests.internals.database import database
+from tests.internals.engine import restoration_of, run_sweep
+from tests.internals.leases import RedisLeaseStore
+from tests.internals.ledger import NOW as DATABASE_NOW
+from tests.internals.ledger import Run, runs
+from tests.internals.ledger import override_rows as overrides
 from tests.session_settings import NEEDS_SESSION
 
 #: Many processes, or many rows.
@@ -89,7 +88,7 @@ def test_sweep_stays_paused_after_the_first_restored_row(
 def test_million_rows_are_restored_exactly(postgres: object) -> None:
     tickets.create()
     tickets.fill(MILLION, 1000)
-    of = sweep(batch_size=5000)
+    of = sweep(batch=5000)
     tickets.create_archives(of)
     digest = "SELECT md5(string_agg(md5(t::text), '' ORDER BY id)) FROM ticket AS t"
     before = value(digest)

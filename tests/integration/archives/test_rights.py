@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor.grants import tables_of
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.registry import declared_by
-from housekeeping.sweeps.restore import restoration_of
-from housekeeping.testing import ManualClock
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.archives.tickets import NOW, sweep
 from tests.integration.roles import connected_as_a_role
+from tests.internals.database import Database
+from tests.internals.doctor import tables_of
+from tests.internals.engine import declared_by, restoration_of, run_sweep
 
 CLOCK = ManualClock(NOW)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import pytest
 from peewee import BigAutoField, ForeignKeyField
 
-from housekeeping.database.connection import BaseModel, Database, database
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.companions import archive_sweep
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.restore import restoration_of
-from housekeeping.sweeps.stages.actions import Delete
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.testing import ManualClock
+from housekeeping import BaseModel, Delete, Guard, Limits, Sweep
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.archives.tickets import NOW, Ticket, create, create_archives, fill, value
+from tests.internals.database import Database, database
+from tests.internals.engine import archive_sweep, restoration_of, run_sweep
+from tests.internals.sweeps import TableStage
 
 CLOCK = ManualClock(NOW)
 
@@ -49,14 +46,7 @@ def _stages(
     ]
 
 
-THREADS = Sweep(
-    name="tickets.threads",
-    stages=_stages,
-    counts=("deleted_rows", "archived_rows", "batches"),
-    progress_counts=("deleted_rows",),
-    max_runtime=timedelta(minutes=1),
-    confirm_first_run=False,
-)
+THREADS = Sweep("tickets.threads", _stages, limits=Limits(runtime=timedelta(minutes=1)), guard=Guard(first_run=False))
 
 
 @pytest.fixture
@@ -94,7 +84,7 @@ def test_dry_run_counts_both_tables(threads: None) -> None:
 
 def test_companion_deletes_from_each_archive_by_its_own_age(threads: None) -> None:
     kept = partial(_stages, replies_kept=timedelta(days=30), tickets_kept=timedelta(days=90))
-    companion = archive_sweep(replace(THREADS, stages=kept, max_rows_per_s=1000.0, rest=0.5))
+    companion = archive_sweep(changed(THREADS, stages=kept, rows_per_s=1000.0, rest=0.5))
     assert companion is not None
     run_sweep(THREADS, clock=CLOCK)
     database.execute_sql(
@@ -106,4 +96,4 @@ def test_companion_deletes_from_each_archive_by_its_own_age(threads: None) -> No
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 4)
     assert value("SELECT min(id) FROM old_tickets") == value("SELECT min(id) FROM old_replies") == 3
-    assert (companion.max_rows_per_s, companion.rest) == (1000, 0.5)
+    assert (companion.limits.rows_per_s, companion.limits.rest) == (1000, 0.5)

@@ -7,23 +7,20 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.doctor import archives
-from housekeeping.sweeps import Batch, TableStage, Write, run_sweep
-from housekeeping.sweeps.checks.archives import problems_of
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.sweeps.registry import Finding
-from housekeeping.sweeps.stages.actions import Delete
-from housekeeping.testing import ManualClock
+from housekeeping import Call, Delete, Settings, Sweep
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.archives.tickets import NOW, Ticket, create, fill, rows, sweep
+from tests.internals.database import Database, database
+from tests.internals.doctor import archives
+from tests.internals.engine import Finding, run_sweep
+from tests.internals.insight import dry_run, plan
+from tests.internals.sweeps import Batch, TableStage, Write, problems_of
 
 CLOCK = ManualClock(NOW)
 
 
 def findings(settings: Settings, of: Sweep) -> list[Finding]:
-    return list(archives.examine(settings, {of.name: of}))
+    return list(archives.examine_archives(settings, {of.name: of}))
 
 
 @pytest.mark.parametrize("other", ["numeric(8,1)", "numeric(12,2)", "integer", "text", "double precision[]"])
@@ -87,7 +84,8 @@ def test_plan_says_that_rows_of_a_cascade_are_not_archived(archive: None) -> Non
     assert set_null.endswith("its rows are changed as well, and not counted; a restore does not change them back")
 
 
-def test_action_that_archives_no_row_is_rejected(archive: None) -> None:
+@pytest.mark.parametrize("is_called", [False, True])
+def test_action_that_archives_no_row_is_rejected(archive: None, is_called: bool) -> None:
     class Own(Delete):
         def write(self, table: TableStage, batch: Batch, chosen: Any) -> Write:
             return Delete().write(table, batch, chosen)
@@ -96,7 +94,8 @@ def test_action_that_archives_no_row_is_rejected(archive: None) -> None:
         def counted_as(self) -> Sequence[str]:
             return ("deleted_rows",)
 
-    result = run_sweep(sweep(Own(archive_to="old_tickets")), clock=CLOCK)
+    own: Any = Own(archive_to="old_tickets")
+    result = run_sweep(sweep(Call(lambda ticket: None, then=own) if is_called else own), clock=CLOCK)
 
     assert (result.outcome, len(rows())) == ("failed", 7)
     assert "Own has archive_to='old_tickets', but its `write` archives no row" in str(result.error)

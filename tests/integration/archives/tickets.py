@@ -7,12 +7,10 @@ from typing import Any, Final
 
 from peewee import BigAutoField
 
-from housekeeping.database.connection import BaseModel, database
-from housekeeping.database.times import UtcDateTimeField
-from housekeeping.sweeps.checks.archives import problems_of
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.stages.actions import Delete
+from housekeeping import BaseModel, Delete, Guard, Lease, Limits, Rows, Sweep, UtcDateTimeField
+from tests.declarations import changed
+from tests.internals.database import database
+from tests.internals.sweeps import problems_of
 
 NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
 #: The columns that an archive adds; each run has others.
@@ -43,19 +41,19 @@ def fill(stale: int = 5, kept: int = 2) -> None:
     )
 
 
-def sweep(action: Any = None, lease: LeaseConfig | None = None, **options: Any) -> Sweep:
-    return Sweep(
-        name="tickets.closed",
-        stale=lambda now: Ticket.closed_at <= now,
-        order=(Ticket.closed_at, Ticket.id),
+def sweep(action: Any = None, lease: Lease | None = None, **options: Any) -> Sweep:
+    rows = Rows(
+        Ticket,
+        stale=lambda row, now: row.closed_at <= now,
+        order="closed_at",
         action=action or Delete(archive_to="old_tickets"),
-        lease=lease,
-        **{"batch_size": 2, "confirm_first_run": False, **options},
     )
+    declared = Sweep("tickets.closed", rows, lease=lease, limits=Limits(batch=2), guard=Guard(first_run=False))
+    return changed(declared, **options)
 
 
 def leased(**options: Any) -> Sweep:
-    return sweep(lease=LeaseConfig("tickets.closed", timedelta(minutes=10)), **options)
+    return sweep(lease=Lease("tickets.closed", timedelta(minutes=10)), **options)
 
 
 def create_archives(of: Sweep) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.core.redis.client import redis_client
+from tests.internals.core import redis_client
+from tests.internals.embedded import embedded
 
 
 class Address:

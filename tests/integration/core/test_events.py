@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from blinker import NamedSignal, Namespace
 
-from housekeeping.core import events
-from housekeeping.core.telemetry import error_reporting
+from housekeeping import events
+from tests.internals.core import error_reporting
 
 ROWS = [{"id": 1}, {"id": 2}]
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.errors import DeclarationError, RedisUnavailable
-from housekeeping.core.redis.client import redis_client as make_redis_client
-from housekeeping.core.redis.client import throttle
-from housekeeping.core.settings import Settings
+from housekeeping import Settings, throttle
+from tests.internals.core import DeclarationError, RedisUnavailable
+from tests.internals.core import redis_client as make_redis_client
 
 MINUTE = timedelta(minutes=1)
 

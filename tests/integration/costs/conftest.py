@@ -9,10 +9,10 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import embedded
-from housekeeping.database.connection import Database
 from tests.conftest import Urls
 from tests.integration.costs.measuring import CountedCursor
+from tests.internals.database import Database
+from tests.internals.embedded import embedded
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,8 @@ class Costs:
       statements: Statements sent to PostgreSQL, including BEGIN and COMMIT; several in one string count as one.
       commits: Transactions that wrote something.
       wal_bytes: Size of the write-ahead log, without full-page images.
-      redis_commands: Commands that Redis executed, including those of scripts.
+      redis_commands: Commands that Redis executed, including those of scripts, without ``CLIENT``. Each new connection
+        names its library by it, and not every version of Redis knows and counts that.
     """
 
     statements: int
@@ -98,7 +99,9 @@ class Meter:
             cursor.execute(f"VACUUM {row[0]}")
 
     def _read(self) -> Costs:
-        commands = self._client.info("stats")["total_commands_processed"] - self._own
+        info = self._client.info("all")
+        named = sum(counts["calls"] for name, counts in info.items() if name.startswith("cmdstat_client"))
+        commands = info["total_commands_processed"] - named - self._own
         self._own += 1  # this query itself
         with self._admin.cursor() as cursor:
             # The next transaction id: unlike the current one, it can be read without assigning one.

@@ -18,24 +18,17 @@ from psycopg2.extensions import connection as Connection
 
 from benchmarks.catalogue import COMPARISONS
 from benchmarks.comparison import Place
-from housekeeping.brokers import message_broker
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.installation import install
-from housekeeping.sweeps import actor_registry
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.registration import register
-from housekeeping.testing import ManualClock
-from housekeeping.workers import configured_sweeps
-from housekeeping.workers.batched_git_ref_updates.backends import backends
+from housekeeping import Settings, Sweep, install
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.object_storage import stores
 from tests.integration.costs.measuring import Costs, Meter, deviations
 from tests.integration.middleware.step_worker import close
+from tests.internals.brokers import message_broker
+from tests.internals.core import shared_redis
+from tests.internals.database import Database
+from tests.internals.engine import RunResult, actor_registry, register, run_sweep
+from tests.internals.workers import backends, configured_sweeps, stores
 
 #: Runs a worker on this many stale rows of a comparison; returns its result and its cost.
 Run = Callable[..., tuple[RunResult, Costs]]

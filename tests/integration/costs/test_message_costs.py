@@ -11,10 +11,10 @@ import pytest
 import redis
 
 import housekeeping
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
+from housekeeping import Settings
 from tests.integration.costs.round_trips import RoundTrips, round_trips
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.internals.database import Database, connect_to, database
 
 _COUNTS_REDIS: Final = pytest.mark.redis_broker_only(
     reason="it counts commands of Redis, which does not get RabbitMQ's messages"
@@ -104,8 +104,11 @@ def test_run_takes_two_round_trips_beside_its_acknowledgement(
     assert meter.per_message() == (trips, commands)
 
 
-def test_lease_without_a_fence_takes_one_round_trip_to_the_database(broker: Any, to_postgres: RoundTrips) -> None:  # L3
-    work, step_worker = actor(broker, exclusive_lease=_LEASE), StepWorker(broker)
+@pytest.mark.parametrize(("fenced", "trips"), [(False, 0), (True, 2)])
+def test_lease_asks_the_database_only_if_it_is_fenced(  # L3
+    broker: Any, to_postgres: RoundTrips, fenced: bool, trips: int
+) -> None:
+    work, step_worker = actor(broker, exclusive_lease={**_LEASE, "fenced": fenced}), StepWorker(broker)
     for number in range(_MESSAGES):
         work.send(number)
     before = to_postgres.count
@@ -113,7 +116,7 @@ def test_lease_without_a_fence_takes_one_round_trip_to_the_database(broker: Any,
     for _ in range(_MESSAGES):
         step_worker.run()
 
-    assert to_postgres.count - before == _MESSAGES
+    assert to_postgres.count - before == trips * _MESSAGES
 
 
 @_COUNTS_REDIS

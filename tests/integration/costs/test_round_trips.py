@@ -8,7 +8,7 @@ import psycopg2
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.costs.round_trips import RoundTrips, round_trips
 
 

@@ -14,13 +14,12 @@ from peewee import InterfaceError, OperationalError, PostgresqlDatabase, fn
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import embedded
-from housekeeping.core.errors import DatabaseUnavailable, SettingsError
-from housekeeping.core.settings import Settings
-from housekeeping.core.thread_interrupt import LostLease
-from housekeeping.database.connection import Database, connect_to, database, translate_postgres_errors
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.faults import at_step, once
+from tests.internals.core import DatabaseUnavailable, LostLease, SettingsError
+from tests.internals.database import Database, connect_to, database, translate_postgres_errors
+from tests.internals.embedded import embedded
 from tests.session_settings import set_in_session
 
 _PID = "SELECT pg_backend_pid()"

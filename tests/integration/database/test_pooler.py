@@ -15,18 +15,15 @@ import redis
 from peewee import OperationalError, Select, fn
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import Refused, SettingsError
-from housekeeping.core.settings import Settings
-from housekeeping.database.compiled_query import Parameter
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.database.pooler import PreparedStatements
-from housekeeping.database.prepared_query import PreparedQuery
-from housekeeping.middleware.interrupts.statements import StatementInProgress, statement_of_this_thread
-from housekeeping.testing import assert_idempotent, assert_survives_kill
+from housekeeping import Settings
+from housekeeping.testing.assertions import assert_idempotent, assert_survives_kill
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.conftest import Urls
 from tests.integration.middleware.applications import eventually
+from tests.internals.core import Refused, SettingsError
+from tests.internals.database import Database, Parameter, PreparedQuery, PreparedStatements, connect_to, database
+from tests.internals.middleware import StatementInProgress, statement_of_this_thread
+from tests.internals.workers import status_sweep as sweep
 from tests.pgbouncer_server import POOL_SIZE, PgBouncer, pgbouncer
 
 _NAMES = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "TimeZone", "jit", "search_path")
@@ -108,6 +105,23 @@ def test_isolation_level_can_be_set_within_the_transaction(pooled: Database) -> 
         pooled.execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
         assert pooled.execute_sql("SHOW transaction_isolation").fetchone() == ("repeatable read",)
+
+
+def _set_for_all_servers(pooler: PgBouncer, statement: str) -> None:
+    for _ in range(2 * POOL_SIZE):
+        with psycopg2.connect(pooler.url) as other, other.cursor() as cursor:
+            cursor.execute(statement)
+
+
+def test_pooled_statement_reads_what_is_committed_whatever_the_default(pooler: PgBouncer, pooled: Database) -> None:
+    _set_for_all_servers(pooler, "SET default_transaction_isolation = serializable")
+    with pooled.atomic():
+        within = pooled.execute_sql("SHOW transaction_isolation").fetchone()
+
+    alone = pooled.fetch_at_once(b"SHOW transaction_isolation")
+    _set_for_all_servers(pooler, "RESET default_transaction_isolation")
+
+    assert (within, alone) == (("read committed",), [("read committed",)])
 
 
 def test_read_only_of_the_url_applies_to_the_transaction(pooler: PgBouncer, settings: Settings) -> None:

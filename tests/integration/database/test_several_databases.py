@@ -13,27 +13,28 @@ from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 import housekeeping
-from housekeeping import Sweep
-from housekeeping.core.errors import HousekeepingError, LeaseLost, SettingsError
-from housekeeping.core.settings import MAIN, Settings, WorkerSettings
-from housekeeping.core.telemetry.context import MessageContext, current_message
-from housekeeping.database.connection import connect_to, database, handle_of
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.middleware.connections import Connections
-from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.middleware.schedule.tick_recorder import TickRecorder
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.ledger.lease_admin import held_leases, release_lease
-from housekeeping.sweeps.ledger.models import Lease, Run
-from housekeeping.sweeps.registration import register
-from housekeeping.sweeps.registry import by_database
-from housekeeping.testing import assert_idempotent, assert_survives_kill
-from housekeeping.workers import configured_sweeps
+from housekeeping import ExclusiveLease, Settings, Sweep
+from housekeeping.testing.assertions import assert_idempotent, assert_survives_kill
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.middleware.applications import close_all, installed
 from tests.integration.several_databases import CI, Entry, add_entry, entries, ledger, rows
 from tests.integration.several_databases import two as two
+from tests.internals.core import (
+    MAIN,
+    HousekeepingError,
+    LeaseLost,
+    MessageContext,
+    SettingsError,
+    WorkerSettings,
+    current_message,
+)
+from tests.internals.database import connect_to, database, handle_of
+from tests.internals.engine import by_database, register, run_sweep
+from tests.internals.insight import as_json, plan
+from tests.internals.leases import Lease
+from tests.internals.ledger import Run, held_leases, release_lease
+from tests.internals.middleware import Connections, Schedule, TickRecorder
+from tests.internals.workers import configured_sweeps
 from tests.session_settings import NEEDS_SESSION
 
 pytestmark = pytest.mark.one_database_only(reason="it configures several databases itself")
@@ -84,7 +85,8 @@ def test_models_are_bound_to_the_database_of_their_workers(two: Settings) -> Non
     [
         (
             [entries("a", MAIN), entries("b", CI)],
-            "b has the database 'ci', and a has 'main'; both use the table entries, so they need the same one",
+            "b has the database 'ci', and a has the database 'main'; both use the table entries, so they need the "
+            "same one",
         ),
         ([entries("a", "c")], "a has the database 'c'; the databases are main, ci (HOUSEKEEPING_DATABASES)"),
     ],
@@ -137,7 +139,7 @@ def test_lease_is_fenced_in_its_database_with_the_applications_connection(
             lease.fence(connection)
 
     own = psycopg2.connect(two.databases[CI])
-    first, second = (ExclusiveLease("k", TTL, database=CI) for _ in range(2))
+    first, second = (ExclusiveLease("k", TTL, fenced=True, database=CI) for _ in range(2))
     assert first.try_obtain() is not None
     write(first, own)
     redis_client.delete(f"{two.namespace}:lease:k")
@@ -152,7 +154,7 @@ def test_lease_is_fenced_in_its_database_with_the_applications_connection(
 
 
 def test_lease_released_by_hand_is_fenced_off_in_its_database(two: Settings, redis_client: redis.Redis) -> None:
-    lease = ExclusiveLease("k", TTL, database=CI)
+    lease = ExclusiveLease("k", TTL, fenced=True, database=CI)
     assert lease.try_obtain() is not None
     with database.using(CI), database.atomic():
         lease.fence()
@@ -161,7 +163,7 @@ def test_lease_released_by_hand_is_fenced_off_in_its_database(two: Settings, red
     released = release_lease(redis_client, two.namespace, "k")
 
     assert [(each.key, each.epoch, each.database) for each in shown] == [("k", 1, CI)]
-    assert released.as_json()["database"] == CI
+    assert as_json(released)["database"] == CI
     with pytest.raises(LeaseLost), database.using(CI), database.atomic():
         lease.fence()
 
@@ -169,7 +171,7 @@ def test_lease_released_by_hand_is_fenced_off_in_its_database(two: Settings, red
 def test_database_without_the_librarys_tables_hides_no_lease_of_another(
     two: Settings, redis_client: redis.Redis
 ) -> None:
-    lease = ExclusiveLease("nightly", TTL)
+    lease = ExclusiveLease("nightly", TTL, fenced=True)
     assert lease.try_obtain() is not None
     with database.atomic():
         lease.fence()

@@ -9,10 +9,10 @@ import pytest
 from peewee import BigIntegerField, CompositeKey, DatabaseError, IntegerField, SmallIntegerField, TextField
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import IllegalEvent, RecordChanged
-from housekeeping.database.connection import BaseModel, Database
-from housekeeping.database.state_machines import CONFLICT_RETRIES, StateMachine
+from housekeeping import BaseModel, StateMachine
 from tests.integration.statements import watch_statements
+from tests.internals.core import IllegalEvent, RecordChanged
+from tests.internals.database import CONFLICT_RETRIES, Database
 
 
 class State(IntEnum):

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import psycopg2
 import pytest
 from peewee import OperationalError, PeeweeException
+from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import make_dsn
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to
+from housekeeping import Settings
 from tests.faults import at_step
+from tests.integration.statements import end_session
+from tests.internals.database import Database, connect_to
 
 _INSERT = "INSERT INTO notes VALUES (%s)"
 
@@ -39,7 +43,7 @@ def other(settings: Settings, ours: Database) -> Iterator[Database]:
 
 
 def _kill(ours: Database, other: Database) -> None:
-    other.execute_sql("SELECT pg_terminate_backend(%s, 5000)", (ours.connection().info.backend_pid,))
+    end_session(other.cursor(), ours.connection().info.backend_pid)
 
 
 def _notes(connected: Database) -> list[str]:
@@ -82,6 +86,23 @@ def test_transaction_has_the_requested_isolation_level(ours: Database, level: st
         (found,) = ours.execute_sql("SHOW transaction_isolation").fetchone()
 
     assert found == level.lower()
+
+
+def test_statements_read_what_is_committed_whatever_the_role_s_default(settings: Settings, admin: Connection) -> None:
+    role = f"strict_{uuid4().hex[:12]}"
+    with admin.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'secret'")
+        cursor.execute(f"ALTER ROLE {role} SET default_transaction_isolation = serializable")
+    handle = connect_to(make_dsn(settings.require_database_url(), user=role, password="secret"))
+
+    with handle.atomic():
+        within = handle.execute_sql("SHOW transaction_isolation").fetchone()
+    alone = handle.fetch_at_once(b"SHOW transaction_isolation")
+    handle.close()
+    with admin.cursor() as cursor:
+        cursor.execute(f"DROP ROLE {role}")
+
+    assert (within, alone) == (("read committed",), [("read committed",)])
 
 
 def test_a_handle_s_own_isolation_level_is_that_of_its_transactions(settings: Settings, ours: Database) -> None:

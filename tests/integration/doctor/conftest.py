@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor import examine
-from housekeeping.sweeps.registry import Finding
-from housekeeping.workers import BUILT_IN, configured_sweeps
+from housekeeping import Settings
+from tests.internals.database import Database
+from tests.internals.doctor import examine
+from tests.internals.engine import Finding
+from tests.internals.workers import BUILT_IN, configured_sweeps
 
 #: Returns the doctor's findings of these levels.
 Found = Callable[..., list[Finding]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from peewee import BigAutoField, BigIntegerField, CompositeKey
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, Rows, Sweep, UtcDateTimeField
 
 
 class Coupon(BaseModel):
@@ -23,17 +24,14 @@ class MetricNew(BaseModel):
         primary_key = CompositeKey("id", "expires_at")
 
 
-def _sweep(name: str, model: Any, column: str = "expires_at") -> Sweep:
+def _sweep(name: str, model: Any, age: Any = timedelta()) -> Sweep:
     return Sweep(
-        name=name,
-        stale=lambda now: getattr(model, column) < now,
-        order=(model.expires_at, model.id),
-        action=Delete(),
+        name, Rows(model, stale=lambda row, now: row.expires_at < now - age, order="expires_at", action=Delete())
     )
 
 
 SWEEPS = (
     _sweep("shop.coupons", Coupon),
     _sweep("shop.metrics", MetricNew),
-    _sweep("shop.misspelled", Coupon, "expired_at"),
+    _sweep("shop.mistyped", Coupon, 14),
 )

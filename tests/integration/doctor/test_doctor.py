@@ -13,16 +13,14 @@ import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import doctor
-from housekeeping.core.redis.client import redis_client
-from housekeeping.core.settings import PREFIX, Settings
-from housekeeping.core.wording import how_to_install
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.doctor import postgres as server
-from housekeeping.doctor.redis_server import _memory, _persistence
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from tests.integration.doctor.conftest import Found
+from tests.internals.core import PREFIX, how_to_install, redis_client
+from tests.internals.database import Database, connect_to, database
+from tests.internals.doctor import _memory, _persistence, doctor
+from tests.internals.doctor import postgres as server
+from tests.internals.ledger import Run
+from tests.internals.workers import configured_sweeps
 from tests.pgbouncer_server import PgBouncer
 from tests.session_settings import set_in_session
 
@@ -60,7 +58,7 @@ INDEXES = [
     ("index_user_statuses_on_clear_status_at_not_null", "user_status_cleanup.batch"),
     ("index_bulk_imports_on_updated_at_and_id_for_stale", "bulk_imports.stale_import"),
     ("index_bulk_import_entities_on_updated_at_and_id_for_stale", "bulk_imports.stale_import"),
-    ("index_ci_builds_on_status_and_created_at_and_project_id", "ci.stuck_jobs"),
+    ("index_ci_builds_on_status_and_created_at_and_project_id", "ci.stuck_builds.drop_pending"),
     ("index_batched_git_ref_updates_deletions_on_project_id_pending", "batched_git_ref_updates.cleanup_scheduler"),
 ]
 
@@ -111,7 +109,7 @@ def test_missing_schema_is_an_error_and_other_checks_run(found: Found, settings:
         cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
 
     assert said(found, "error") == [("postgres", "schema")]
-    assert ("ci.stuck_builds.drop_running", "table ci_builds") in said(found, "fine")
+    assert ("ci.stuck_builds.drop_pending", "table ci_builds") in said(found, "fine")
 
 
 @pytest.fixture
@@ -187,7 +185,7 @@ def test_unavailable_redis_is_one_error_and_other_checks_run(complete: Settings,
 def test_missing_rabbitmq_client_is_one_error(
     complete: Settings, tables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("housekeeping.brokers.rabbitmq.broker")]:
+    for name in [name for name in sys.modules if name.startswith("housekeeping.brokers.rabbitmq")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pika", None)
     on_rabbitmq = complete.model_copy(update={"broker_url": "amqp://127.0.0.1:1"})

@@ -6,13 +6,12 @@ import pytest
 from peewee import BigAutoField, ForeignKeyField, TextField
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor import stages
-from housekeeping.sweeps.registry import Finding
+from housekeeping import BaseModel, Delete, Rows, Settings, Sweep, UtcDateTimeField
 from tests.integration.sweeps.documents import DOCUMENTS
 from tests.integration.sweeps.documents import documents as documents
+from tests.internals.database import Database
+from tests.internals.doctor import stages
+from tests.internals.engine import Finding
 
 
 class Customer(BaseModel):
@@ -27,10 +26,13 @@ class Cart(BaseModel):
 
 
 abandoned = Sweep(
-    name="shop.carts",
-    stale=lambda now: (Cart.state == "abandoned") & (Cart.touched_at < now) & (Cart.customer != 7),
-    order=(Cart.touched_at, Cart.id),
-    action=Delete(),
+    "shop.carts",
+    Rows(
+        Cart,
+        stale=lambda row, now: (row.state == "abandoned") & (row.touched_at < now) & (row.customer != 7),
+        order="touched_at",
+        action=Delete(),
+    ),
 )
 
 
@@ -45,14 +47,14 @@ def tables(postgres: Database) -> None:
 
 def found() -> Finding:
     (finding,) = [
-        each for each in stages.examine(Settings.load(), {"shop.carts": abandoned}) if each.subject == "indexes"
+        each for each in stages.examine_stages(Settings.load(), {"shop.carts": abandoned}) if each.subject == "indexes"
     ]
     return finding
 
 
 def test_hold_without_an_index_is_reported_with_its_table(documents: None, admin: Connection) -> None:
     def findings() -> list[Finding]:
-        found = stages.examine(Settings.load(), {DOCUMENTS.name: DOCUMENTS})
+        found = stages.examine_stages(Settings.load(), {DOCUMENTS.name: DOCUMENTS})
         return [each for each in found if each.subject == "indexes"]
 
     with admin.cursor() as cursor:

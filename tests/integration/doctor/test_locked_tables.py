@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from peewee import ProgrammingError
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import quoted_name
-from housekeeping.doctor import examine
-from housekeeping.doctor import tables as tables_check
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from tests.integration.conftest import Locked
 from tests.integration.doctor.conftest import Found
+from tests.internals.database import quoted_name
+from tests.internals.doctor import examine
+from tests.internals.doctor import tables as tables_check
+from tests.internals.workers import configured_sweeps
 
 LOCKED = "user_status_cleanup.batch"
 
@@ -26,7 +26,7 @@ def test_locked_table_is_a_warning_of_its_worker_alone(found: Found, locked: Loc
     assert {each.area for each in unexamined} == {LOCKED}
     assert all("lock timeout" in each.text for each in unexamined)
     fine = {(each.area, each.subject) for each in findings if each.level == "fine"}
-    assert {("ci.stuck_jobs", "indexes"), ("postgres", "outbox")} <= fine
+    assert {("ci.stuck_builds.drop_pending", "indexes"), ("postgres", "outbox")} <= fine
 
 
 def test_table_that_fails_a_check_hides_no_other(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor import examine
-from housekeeping.sweeps.registry import Finding
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from tests.integration.doctor import partition_shop
+from tests.internals.database import Database
+from tests.internals.doctor import examine
+from tests.internals.engine import Finding
+from tests.internals.workers import configured_sweeps
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def test_table_names_all_sweeps_that_use_it(findings: list[Finding]) -> None:
 
     assert (table.area, table.text) == (
         "shop.coupons",
-        "exists, with all needed rights; also used by shop.misspelled",
+        "exists, with all needed rights; also used by shop.mistyped",
     )
 
 
 def test_error_of_a_broken_sweep_is_reported_once(findings: list[Finding]) -> None:
-    assert [(each.subject, each.level) for each in findings if each.area == "shop.misspelled"] == [
+    assert [(each.subject, each.level) for each in findings if each.area == "shop.mistyped"] == [
         ("declaration", "error")
     ]

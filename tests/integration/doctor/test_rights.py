@@ -10,19 +10,16 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor import examine
-from housekeeping.doctor.grants import grants, missing_rights, needed_rights
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.workers import BUILT_IN, configured_sweeps
-from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
+from housekeeping import Settings
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
-from housekeeping.workers.bulk_imports.states import SourceType
 from housekeeping.workers.ci_stuck_builds.models import BUILD_TYPE, Build, BuildStatus
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.roles import connected_as_a_role
+from tests.internals.database import Database
+from tests.internals.doctor import examine, grants, missing_rights, needed_rights
+from tests.internals.engine import run_sweep
+from tests.internals.workers import SourceType, configured_sweeps, families, hashed_path
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
@@ -44,7 +41,7 @@ def test_workers_run_with_exactly_the_documented_rights(
     sweeps = configured_sweeps(complete)
 
     results = {
-        name: run_sweep(sweep, 1 if sweep.argument_name else None)
+        name: run_sweep(sweep, 1 if sweep.argument else None)
         for name, sweep in sweeps.items()
         # These two only enqueue, and use no table.
         if name not in ("ci.stuck_jobs", "batched_git_ref_updates.cleanup_scheduler") and sweep.enabled
@@ -122,7 +119,7 @@ def _stale(root: Path) -> None:
 
 
 def test_declared_rights_name_the_tables_of_the_models() -> None:
-    assert all(set(family.RIGHTS) == set(family.MODELS) for family in BUILT_IN)
+    assert all(set(family.rights) == set(family.models) for family in families(Settings.load()))
 
 
 def test_documented_grants_match_the_code() -> None:

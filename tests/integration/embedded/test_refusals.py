@@ -3,18 +3,21 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
-from housekeeping import embedded
-from housekeeping.core.errors import EmbeddedServerError, SettingsError
-from housekeeping.core.wording import how_to_install
-from housekeeping.embedded import programs, supervisor
-from housekeeping.embedded.processes import Account
-from housekeeping.embedded.programs import find_postgres, find_redis
 from tests.faults import at_step
 from tests.integration.embedded.observing import fake_program
+from tests.internals.core import EmbeddedServerError, SettingsError, how_to_install
+from tests.internals.embedded import (
+    Account,
+    embedded,
+    find_postgres,
+    find_redis,
+    programs,
+    runnable_postgres,
+    servers,
+)
 
 
 def test_missing_server_error_is_one_line_with_what_to_install(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +54,7 @@ def test_unknown_source_is_rejected_with_valid_values(monkeypatch: pytest.Monkey
 
 
 def test_windows_is_rejected_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("housekeeping.embedded.servers.os.name", "nt")
+    monkeypatch.setattr(os, "name", "nt")
 
     with pytest.raises(EmbeddedServerError, match="need Linux or macOS"):
         embedded.start()
@@ -105,27 +108,36 @@ def test_pid_file_of_a_killed_predecessor_is_not_ready(programs: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [EmbeddedServerError("there is no user nobody"), PermissionError("not yours")])
-def test_failed_cleanup_is_reported_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_failed_cleanup_is_reported_in_one_line(place: Path, error: Exception) -> None:
     def fail() -> None:
         raise error
 
-    line = Mock()
-    line.receive.return_value = {"parents": [str(tmp_path)], "postgres": None, "redis": None}
-    monkeypatch.chdir(tmp_path)  # the supervisor goes to /
+    with (
+        at_step(servers, "clear_leftovers", "before", fail),
+        pytest.raises(EmbeddedServerError, match=f"^cannot start embedded servers: {error}$"),
+    ):
+        embedded.start(postgres=False)
 
-    with at_step(supervisor, "clear_leftovers", "before", fail):
-        supervisor._supervise(line)
 
-    line.answer.assert_called_once_with(error=f"cannot start embedded servers: {error}")
+def test_servers_without_psutil_are_refused(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_program(programs / "redis-server", "Redis server v=7.0.15 sha=0:0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(EmbeddedServerError) as refused:
+        embedded.start(postgres=False)
+
+    assert str(refused.value) == f"embedded servers need an extra: {how_to_install('embedded')}"
 
 
 def test_hanging_program_counts_as_not_runnable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "redis-server"
-    program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    program.chmod(0o755)
+    installed = tmp_path / "package" / "install" / "bin"
+    installed.mkdir(parents=True)
+    for name in ("postgres", "initdb"):
+        (installed / name).write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+        (installed / name).chmod(0o755)
     monkeypatch.setattr(programs, "VERSION_SECONDS", 0.1)
     account = Account("self", os.geteuid(), os.getegid())
 
-    assert programs.runnable_program(program, account, tmp_path) == tmp_path / "programs" / "redis-server"
+    runnable = runnable_postgres(installed / "postgres", account, tmp_path)
+
+    assert runnable == tmp_path / "programs" / "package" / "install" / "bin" / "postgres"

@@ -1,22 +1,25 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import peewee
+import psutil
 import psycopg2
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping import embedded
-from housekeeping.core.errors import EmbeddedServerError
-from tests.integration.embedded.observing import answers_of, processes_in, query, shared_memory, traces
+from tests.integration.embedded.observing import PATIENCE, answers_of, processes_in, query, shared_memory, traces
+from tests.internals.core import EmbeddedServerError
+from tests.internals.embedded import embedded
 
 pytestmark = pytest.mark.slow
 
@@ -73,8 +76,8 @@ def test_other_users_can_neither_read_the_data_nor_connect(servers: embedded.Ser
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to be another for it")
-def test_root_runs_the_servers_as_nobody(servers: embedded.Servers) -> None:
-    assert {process.info["username"] for process in processes_in(servers.folder)} == {"nobody"}
+def test_root_runs_postgres_as_nobody(servers: embedded.Servers) -> None:
+    assert {process.info["username"] for process in processes_in(servers.folder / "pg")} == {"nobody"}
 
 
 @pytest.mark.parametrize("down", ["stop", "kill"])
@@ -134,6 +137,27 @@ def test_killing_postgres_kills_a_running_statement(servers: embedded.Servers) -
 
         assert not session.is_alive()
     servers.start("postgres")
+
+
+def test_start_waits_for_the_end_of_a_stop_in_another_thread(servers: embedded.Servers) -> None:
+    with redis.Redis.from_url(servers.redis_url) as client:
+        process = psutil.Process(client.info("server")["process_id"])
+        process.suspend()
+        stop = threading.Thread(target=servers.stop, args=("redis",))
+        stop.start()
+        status = Path(f"/proc/{process.pid}/status")
+        deadline = time.monotonic() + PATIENCE
+        while not int(re.findall(r"ShdPnd:\s*(\w+)", status.read_text())[0], 16) >> (signal.SIGTERM - 1) & 1:
+            assert time.monotonic() < deadline, "no signal reached the server"
+        start = threading.Thread(target=servers.start, args=("redis",))
+        start.start()
+        start.join(1)
+
+        process.resume()
+        stop.join(PATIENCE)
+        start.join(PATIENCE)
+
+        assert client.ping()
 
 
 def test_starting_a_running_server_changes_nothing(servers: embedded.Servers) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,20 +13,17 @@ import psutil
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.core.wording import how_to_install
-from housekeeping.embedded import folders
-from housekeeping.embedded.supervisor import clear_leftovers
 from tests.integration.embedded.observing import answers_of, ended, eventually, parent, segments, shared_memory, traces
+from tests.internals.embedded import clear_leftovers, create_folder, embedded
 
 IPC_PRIVATE, IPC_RMID = 0, 0
 
 
 def leave_behind(place: Path) -> Path:
     """Folder of a killed run without running processes."""
-    folder = folders.create([place], account=None)
-    folder.release()
-    return folder.path
+    folder, lock = create_folder([place], account=None)
+    os.close(lock)
+    return folder
 
 
 @contextmanager
@@ -38,14 +36,14 @@ def stranger(cwd: Path) -> Iterator[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_next_start_cleans_up_after_a_killed_supervisor_only(place: Path) -> None:
+def test_next_start_cleans_up_after_a_killed_guard_only(place: Path) -> None:
     with embedded.start(postgres=False) as neighbour, redis.Redis.from_url(neighbour.redis_url) as client:
         with parent() as victim:
             segment = shared_memory(victim.folder)
-            supervisor = victim.supervisor()
-            supervisor.kill()
+            guard = victim.guard()
+            guard.kill()
             victim.process.kill()
-            assert eventually(lambda: ended(supervisor))
+            assert eventually(lambda: ended(guard))
         assert answers_of(victim.database_url, victim.redis_url) == (1, True)
 
         with embedded.start(postgres=False):
@@ -60,30 +58,15 @@ def test_next_start_cleans_up_after_a_killed_supervisor_only(place: Path) -> Non
 def test_shared_memory_of_a_killed_postgres_is_released(place: Path) -> None:
     with parent("servers.kill('postgres')") as victim:
         segment = shared_memory(victim.folder)
-        supervisor = victim.supervisor()
-        supervisor.kill()
+        guard = victim.guard()
+        guard.kill()
         victim.process.kill()
-        assert eventually(lambda: ended(supervisor))
+        assert eventually(lambda: ended(guard))
     assert list(segments()).count(segment) == Path("/proc/sysvipc/shm").exists()
 
     clear_leftovers([place])
 
     assert traces(place, segment) == []
-
-
-@pytest.mark.slow
-def test_without_psutil_servers_start_and_leftovers_are_kept(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    left = leave_behind(place)
-    (place / "psutil.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(place))
-
-    with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as client:
-        assert client.ping()
-
-    assert left.is_dir()
-    assert f"in {left}: psutil is not installed: {how_to_install('embedded')}\n" in capfd.readouterr().err
 
 
 def test_process_with_a_reused_id_is_not_killed(place: Path) -> None:
@@ -169,16 +152,16 @@ def test_folder_being_created_is_never_abandoned(place: Path) -> None:
 
     def clear_all_the_time() -> None:
         while not done.is_set():
-            for folder in folders.abandoned([place]):
-                folder.remove()
+            clear_leftovers([place])
 
     clearer = threading.Thread(target=clear_all_the_time)
     clearer.start()
     try:
         for _ in range(500):
-            folder = folders.create([place], account=None)
-            made.append(folder.path.is_dir())
-            folder.remove()
+            folder, lock = create_folder([place], account=None)
+            made.append(folder.is_dir())
+            shutil.rmtree(folder)
+            os.close(lock)
     finally:
         done.set()
         clearer.join()

@@ -9,8 +9,8 @@ import pytest
 from blinker import NamedSignal
 
 from housekeeping import events
-from housekeeping.database.connection import Database
 from tests.integration.events.orders import Notice, Order, fill
+from tests.internals.database import Database
 
 #: Registers a handler for the test.
 On = Callable[..., None]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from peewee import BigAutoField, BigIntegerField, TextField
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField, events
+from housekeeping import BaseModel, Delete, Event, Limits, Rows, Sweep, UtcDateTimeField, events
 
 NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
 orders_expired: Final = events.event("shop.orders_expired")
@@ -29,13 +29,15 @@ class Notice(BaseModel):
 
 
 sweep: Final = Sweep(
-    name="shop.expired_orders",
-    stale=lambda now: Order.expires_at <= now,
-    order=(Order.expires_at, Order.id),
-    action=Delete(),
-    event=orders_expired,
-    event_columns={"order_id": Order.id, "customer": Order.customer, "expires_at": Order.expires_at},
-    batch_size=4,
+    "shop.expired_orders",
+    Rows(
+        Order,
+        stale=lambda row, now: row.expires_at <= now,
+        order="expires_at",
+        action=Delete(),
+        event=Event(orders_expired, "customer", "expires_at", order_id="id"),
+    ),
+    limits=Limits(batch=4),
 )
 
 

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from housekeeping.database.connection import database
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.ledger import outbox
-from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
-from housekeeping.sweeps.ledger.models import OutboxRow
-from housekeeping.testing import assert_survives_kill
+from housekeeping.testing.assertions import assert_survives_kill
 from housekeeping.testing.points import Ended, run_in_process
-from housekeeping.workers.outbox.worker import sweep as outbox_sweep
 from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Order, note, noted, orders_expired, sweep
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import NOW as DATABASE_NOW
+from tests.internals.ledger import OutboxRow, outbox
+from tests.internals.workers import outbox_sweep
 from tests.session_settings import NEEDS_SESSION
 
 #: Many processes.
@@ -67,7 +66,7 @@ def killed_at_each_point(received: Path) -> Iterator[tuple[Ended, list[int]]]:
     for number in itertools.count():
         received.unlink(missing_ok=True)
         with database.atomic():
-            outbox.store(orders_expired, [{"order_id": n} for n in ALL], worker="w", run_id=1, claimed=False)
+            outbox.store_in_outbox(orders_expired, [{"order_id": n} for n in ALL], worker="w", run_id=1, claimed=False)
         ended = run_in_process(lambda: run_sweep(outbox_sweep).outcome, number, alive)
         # The server has noticed that the process is gone.
         database.execute_sql("SELECT pg_advisory_lock(%s), pg_advisory_unlock(%s)", (alive, alive))

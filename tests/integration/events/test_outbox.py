@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from peewee import SQL
 
-from housekeeping import events
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
-from housekeeping.doctor import postgres as doctor
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.ledger import outbox
-from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
-from housekeeping.sweeps.ledger.models import OutboxRow
-from housekeeping.testing import ManualClock
-from housekeeping.workers.outbox.worker import sweep as outbox_sweep
+from housekeeping import Settings, events
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Order, left, orders_expired, sweep
+from tests.internals.core import DeclarationError
+from tests.internals.database import database
+from tests.internals.doctor import postgres as doctor
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import NOW as DATABASE_NOW
+from tests.internals.ledger import OutboxRow, outbox
+from tests.internals.workers import outbox_sweep
 
 ALL = list(range(1, 11))
 #: The outbox sweep with batches that leave rows to the next one.
-SMALL = dataclasses.replace(outbox_sweep, batch_size=5)
+SMALL = changed(outbox_sweep, batch=5)
 
 
 class Handler:
@@ -100,6 +98,20 @@ def test_failed_delivery_waits_for_the_sweep_and_the_run_continues(
     assert (waiting, len(reported)) == (10, 1), "one call failed; the run left the others to the sweep"
     assert (handler.taken, OutboxRow.select().count()) == (ALL, 0)
     assert (swept.outcome, swept.counts["delivered_rows"]) == ("done", 10)
+
+
+def test_failing_delivery_is_reported_once_an_hour(orders: type[Order], on: On, reported: list[dict[str, Any]]) -> None:
+    handler = Handler()
+    handler.away = True
+    on(orders_expired, handler, outbox="mails")
+
+    expire_orders()
+    orders.create(customer="new", expires_at=NOW)
+    expire_orders()
+
+    (about,) = reported
+    assert (about["subscription"], about["cause"]) == ("mails", "OSError: the mail server refuses")
+    assert len(handler.calls) == 2
 
 
 def test_failed_row_waits_alone_and_longer_each_time(orders: type[Order], on: On) -> None:
@@ -248,6 +260,7 @@ def test_slow_call_with_a_bad_row_does_not_block_the_others(orders: type[Order],
     assert [len(rows) for rows in handler.calls if len(rows) > 1] == [10], "it got all rows together once more"
 
 
+@pytest.mark.slow
 def test_slow_subscription_does_not_starve_another(orders: type[Order], on: On) -> None:
     # Each run has time for one call, and the first subscription fails forever.
     slow, other = Handler(), Handler()
@@ -290,6 +303,6 @@ def test_numbers_that_json_lacks_are_stored_as_text(orders: type[Order], on: On)
 
     with database.atomic():
         rows = [{"order_id": 1, "ratio": float("nan"), "limits": [float("-inf"), 1.5]}]
-        [stored] = outbox.store(orders_expired, rows, worker="shop.expired_orders", run_id=None)
+        [stored] = outbox.store_in_outbox(orders_expired, rows, worker="shop.expired_orders", run_id=None)
 
     assert stored.contents == {"order_id": 1, "ratio": "NaN", "limits": ["-Infinity", 1.5]}

@@ -9,14 +9,14 @@ import psycopg2
 import pytest
 from peewee import AutoField, IntegerField
 
-from housekeeping import BaseModel, Delete, Sweep, events
-from housekeeping.core.errors import DeclarationError, TransactionEnded
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.testing import ManualClock
+from housekeeping import BaseModel, Delete, Event, Rows, Sweep, events
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Notice, Order, left, note, noted, orders_expired, sweep
+from tests.internals.core import DeclarationError, TransactionEnded
+from tests.internals.database import Database, database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Run
 
 ALL = list(range(1, 11))
 
@@ -79,9 +79,27 @@ def test_handler_that_leaves_an_error_behind_fails_the_row(orders: type[Order], 
     assert (result.counts["deleted_rows"], result.counts["failed"], left()) == (9, 1, [3, 11])
 
 
-@pytest.mark.parametrize(
-    "error", [ConnectionRefusedError("away"), psycopg2.OperationalError("away"), psycopg2.ProgrammingError("no table")]
-)
+def selecting_from_no_table(ids: set[int]) -> Any:
+    """Return a handler that sends a wrong statement for these orders."""
+
+    def handler(connection: Any, rows: list[dict[str, Any]], **about: Any) -> None:
+        note(connection, rows, **about)
+        if ids & {row["order_id"] for row in rows}:
+            connection.cursor().execute("SELECT 1 FROM no_such_table")
+
+    return handler
+
+
+def test_handler_that_is_wrong_for_every_row_fails_the_run(orders: type[Order], on: On) -> None:
+    on(orders_expired, selecting_from_no_table(set(ALL)), within_transaction=True)
+
+    result = run()
+
+    assert result.outcome == "failed" and "no_such_table" in str(result.reason)
+    assert (result.counts["deleted_rows"], result.counts.get("failed", 0), left()) == (0, 0, [*ALL, 11])
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError("away"), psycopg2.OperationalError("away")])
 def test_error_unrelated_to_rows_fails_the_run(orders: type[Order], on: On, error: BaseException) -> None:
     on(orders_expired, failing_for({6}, error), within_transaction=True)
 
@@ -171,11 +189,11 @@ def test_wrong_registration_is_rejected_with_the_right_form() -> None:
         events.on(events.upload_deleted, note, within_transaction=True)
 
 
-def test_event_of_a_sweep_with_stages_is_rejected() -> None:
-    with pytest.raises(DeclarationError, match="give it to each TableStage"):
-        Sweep(name="a.sweep", stages=lambda sweep: [], event=orders_expired)
-    with pytest.raises(DeclarationError, match="event is 'name'; it should be events.event"):
-        Sweep(name="a.sweep", stale=sweep.stale, order=sweep.order, action=sweep.action, event="name")  # type: ignore[arg-type]
+def test_object_that_is_no_event_is_rejected() -> None:
+    wrong: Any = "name"
+
+    with pytest.raises(DeclarationError, match="Event: 'name' is no event; write events.event"):
+        Event(wrong)
 
 
 @pytest.mark.parametrize("within_transaction", [True, False])
@@ -192,13 +210,7 @@ def test_value_that_a_field_cannot_read_is_given_as_stored(
 
     deleted = events.event("shop.parcel_deleted")
     parcels = Sweep(
-        name="shop.parcels",
-        stale=lambda now: Parcel.id > 0,
-        always_stale=True,
-        order=(Parcel.id,),
-        event=deleted,
-        event_columns={"size": Parcel.size},
-        action=Delete(),
+        "shop.parcels", Rows(Parcel, stale=lambda row: row.id > 0, action=Delete(), event=Event(deleted, "size"))
     )
     postgres.create_tables([Parcel])
     postgres.execute_sql("INSERT INTO parcel (size) VALUES (1), (7), (2)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 
 
 def own_connection(settings: Settings) -> Connection:

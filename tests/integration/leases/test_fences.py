@@ -14,17 +14,15 @@ from peewee import OperationalError
 from psycopg2.extensions import connection as Connection
 
 import housekeeping
-from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, LeaseLost
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.leases import holder_epoch
-from housekeeping.leases.fencing import acquire_epoch
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.ledger import run_start
-from housekeeping.sweeps.ledger.models import Lease
+from housekeeping import ExclusiveLease, Settings
 from tests.faults import at_step
 from tests.integration.leases.own_connection import own_connection
 from tests.integration.middleware.applications import eventually
+from tests.internals.core import DatabaseUnavailable, HousekeepingError, LeaseLost
+from tests.internals.database import Database, connect_to, database
+from tests.internals.leases import Lease, renewal
+from tests.internals.leases import lease as lease_module
+from tests.internals.ledger import run_start
 from tests.session_settings import set_in_session
 
 TTL = timedelta(minutes=10)
@@ -52,7 +50,7 @@ def write(lease: ExclusiveLease, epoch: int) -> None:
 
 
 def obtained(ttl: timedelta = TTL) -> ExclusiveLease:
-    lease = ExclusiveLease(KEY, ttl)
+    lease = ExclusiveLease(KEY, ttl, fenced=True)
     assert lease.try_obtain() is not None
     return lease
 
@@ -115,77 +113,6 @@ def test_next_epoch_waits_for_a_fenced_transaction_to_end(
     assert written() == [0, 1, 2]
 
 
-def test_next_holder_waits_for_a_transaction_with_the_first_fence(
-    written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
-) -> None:
-    # L3: the epoch is not committed, so the next holder does not see it yet
-    let_another_begin_during_a_transaction_of(obtained(), postgres, redis_client, settings, admin)
-
-    assert written() == [1, 2]
-
-
-def test_lease_without_a_fence_has_no_epoch(postgres: Database, redis_client: redis.Redis) -> None:
-    for _ in range(2):
-        obtained().cancel()
-
-    assert not Lease.select().exists()
-
-
-def test_first_fence_after_another_holder_began_raises(
-    written: Any, redis_client: redis.Redis, settings: Settings
-) -> None:
-    # L3: the successor may never fence
-    zombie = obtained()
-    lost_in_redis(redis_client, settings)
-    successor = obtained()
-
-    with pytest.raises(LeaseLost, match="lost before its first fence"):
-        write(zombie, 1)
-    write(successor, 2)
-
-    assert written() == [2]
-
-
-def test_first_fence_after_another_one_raises_even_if_redis_agrees(
-    written: Any, redis_client: redis.Redis, settings: Settings
-) -> None:
-    # L3
-    zombie, token = ExclusiveLease(KEY, TTL), ""
-    token = str(zombie.try_obtain())
-    lost_in_redis(redis_client, settings)
-    write(obtained(), 2)
-    redis_client.set(f"{settings.namespace}:lease:{KEY}", token)
-
-    with pytest.raises(LeaseLost):
-        write(zombie, 1)
-
-    assert written() == [2]
-
-
-def test_first_fence_in_a_transaction_that_rolled_back_is_repeated(
-    written: Any, postgres: Database, redis_client: redis.Redis
-) -> None:
-    lease = obtained()
-    with pytest.raises(ZeroDivisionError), postgres.atomic():
-        lease.fence()
-        raise ZeroDivisionError
-    write(lease, 1)
-    write(lease, 2)
-
-    assert written() == [1, 2]
-
-
-def test_epoch_of_a_holder_that_did_not_fence_is_forgotten(postgres: Database, redis_client: redis.Redis) -> None:
-    # A key of an earlier release, which issued an epoch for each acquisition
-    acquire_epoch(KEY, "an earlier holder")
-
-    lease = obtained()
-    assert [(row.key, row.epoch) for row in Lease.select()] == [(KEY, 2)]
-    lease.cancel()
-
-    assert not Lease.select().exists()
-
-
 def test_an_applications_own_connection_is_fenced_too(
     written: Any, redis_client: redis.Redis, settings: Settings
 ) -> None:
@@ -213,7 +140,7 @@ def test_an_applications_own_connection_is_fenced_too(
 
 def obtained_again(lease: ExclusiveLease) -> ExclusiveLease:
     """Another key's, so that nothing but the missing transaction is in the way."""
-    another = ExclusiveLease(f"{lease.key}/2", TTL)
+    another = ExclusiveLease(f"{lease.key}/2", TTL, fenced=True)
     assert another.try_obtain() is not None
     return another
 
@@ -236,7 +163,7 @@ def test_holder_that_renews_too_late_is_fenced_off_before_another_begins(
     written: Any, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L2, L3
-    with pytest.raises(LeaseLost), ExclusiveLease(KEY, timedelta(seconds=3)) as lease:
+    with pytest.raises(LeaseLost), ExclusiveLease(KEY, timedelta(seconds=3), fenced=True) as lease:
         redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:lease:*"))
         eventually(lambda: lease.lost)
         write(lease, 1)
@@ -247,46 +174,58 @@ def test_holder_that_renews_too_late_is_fenced_off_before_another_begins(
 def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redis_client: redis.Redis) -> None:
     # L3: one name space
     obtained().cancel()
+    first = Lease.get(key=KEY).epoch
     begun = run_start.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
+    second = Lease.get(key=KEY).epoch
     obtained()
 
-    assert begun is not None and begun.fence == (KEY, 1, "token")
-    assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, 2)]
+    assert begun is not None and begun.fence == (KEY, second, "token")
+    assert first < second < Lease.get().epoch
+    assert [lease.key for lease in Lease.select()] == [KEY]
 
 
-def test_fence_without_a_database_names_the_missing_setting(redis_client: redis.Redis) -> None:
-    lease = obtained()
+def test_fenced_lease_without_a_database_names_the_missing_setting(redis_client: redis.Redis) -> None:
+    lease = ExclusiveLease(KEY, TTL, fenced=True)
 
     with pytest.raises(HousekeepingError, match=r"has no epoch: no database is configured"):
-        lease.fence()
-    assert lease.cancel()
+        lease.try_obtain()
+    assert not lease.exists()
 
 
-def test_fence_raises_if_the_database_was_away_at_the_acquisition(
-    postgres: Database, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+def test_fenced_lease_is_not_acquired_while_the_database_is_unavailable(
+    postgres: Database, redis_client: redis.Redis
 ) -> None:
     # L3, L5
-    there = database.obj
+    there, lease = database.obj, ExclusiveLease(KEY, TTL, fenced=True)
     database.initialize(connect_to("postgresql://postgres@/postgres?host=/nowhere"))
     try:
-        lease = obtained()
+        with pytest.raises(DatabaseUnavailable, match="PostgreSQL did not answer"):
+            lease.try_obtain()
     finally:
         database.initialize(there)
 
-    with postgres.atomic(), pytest.raises(DatabaseUnavailable, match="PostgreSQL did not answer"):
-        lease.fence()
-    assert "has no epoch" in caplog.text
-    assert lease.cancel()
+    assert not lease.exists()
 
 
-def test_fence_without_the_schema_names_the_init_command(
+def test_fenced_lease_without_the_schema_names_the_init_command(
     postgres: Database, redis_client: redis.Redis, admin: Connection, settings: Settings
 ) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
-    lease = obtained()
 
-    with postgres.atomic(), pytest.raises(HousekeepingError, match="run: housekeeping init"):
+    with pytest.raises(HousekeepingError, match="run: housekeeping init"):
+        obtained()
+
+
+def test_fence_without_fenced_shows_the_option(postgres: Database, redis_client: redis.Redis) -> None:
+    # L3
+    lease = ExclusiveLease(KEY, TTL)
+    lease.try_obtain()
+
+    with (
+        postgres.atomic(),
+        pytest.raises(HousekeepingError, match='fence\\(\\) needs fenced=True in .* "fenced": True'),
+    ):
         lease.fence()
 
 
@@ -311,7 +250,7 @@ def test_lease_is_released_if_its_epoch_cannot_be_issued(
         sleeping = another.submit(zombie)
         assert began.wait(PATIENCE_S)
         set_in_session(postgres, "lock_timeout = '50ms'")
-        lease = ExclusiveLease(KEY, TTL)
+        lease = ExclusiveLease(KEY, TTL, fenced=True)
         with pytest.raises(OperationalError, match="lock timeout"):
             lease.try_obtain()
         zombie_may_end.set()
@@ -324,14 +263,13 @@ def test_lease_that_expires_while_its_epoch_is_issued_is_lost(
     postgres: Database, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # L3: others may have begun meanwhile, and a late epoch would fence them off
-    acquire_epoch(KEY, "an earlier holder")
-    lease, now = ExclusiveLease(KEY, TTL), [1000.0]
+    lease, now = ExclusiveLease(KEY, TTL, fenced=True), [1000.0]
 
     def sleep() -> None:
         now[0] += TTL.total_seconds()
 
-    monkeypatch.setattr("housekeeping.leases.renewal.read_clock", lambda: now[0])
-    slowly = at_step(holder_epoch, "acquire_epoch", "before", sleep)
+    monkeypatch.setattr(renewal, "read_clock", lambda: now[0])
+    slowly = at_step(lease_module, "acquire_epoch", "before", sleep)
 
     with slowly, pytest.raises(LeaseLost, match="while its epoch was issued"):
         lease.try_obtain()

@@ -7,18 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import HousekeepingError, LeaseLost
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.leases.fencing import Fence, acquire_epoch, check_epoch
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.ledger import schema
-from housekeeping.sweeps.ledger.models import NOW, Lease
+from housekeeping import Settings
 from tests.integration.leases.own_connection import own_connection
-from tests.integration.old_schema import schema_of_version
+from tests.internals.core import LeaseLost
+from tests.internals.database import Database, database
+from tests.internals.leases import Fence, Lease, acquire_epoch, check_epoch
+from tests.internals.ledger import NOW
 
 PATIENCE_S = 20
 LONG_AGO = NOW - timedelta(days=29)
@@ -102,37 +98,6 @@ def wait_for_a_lock(admin: Connection, settings: Settings) -> None:
                 return
             never.wait(0.01)
     raise AssertionError("nobody waits")
-
-
-def test_epoch_is_higher_than_one_issued_without_the_sequence(postgres: Database) -> None:
-    # L3: by an older release, or by hand
-    acquire_epoch("k", "first")
-    Lease.update(epoch=7).where(Lease.key == "k").execute()
-
-    assert [acquire_epoch("k", "next") for _ in range(2)] == [8, 9]
-
-
-def test_epochs_of_an_upgraded_database_go_on_above_all_there_were(postgres: Database, settings: Settings) -> None:
-    # L3
-    schema_of_version(2, postgres, settings)
-    postgres.execute_sql(f"INSERT INTO {settings.schema_name}.leases VALUES ('k', 41, 'first')")
-    postgres.execute_sql(f"INSERT INTO {settings.schema_name}.runs (worker, trigger, epoch) VALUES ('w', 'cli', 50)")
-
-    assert schema.init() == len(schema.MIGRATIONS) - 2
-
-    assert [acquire_epoch(key, "next") for key in ("k", "another")] == [51, 52]
-    assert is_recent("k")
-
-
-def test_fence_on_an_older_schema_names_the_init_command(
-    postgres: Database, redis_client: redis.Redis, settings: Settings
-) -> None:
-    postgres.execute_sql(f"ALTER TABLE {settings.schema_name}.leases DROP COLUMN used_at")
-    lease = ExclusiveLease("k", timedelta(minutes=10))
-
-    assert lease.try_obtain() is not None
-    with postgres.atomic(), pytest.raises(HousekeepingError, match="run: housekeeping init"):
-        lease.fence()
 
 
 def test_fence_keeps_the_epoch_row_of_a_long_held_lease(postgres: Database) -> None:

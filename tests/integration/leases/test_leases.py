@@ -13,20 +13,13 @@ from uuid import uuid4
 import pytest
 import redis
 
-from housekeeping.core.errors import (
-    DeclarationError,
-    HousekeepingError,
-    LeaseHeld,
-    LeaseLost,
-    RedisUnavailable,
-)
-from housekeeping.core.redis.client import redis_client as make_redis_client
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.leases.store import LeaseStore, RedisLeaseStore
-from housekeeping.testing import ManualClock, MemoryLeaseStore
+from housekeeping import ExclusiveLease, Settings
+from housekeeping.testing.stubs import ManualClock, MemoryLeaseStore
 from tests.faults import lose_connection, once, redis_fault
+from tests.internals.core import DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
+from tests.internals.core import redis_client as make_redis_client
+from tests.internals.database import Database
+from tests.internals.leases import LeaseStore, RedisLeaseStore
 from tests.sentinel_servers import applications_client
 
 TTL = timedelta(seconds=30)

@@ -9,13 +9,12 @@ from datetime import timedelta
 import pytest
 import redis
 
-from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.settings import Settings
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.leases.store import RedisLeaseStore
+from housekeeping import ExclusiveLease, Settings
 from tests.faults import instead_of_pauses
 from tests.integration.metrics.conftest import Exported
 from tests.integration.metrics.conftest import exported as exported
+from tests.internals.core import RedisUnavailable
+from tests.internals.leases import RedisLeaseStore
 
 TTL = timedelta(seconds=30)
 KEY = "報告/夜"

@@ -14,9 +14,8 @@ from datetime import timedelta
 
 import pytest
 
-from housekeeping.core.errors import RedisUnavailable
-from housekeeping.leases.renewal import Renewal, elapsed
-from housekeeping.leases.renewal_threads import Renewals
+from tests.internals.core import RedisUnavailable
+from tests.internals.leases import Renewal, Renewals, elapsed, renewal_threads
 
 TTL = timedelta(seconds=30)
 DUE_S = 10  # a third of the ttl: asked for so long ago, it is due now and good for long enough
@@ -26,7 +25,7 @@ _SLEEPER = """
 import sys, threading
 from datetime import timedelta
 from housekeeping.leases.renewal import elapsed
-from housekeeping.leases.renewal_threads import renewals
+from housekeeping.leases.renewal import renewals
 kept = renewals.start("lease", lambda: True, timedelta(seconds=0.6), elapsed())
 print("held", flush=True)
 sys.stdin.readline()
@@ -37,7 +36,7 @@ _FORKER = """
 import os, sys
 from datetime import timedelta
 from housekeeping.leases.renewal import elapsed
-from housekeeping.leases.renewal_threads import renewals
+from housekeeping.leases.renewal import renewals
 kept = renewals.start("parent's", lambda: True, timedelta(seconds=30), elapsed())
 if os.fork() == 0:
     import threading
@@ -193,7 +192,7 @@ def test_an_error_of_one_does_not_end_the_renewal_of_others(caplog: pytest.LogCa
 
 def test_failing_lost_lease_callback_does_not_block_the_others() -> None:
     renewals, tried, told, logged = Renewals(), threading.Event(), threading.Event(), _Logged("Could not renew bad")
-    logging.getLogger("housekeeping.leases.renewal_threads").addHandler(logged)
+    logging.getLogger(renewal_threads.__name__).addHandler(logged)
 
     def too_many_threads() -> None:
         tried.set()
@@ -205,11 +204,12 @@ def test_failing_lost_lease_callback_does_not_block_the_others() -> None:
 
     assert told.wait(PATIENCE_S)
     assert logged.event.wait(PATIENCE_S)
-    logging.getLogger("housekeeping.leases.renewal_threads").removeHandler(logged)
+    logging.getLogger(renewal_threads.__name__).removeHandler(logged)
     renewals.stop(bad)
     renewals.stop(late)
 
 
+@pytest.mark.slow
 def test_process_suspended_past_its_ttl_has_lost_its_lease() -> None:
     # L2, L3: it asks no server, and its own thread may not have run yet
     with subprocess.Popen(

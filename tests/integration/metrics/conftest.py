@@ -7,8 +7,8 @@ from collections.abc import Callable
 import prometheus_client
 import pytest
 
-from housekeeping.core.telemetry import metrics
 from tests.acceptance.queues import queues as queues
+from tests.internals.core import metrics
 
 #: Returns the value of a sample by its name and labels, or `None` if there is no such sample.
 Exported = Callable[..., float | None]

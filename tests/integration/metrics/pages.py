@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from housekeeping.database.connection import Database
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import WORKER, Process, eventually, started
+from tests.internals.database import Database
 
 STATUSES: Final = "user_status_cleanup.batch"
 #: An application on the ready-made broker whose actors change the metrics.
@@ -24,8 +24,8 @@ from datetime import timedelta
 import dramatiq
 from housekeeping import ExclusiveLease
 from housekeeping.app import broker
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.leases.current import current_lease
+from housekeeping.core.redis import shared_redis
+from housekeeping.leases.lease import current_lease
 
 LEASE = {"key": "metered", "ttl": timedelta(minutes=5)}
 METERED = {"broker": broker, "queue_name": "metered"}
@@ -115,7 +115,9 @@ def metered(environment: dict[str, str], folder: Path) -> Iterator[tuple[Process
     (folder / "shared").mkdir()
     port = free_port()
     own = {"HOUSEKEEPING_METRICS_PORT": str(port), "dramatiq_prom_db": str(folder / "shared")}
-    arguments = [*WORKER, "metered_application", "-p", "2", "-t", "1", "--path", str(folder), "--skip-logging"]
+    # The library's module is the broker: a process of any other broker keeps its own logging.
+    modules = ["housekeeping.app", "metered_application", "--path", str(folder)]
+    arguments = [*WORKER, *modules, "-p", "2", "-t", "1", "--skip-logging"]
     with started(arguments, environment | own, folder / "worker") as process:
         eventually(lambda: process.said("Metrics are served"), process)
         yield process, port

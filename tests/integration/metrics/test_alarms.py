@@ -10,15 +10,16 @@ import pytest
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.limits.declared import AlertThresholds
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping import Alerts, ExclusiveLease, Lease
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.metrics.conftest import Exported
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import status_sweep as sweep
 
-NARROW = replace(sweep, batch_size=1, max_runtime=timedelta(microseconds=1))
-WAITING = replace(NARROW, alerts=AlertThresholds(backlog=5, failed_runs=2))
+NARROW = changed(sweep, batch=1, runtime=timedelta(microseconds=1))
+WAITING = replace(NARROW, alerts=Alerts(backlog=5, failed_runs=2))
 Rings = Callable[[str], float | None]
 
 
@@ -71,9 +72,31 @@ def test_oldest_row_metric_has_its_age_or_no_sample(
 
 
 def test_skipped_run_updates_only_the_last_attempt(statuses: object, is_active: Rings, exported: Exported) -> None:
-    run_sweep(replace(sweep, enabled=False))
+    run_sweep(changed(sweep, enabled=False))
 
     assert exported("housekeeping_runs_total", worker=sweep.name, outcome="skipped") == 1
     assert exported("housekeeping_last_attempt_timestamp_seconds", worker=sweep.name) is not None
     assert exported("housekeeping_last_run_timestamp_seconds", worker=sweep.name) is None
     assert is_active("last_run") is None
+
+
+def test_open_run_is_exported_until_it_ends(add_statuses: AddStatuses, exported: Exported, is_active: Rings) -> None:
+    add_statuses(2, "now() - interval '1 hour'")
+    during: list[float | None] = []
+
+    run_sweep(
+        NARROW, on_begin=lambda _: during.append(exported("housekeeping_open_run_timestamp_seconds", worker=sweep.name))
+    )
+
+    assert during == [exported("housekeeping_last_attempt_timestamp_seconds", worker=sweep.name)]
+    assert exported("housekeeping_open_run_timestamp_seconds", worker=sweep.name) == 0
+
+
+def test_run_skipped_by_a_held_lease_is_no_attempt(statuses: object, exported: Exported, is_active: Rings) -> None:
+    lease = Lease("statuses", timedelta(minutes=10))
+    assert ExclusiveLease("statuses", lease.ttl).try_obtain() is not None
+
+    run_sweep(replace(sweep, lease=lease))
+
+    assert exported("housekeeping_runs_total", worker=sweep.name, outcome="skipped") == 1
+    assert exported("housekeeping_last_attempt_timestamp_seconds", worker=sweep.name) is None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,6 @@ import pytest
 import redis
 
 from housekeeping import ExclusiveLease
-from housekeeping.core.telemetry import metrics
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import run_start
-from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import eventually, started
 from tests.acceptance.queues import Queues
 from tests.integration.metrics.pages import (
@@ -31,6 +25,9 @@ from tests.integration.metrics.pages import (
     read,
     shows,
 )
+from tests.internals.database import Database
+from tests.internals.ledger import run_start
+from tests.internals.workers import BUILT_IN
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -193,19 +190,3 @@ def test_process_without_exporters_does_not_import_them(environment: dict[str, s
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
 
     assert ended.returncode == 0, ended.stderr
-
-
-def test_forked_child_does_not_export_its_parents_counts(
-    export_to: Callable[[metrics.Exporter], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exporter = metrics.Exporter()
-    export_to(exporter)
-    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
-    metrics.RETRIES.add("work")
-
-    child = os.fork()
-    if child == 0:
-        os._exit(len(exporter._pending))
-
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert len(exporter._pending) == 1

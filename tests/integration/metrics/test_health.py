@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.middleware.telemetry.health import Readiness
+from housekeeping import Settings
 from tests.acceptance.processes import eventually, started
 from tests.integration.metrics.pages import free_port, metered
+from tests.internals.database import Database
+from tests.internals.middleware import Readiness
 
 
 def answer(port: int, path: str) -> tuple[int, str]:

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from housekeeping.core.cron import Cron
-from housekeeping.core.telemetry import metrics
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine import run_metrics
-from housekeeping.workers import BUILT_IN
 from tests.acceptance.processes import eventually
 from tests.acceptance.queues import Queues
 from tests.integration.metrics.pages import STATUSES, Page, due_statuses, metered, read, shows
 from tests.integration.metrics.promql import faults
+from tests.internals.core import Cron, metrics
+from tests.internals.database import Database
+from tests.internals.insight import run_metrics
+from tests.internals.workers import BUILT_IN
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -105,7 +104,7 @@ def test_each_documented_alert_has_a_rule() -> None:
 def test_limits_in_the_rules_match_the_documents(exported: Any) -> None:
     for family in BUILT_IN:
         for sweep in family.SWEEPS:
-            run_metrics.declare(sweep, Cron(sweep.schedule) if sweep.schedule else None)
+            run_metrics.declare_metrics(sweep, Cron(sweep.schedule) if sweep.schedule else None)
 
     def limit(worker: str, alarm: str) -> Any:
         return exported("housekeeping_alarm_limit", worker=worker, alarm=alarm)
@@ -113,6 +112,7 @@ def test_limits_in_the_rules_match_the_documents(exported: Any) -> None:
     assert limit(STATUSES, "longest_run") == 60
     assert limit(STATUSES, "backlog") == 10_000
     assert limit(STATUSES, "overdue") == 3 * 60
+    assert limit(STATUSES, "stuck") == 30 + 60
     assert limit("object_storage.delete_stale_direct_uploads", "longest_run") == 250
     assert limit("object_storage.delete_stale_direct_uploads", "backlog") == 10_000
     assert limit("object_storage.delete_stale_direct_uploads", "overdue") == 3 * 6 * 60

@@ -16,16 +16,15 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.middleware_errors import Skip
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.middleware.telemetry.tracing import OPTION
-from housekeeping.sweeps.registration import register
-from housekeeping.workers.user_status_cleanup.worker import SWEEPS
+from housekeeping import Settings
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.brokers import Skip
+from tests.internals.core import OPTION, HousekeepingError
+from tests.internals.database import Database
+from tests.internals.engine import register
+from tests.internals.workers import STATUS_SWEEPS as SWEEPS
 
 Spans = Callable[[], list[ReadableSpan]]
 

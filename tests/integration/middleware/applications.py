@@ -15,14 +15,13 @@ import redis
 from dramatiq import Actor, Message, Worker
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers import message_broker
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
-from housekeeping.installation import install
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping import Settings, install
 from tests import rabbitmq_look
 from tests.integration.middleware.step_worker import close
+from tests.internals.brokers import message_broker
+from tests.internals.core import shared_redis
+from tests.internals.database import database
+from tests.internals.ledger import Run
 from tests.rabbitmq_look import on_rabbitmq, watched
 
 PATIENCE_S = 20.0

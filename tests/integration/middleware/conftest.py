@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.redis_broker_only import REASONS
 from tests.integration.middleware.step_worker import StepWorker, installed
 

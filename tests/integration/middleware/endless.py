@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from housekeeping.core.thread_interrupt import LostLease
+from tests.internals.core import LostLease
 
 LONG_ENOUGH_S: Final = 8  # several of the shortest ttl
 

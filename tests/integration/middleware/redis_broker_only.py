@@ -14,7 +14,6 @@ _OTHER_FAULT = "it breaks a command of the Redis broker"
 #: By file and name, with a parameter's id if only that case needs Redis.
 REASONS: Final = {
     "deduplication/test_enqueueing.py::test_sender_killed_anywhere_leaves_message_and_key_or_neither": _ONE_SCRIPT,
-    "deduplication/test_enqueueing.py::test_send_with_lost_answer_enqueues_once": _ONE_SCRIPT,
     "deduplication/test_enqueueing.py::test_send_repeated_after_lost_answer_enqueues_once": _ONE_SCRIPT,
     "deduplication/test_enqueueing.py::test_message_reenqueued_after_lost_answer_is_queued_once": _ONE_SCRIPT,
     "deduplication/test_enqueueing.py::test_dead_letter_may_be_enqueued_again": _OTHER_FAULT,
@@ -23,13 +22,11 @@ REASONS: Final = {
     "deduplication/test_outlived_keys.py::test_key_of_a_message_that_was_flushed_stops_no_other": _GONE_COPY,
     "deduplication/test_outlived_keys.py::test_key_of_a_second_delivery_is_kept_while_it_runs": _GONE_COPY,
     "deduplication/test_limits.py::test_message_costs_no_more_round_trips_than_its_steps": _COUNTED,
-    "deduplication/test_limits.py::test_without_redis_no_message_is_sent_unprotected": _ONE_SCRIPT,
     "test_enqueueing.py::test_unavailable_redis_raises_for_senders_other_than_the_scheduler": _RETRY,
     "test_retries.py::test_scheduled_actor_keeps_its_last_ten_dead_letters": (
         "RabbitMQ cannot take out single dead letters; all are kept for a week"
     ),
     "test_retries.py::test_retry_waits_for_redis_through_interrupts": _RETRY,
-    "schedule/test_schedule.py::test_tick_resent_after_redis_was_emptied_is_the_same_message": _GONE,
     "schedule/test_schedule.py::test_scheduler_outlives_a_redis_outage_and_fires_the_next_tick": _GONE,
     "schedule/test_killed.py::"
     "test_scheduler_killed_anywhere_leaves_each_tick_one_outcome[worker_at_once-within_the_enqueue]": _OTHER_FAULT,

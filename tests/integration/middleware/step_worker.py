@@ -11,11 +11,10 @@ from dramatiq import Message, MessageProxy
 from dramatiq.common import dq_name
 from dramatiq.worker import ConsumerThread, WorkerThread
 
-from housekeeping.brokers import message_broker
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.installation import install
+from housekeeping import Settings, install
 from tests.faults import exchanges
+from tests.internals.brokers import message_broker
+from tests.internals.core import shared_redis
 from tests.rabbitmq_look import Pulling, end_delays, on_rabbitmq, remove, watched
 
 _pulling: list[Pulling] = []

@@ -11,7 +11,7 @@ import redis
 from dramatiq import Broker
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
 from tests.sentinel_servers import applications_client

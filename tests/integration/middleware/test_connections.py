@@ -11,9 +11,9 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+from tests.internals.database import Database, database
 
 BACKEND = "SELECT pg_backend_pid()"
 

@@ -17,17 +17,15 @@ from dramatiq.middleware import Callbacks, GroupCallbacks
 from dramatiq.rate_limits.backends import RedisBackend
 from redis.crc import key_slot
 
-from housekeeping import embedded
-from housekeeping.brokers import redis_broker
-from housekeeping.core.middleware_errors import Requeue
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.installation import install
-from housekeeping.middleware import reliable_enqueue
+from housekeeping import Settings, install
 from tests.faults import exchanges, lose_connection, once, redis_fault
 from tests.integration.middleware import applications
 from tests.integration.middleware.applications import eventually, queued, working
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.internals.brokers import Requeue, redis_broker
+from tests.internals.core import shared_redis
+from tests.internals.embedded import embedded
+from tests.internals.middleware import reliable_enqueue
 
 pytestmark = pytest.mark.redis_broker_only(reason="Redis is what goes away and comes back")
 
@@ -237,19 +235,6 @@ def test_group_count_refused_by_redis_makes_a_dead_letter(  # R4
 
     [dead] = queued(refused, "default.XQ")
     assert "NoPermissionError" in dead.options["traceback"]
-
-
-def test_invalid_group_id_makes_a_dead_letter(  # R4
-    grouped: RedisBroker, never_waiting: None
-) -> None:
-    member = dramatiq.actor(broker=grouped, actor_name="member")(lambda: None)
-    callbacks = [member.message().asdict()]
-    member.send_with_options(group_completion_uuid={"no": "text"}, group_completion_callbacks=callbacks)
-
-    StepWorker(grouped).run()
-
-    [dead] = queued(grouped, "default.XQ")
-    assert "DataError" in dead.options["traceback"]
 
 
 def test_group_keys_are_in_one_cluster_slot(grouped: RedisBroker) -> None:

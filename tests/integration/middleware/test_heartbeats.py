@@ -15,13 +15,12 @@ import pytest
 import redis
 from dramatiq import Worker
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.telemetry import heartbeats as middleware
-from housekeeping.middleware.telemetry.heartbeats import SchedulerHeartbeats
-from housekeeping.sweeps.processes import heartbeats
-from housekeeping.sweeps.processes.heartbeats import Heartbeat, RedisHeartbeats
+from housekeeping import Settings
 from tests.acceptance.processes import eventually
 from tests.faults import at_step, lose_connection
+from tests.internals.ledger import Heartbeat, RedisHeartbeats, heartbeats
+from tests.internals.middleware import SchedulerHeartbeats
+from tests.internals.middleware import heartbeats as middleware
 
 PATIENCE_S = 20.0
 

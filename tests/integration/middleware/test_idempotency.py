@@ -13,12 +13,12 @@ import redis
 from dramatiq import Actor, Broker, Message
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.middleware_errors import InvalidOption
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.idempotency import Idempotency
+from housekeeping import Settings
 from tests.faults import start_lost
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.internals.brokers import InvalidOption
+from tests.internals.middleware import Deduplication, Deliveries
 from tests.sentinel_servers import applications_client
 
 PATIENCE_S = 10
@@ -257,9 +257,9 @@ def test_client_that_decodes_responses_works(
     # I1: an application's own client may decode responses
     work = declared(broker, runs)
     client = applications_client(settings.require_redis_url(), decode_responses=True)
-    broker.middleware[:] = [
-        Idempotency(client, settings.namespace) if isinstance(each, Idempotency) else each for each in broker.middleware
-    ]
+    keys = next(each for each in broker.middleware if isinstance(each, Deduplication))
+    decoding = Deliveries(client, settings.namespace, keys)
+    broker.middleware[:] = [decoding if isinstance(each, Deliveries) else each for each in broker.middleware]
     work.send()
 
     message = step_worker.run()

@@ -10,11 +10,12 @@ import pytest
 import redis
 from dramatiq import Actor
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication.options import KEY, as_new
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.internals.brokers import as_new
+from tests.internals.middleware import KEY
 
 
 def newer(broker: Any, runs: list[Any], fails: bool = False, **options: Any) -> Actor[..., Any]:

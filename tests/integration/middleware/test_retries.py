@@ -15,11 +15,11 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 from dramatiq.middleware import TimeLimitExceeded, raise_thread_exception
 
-from housekeeping import embedded
-from housekeeping.core.middleware_errors import Requeue
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, wake_up, working
+from tests.internals.brokers import Requeue
+from tests.internals.database import Database
+from tests.internals.embedded import embedded
 
 
 @pytest.fixture

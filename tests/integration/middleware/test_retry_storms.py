@@ -10,11 +10,11 @@ import redis
 from dramatiq import MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication.options import as_new
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.internals.brokers import as_new
 
 _as_it_stands_in_redis: Final = pytest.mark.redis_broker_only(reason="the message is put into Redis by hand")
 
@@ -65,26 +65,6 @@ def test_retry_storm_of_one_key_keeps_one_message_and_has_one_effect(  # F10, D1
     assert (flaky.effects, live(broker)) == (1, 0)
 
 
-def test_redelivered_failed_attempt_and_its_retry_have_one_effect(  # F10, I1, D7
-    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
-) -> None:
-    flaky = Flaky()
-    declared(broker, runs, flaky, **executed()).send(7)
-    message = fetched(step_worker)
-    again = delivered_again(message)  # as it was before its run, which counts its retries
-    step_worker.run(message)
-    step_worker.run(again)
-    copies = live(broker)
-    flaky.over = True
-
-    step_worker.come_due()
-    while due := step_worker.fetch():
-        step_worker.run(due)
-
-    assert copies == 1, "the redelivery yields to the retry"
-    assert (flaky.effects, live(broker)) == (1, 0)
-
-
 @pytest.mark.parametrize("terms", [executed(), executing(), {"deduplicate": None}, {"schedule": "* * * * *"}])
 def test_redelivered_failed_attempts_leave_one_copy_with_its_key(  # F10, D1, D5, R2
     broker: RedisBroker, step_worker: StepWorker, runs: list[Any], terms: dict[str, Any]
@@ -109,19 +89,6 @@ def test_redelivered_failed_attempts_leave_one_copy_with_its_key(  # F10, D1, D5
 
     assert len(runs) == 13
     assert (flaky.effects, live(broker)) == (1, 0)
-
-
-def test_redelivery_leaves_the_key_to_the_waiting_retry(  # F10, D5
-    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
-) -> None:
-    actor = declared(broker, runs, fail, **executed())
-    sent = actor.send(7)
-    message = fetched(step_worker)
-    again = delivered_again(message)
-    step_worker.run(message)
-    step_worker.run(again)
-
-    assert actor.send(7).options["duplicate_of"] == sent.message_id
 
 
 def test_redelivery_keeps_the_mark_of_a_schedules_retry(
@@ -198,19 +165,6 @@ def test_until_executing_retries_that_come_due_together_make_one_run(  # F10, D1
     assert (flaky.effects, live(broker)) == (1, 0)
 
 
-def test_failing_schedule_with_many_wake_ups_keeps_one_retry(  # F10, R2
-    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
-) -> None:
-    actor = declared(broker, runs, fail, schedule="* * * * *")
-
-    for _ in range(30):
-        actor.send()
-        if message := step_worker.fetch():
-            step_worker.run(message)
-
-    assert live(broker) == 1
-
-
 def test_redeliveries_of_a_completed_message_have_no_effect(  # F10, I1
     broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
@@ -269,34 +223,3 @@ def test_message_with_arguments_the_actor_refuses_is_a_dead_letter(  # F10
 
     assert runs == []
     assert (live(broker), len(queued(broker, "default.XQ"))) == (0, 1)
-
-
-def test_older_format_of_key_blocks_no_message_and_expires(  # F10, D3
-    broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
-) -> None:
-    older = f"{settings.namespace}:dedup:v0:work:what-it-was"
-    redis_client.set(older, "another-form", px=60_000)
-    actor = declared(broker, runs, **executed())
-
-    sent = [actor.send(7) for _ in range(3)]
-    step_worker.run()
-
-    assert ["duplicate_of" in message.options for message in sent] == [False, True, True]
-    assert runs == [7]
-    assert keys(redis_client, settings) == [older.encode()]
-
-
-def test_retry_storm_ends_with_its_retries(
-    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
-) -> None:  # F10
-    actor = declared(broker, runs, fail, max_retries=2, **executed())
-    for number in range(20):
-        actor.send(number)
-
-    for _ in range(3):
-        while message := step_worker.fetch():
-            step_worker.run(message)
-        step_worker.come_due()
-
-    assert len(runs) == 60
-    assert (live(broker), len(queued(broker, "default.XQ"))) == (0, 20)

@@ -14,11 +14,10 @@ from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Shutdown, SkipMessage, default_middleware
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.context import current_message
-from housekeeping.middleware.telemetry.run_log import OPTIONS
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+from tests.internals.core import DeclarationError, current_message
+from tests.internals.middleware import OPTIONS
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import dramatiq
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware import idempotency
+from housekeeping import Settings
 from tests.faults import exchanges
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.internals.middleware import idempotency
 
 SHORT = timedelta(seconds=3)
 PATIENCE_S = 20

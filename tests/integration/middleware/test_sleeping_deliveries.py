@@ -12,15 +12,15 @@ import pytest
 import redis
 from dramatiq import Broker, MessageProxy, Middleware
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
-from housekeeping.leases import renewal
-from housekeeping.sweeps.registration import register
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping import Settings
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
 from tests.integration.own_stages import in_transactions
+from tests.internals.database import database
+from tests.internals.engine import register
+from tests.internals.leases import renewal
+from tests.internals.workers import status_sweep as sweep
 
 PATIENCE_S = 20
 ASLEEP_S = 60.0  # longer than the mark of a running message lasts

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from peewee import BigAutoField, TextField
 
-from housekeeping import BaseModel, Call, Delete, StateMachine, Sweep, Transition, UtcDateTimeField
+from housekeeping import BaseModel, Call, Delete, Rows, StateMachine, Sweep, Transition, UtcDateTimeField
 
 
 class State(StrEnum):
@@ -28,25 +28,24 @@ machine: Final = StateMachine(Coupon.state, State, {"expire": ([State.OPEN], Sta
 told: Final[list[int]] = []
 
 
-def _old(now: datetime) -> Any:
-    return (Coupon.state == State.OPEN) & (Coupon.expires_at <= now)
+def _old(row: Any, now: datetime) -> Any:
+    return (row.state == State.OPEN) & (row.expires_at <= now)
 
 
 old_coupons: Final = Sweep(
-    name="shop.old_coupons",
-    stale=_old,
-    order=(Coupon.expires_at, Coupon.id),
-    action=Call(
-        lambda coupon: told.append(coupon.id),
-        then=Transition(machine, "expire", "expired", changes=lambda now: {Coupon.ended_at: now}),
+    "shop.old_coupons",
+    Rows(
+        Coupon,
+        stale=_old,
+        order="expires_at",
+        action=Call(
+            lambda coupon: told.append(coupon.id),
+            then=Transition(machine, "expire", "expired", changes=lambda now: {Coupon.ended_at: now}),
+        ),
     ),
     schedule="*/5 * * * *",
 )
 
 used_coupons: Final = Sweep(
-    name="shop.used_coupons",
-    stale=lambda now: Coupon.state == State.USED,
-    always_stale=True,
-    order=(Coupon.id,),
-    action=Delete(),
+    "shop.used_coupons", Rows(Coupon, stale=lambda row: row.state == State.USED, action=Delete())
 )

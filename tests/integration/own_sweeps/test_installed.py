@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,21 +14,21 @@ from flask.testing import FlaskClient
 from prometheus_client import generate_latest
 
 import housekeeping
-from housekeeping.brokers import message_broker
-from housekeeping.core.errors import DeclarationError, SettingsError
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.doctor import examine
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.registry import Finding
-from housekeeping.web.application import create_app
-from housekeeping.workers import BUILT_IN, configured_sweeps
+from housekeeping import Settings, Sweep
+from tests.declarations import changed
 from tests.integration.middleware.applications import close_all, eventually, rows, working
 from tests.integration.middleware.step_worker import close
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
+from tests.internals.brokers import message_broker
+from tests.internals.core import DeclarationError, SettingsError, shared_redis
+from tests.internals.database import Database, database
+from tests.internals.doctor import examine
+from tests.internals.engine import Finding, run_sweep
+from tests.internals.insight import worker_status
+from tests.internals.ledger import Run
+from tests.internals.web import create_app
+from tests.internals.workers import BUILT_IN, configured_sweeps
 
 MODULE = shop.__name__
 
@@ -67,9 +66,34 @@ def test_sweep_runs_as_an_actor_of_an_applications_own_broker(broker: Any, setti
         actors[old_coupons.name].send()
         eventually(lambda: [outcome for outcome, *_ in rows(old_coupons.name) if outcome])
 
-    assert [*actors] == [old_coupons.name]
     assert [(outcome, counts["expired"]) for outcome, _, _, counts in rows(old_coupons.name)] == [("done", 3)]
     assert Coupon.select().where(Coupon.state == "expired").count() == 3
+
+
+@pytest.mark.parametrize("sweeps", [(), (old_coupons,)])
+def test_installation_without_workers_removes_old_rows_of_the_ledger(
+    broker: Any, settings: Settings, sweeps: Sequence[Sweep], postgres: Database
+) -> None:
+    actors = housekeeping.install(broker, settings, workers=False, sweeps=sweeps)
+    old = datetime.now(UTC) - timedelta(days=31)
+    Run.insert(
+        worker="shop.old", trigger="cli", started_at=old, heartbeat_at=old, finished_at=old, outcome="done"
+    ).execute()
+
+    with working(broker):
+        actors["housekeeping.old_runs"].send()
+        eventually(lambda: [outcome for outcome, *_ in rows("housekeeping.old_runs") if outcome])
+
+    assert not Run.select().where(Run.worker == "shop.old").exists()
+    assert "periodic" in actors["housekeeping.old_runs"].options
+
+
+def test_each_database_has_a_worker_that_removes_old_rows(broker: Broker, settings: Settings) -> None:
+    several = settings.model_copy(update={"databases": {"ci": settings.require_database_url()}})
+
+    actors = housekeeping.install(broker, several, workers=False)
+
+    assert [*actors] == ["housekeeping.old_runs", "housekeeping.old_runs.ci"]
 
 
 def test_configured_sweeps_are_installed_with_the_built_in_workers(broker: Broker, settings: Settings) -> None:
@@ -90,7 +114,7 @@ def test_sweeps_need_the_database(broker: Broker, settings: Settings) -> None:
 
 
 def test_duplicate_sweep_names_are_refused_before_any_registration(broker: Broker, settings: Settings) -> None:
-    before, same_name = list(broker.middleware), dataclasses.replace(old_coupons, batch_size=7)
+    before, same_name = list(broker.middleware), changed(old_coupons, batch=7)
 
     with pytest.raises(DeclarationError, match="there is a sweep shop.old_coupons already"):
         housekeeping.install(broker, settings, workers=False, sweeps=[old_coupons, same_name])

@@ -11,15 +11,15 @@ from click.testing import CliRunner
 from peewee import SQL, BigAutoField, ForeignKeyField, fn
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.cli.commands import doctor
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor.grants import missing_rights, name_in_sql, needed_rights, tables_of
-from housekeeping.sweeps import BaseModel, Delete, Sweep, TableStage, Write, run_sweep
-from housekeeping.sweeps.registry import declared_by
+from housekeeping import BaseModel, Delete, Rows, Settings, Sweep
 from tests.integration.own_sweeps import shop
 from tests.integration.own_sweeps.shop import Coupon, old_coupons, used_coupons
 from tests.integration.roles import connected_as_a_role
+from tests.internals.cli import doctor
+from tests.internals.database import Database
+from tests.internals.doctor import missing_rights, name_in_sql, needed_rights, tables_of
+from tests.internals.engine import declared_by, run_sweep
+from tests.internals.sweeps import TableStage, Write
 
 
 @pytest.fixture
@@ -82,12 +82,15 @@ class DeleteWithNotes(Delete):
 
 def test_rights_include_tables_of_the_predicate_and_of_the_action() -> None:
     unused = Sweep(
-        name="shop.unused_coupons",
-        stale=lambda now: (
-            (Coupon.expires_at < now) & ~fn.EXISTS(Redemption.select(SQL("1")).where(Redemption.coupon == Coupon.id))
+        "shop.unused_coupons",
+        Rows(
+            Coupon,
+            stale=lambda row, now: (
+                (row.expires_at < now) & ~fn.EXISTS(Redemption.select(SQL("1")).where(Redemption.coupon == row.id))
+            ),
+            order="expires_at",
+            action=DeleteWithNotes(),
         ),
-        order=(Coupon.expires_at, Coupon.id),
-        action=DeleteWithNotes(),
     )
 
     rights = {table: needed for table, (_, needed) in tables_of(declared_by("shop", [unused])).items()}
@@ -118,7 +121,7 @@ def test_grants_command_lists_rights_the_current_role_lacks(
         doctor,
         "load_settings",
         lambda: Settings.load(
-            **settings.model_dump(exclude={"sweeps", "workers", "built_in"}), sweeps=shop.__name__, built_in=False
+            **settings.model_dump(exclude={"sweeps", "workers", "built_in"}), sweeps=shop.__name__, built_in="none"
         ),
     )
 

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping.database.connection import Database
-from housekeeping.purge.request import PurgeRequest
-from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps import RunResult, Sweep, run_sweep
+from housekeeping import Sweep
+from tests.internals.database import Database
+from tests.internals.engine import PurgeRequest, RunResult, run_sweep, sweep_of
 
 #: The ids that are left.
 Left = Callable[[], list[int]]

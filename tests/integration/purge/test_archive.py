@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.core.errors import WrongArgument
-from housekeeping.database.connection import Database
-from housekeeping.purge.plan import plan_purge
-from housekeeping.purge.request import PurgeRequest, recorded_request
-from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps.ledger import history
-from housekeeping.sweeps.restore import restoration_of
-from housekeeping.testing import assert_survives_kill
+from housekeeping.testing.assertions import assert_survives_kill
 from tests.integration.purge.conftest import EXPIRED, Left, purge
+from tests.internals.core import WrongArgument
+from tests.internals.database import Database
+from tests.internals.engine import PurgeRequest, recorded_request, restoration_of, sweep_of
+from tests.internals.insight import plan_purge
+from tests.internals.ledger import history
 from tests.session_settings import NEEDS_SESSION
 
 REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=4, archive_to="old_sessions")

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from peewee import SQL
-from psycopg2.extensions import connection as Connection
 
 from housekeeping import Sweep
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import Database
-from housekeeping.purge.plan import plan_purge
-from housekeeping.purge.request import PurgeRequest
-from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps.stages.stage import Backlog
-from tests.integration.pausing import changed_in_the_gap, pausing
+from tests.declarations import changed, stage_of
 from tests.integration.purge.conftest import purge
-from tests.integration.sweeps.documents import DOCUMENTS, Document, LegalHold, left
+from tests.integration.sweeps.documents import DOCUMENTS, Document, left
 from tests.integration.sweeps.documents import documents as documents
 from tests.integration.sweeps.partitions import events
-from tests.integration.sweeps.partitions.events import Event
+from tests.internals.core import DeclarationError, Refused
+from tests.internals.database import Database
+from tests.internals.engine import PurgeRequest, sweep_of
+from tests.internals.insight import plan_purge
+from tests.internals.sweeps import Backlog
 
 ALL = PurgeRequest(table="documents", where="true", batch_size=2)
-BY_COLUMN = dataclasses.replace(DOCUMENTS, name="shop.by_column", hold=lambda: Document.on_hold)
-PARTITIONS = events.sweep(hold=lambda: Event.id <= 3)
-WITHOUT = dataclasses.replace(DOCUMENTS, name="shop.without", hold=None)
+BY_COLUMN = changed(DOCUMENTS, name="shop.by_column", hold=lambda row: row.on_hold)
+PARTITIONS = events.sweep(hold=lambda row: row.id <= 3)
+WITHOUT = changed(DOCUMENTS, name="shop.without", hold=None)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +31,7 @@ WITHOUT = dataclasses.replace(DOCUMENTS, name="shop.without", hold=None)
         ([DOCUMENTS], ("shop.documents",)),
         ([BY_COLUMN, WITHOUT], ("shop.by_column",)),
         ([DOCUMENTS, BY_COLUMN], ("shop.documents", "shop.by_column")),
-        ([dataclasses.replace(DOCUMENTS, enabled=False)], ("shop.documents",)),
+        ([changed(DOCUMENTS, enabled=False)], ("shop.documents",)),
     ],
 )
 def test_rows_that_a_declared_sweep_holds_stay(
@@ -48,15 +43,6 @@ def test_rows_that_a_declared_sweep_holds_stay(
 
     assert (planned.plan.stale, planned.plan.held, planned.held_by) == (Backlog(4), Backlog(2), names)
     assert (result.outcome, result.counts["deleted_rows"], left()) == ("done", 4, [2, 5])
-
-
-def test_every_hold_of_the_table_counts(documents: None) -> None:
-    LegalHold.delete().where(LegalHold.user_id == 5).execute()
-    Document.update(on_hold=None).where(Document.id == 2).execute()
-
-    purge(ALL, [DOCUMENTS, BY_COLUMN])
-
-    assert left() == [2, 5]
 
 
 def test_ignored_holds_delete_the_rows_and_are_recorded(documents: None) -> None:
@@ -71,26 +57,7 @@ def test_ignored_holds_delete_the_rows_and_are_recorded(documents: None) -> None
 def test_hold_in_another_database_or_on_another_table_does_not_count(documents: None) -> None:
     elsewhere = dataclasses.replace(DOCUMENTS, database="ci")
 
-    assert sweep_of(ALL, [elsewhere, PARTITIONS]).hold is None
-
-
-def test_next_batch_of_a_purge_honors_a_new_hold(documents: None) -> None:
-    def set_hold(counts: dict[str, Any]) -> None:
-        if counts["batches"] == 1:
-            LegalHold.create(user_id=4)
-
-    purge(ALL, [DOCUMENTS], on_batch=set_hold)
-
-    assert left() == [2, 4, 5]
-
-
-def test_row_put_on_hold_after_the_snapshot_of_a_purge_stays(documents: None, admin: Connection) -> None:
-    sweep = pausing(sweep_of(ALL, [BY_COLUMN]), SQL("id"), 3)
-
-    with changed_in_the_gap(admin, "UPDATE documents SET on_hold = true WHERE id = 3"):
-        purge(ALL, sweep=sweep)
-
-    assert left() == [2, 3, 5]
+    assert stage_of(sweep_of(ALL, [elsewhere, PARTITIONS])).hold is None
 
 
 def test_hold_of_partitions_keeps_rows_of_the_table_and_of_a_partition(postgres: Database) -> None:
@@ -104,8 +71,48 @@ def test_hold_of_partitions_keeps_rows_of_the_table_and_of_a_partition(postgres:
 
 
 def test_hold_that_fails_stops_the_purge(documents: None) -> None:
-    broken = dataclasses.replace(DOCUMENTS, hold=lambda: Document.on_hodl)  # type: ignore[attr-defined]
+    broken = changed(DOCUMENTS, hold=lambda row: Document.on_hodl)  # type: ignore[attr-defined]
 
     with pytest.raises(DeclarationError, match="on_hodl"):
         plan_purge(ALL, sweep_of(ALL, [broken]))
     assert len(left()) == 6
+
+
+PARENTS = PurgeRequest(table="folders", where="true")
+
+
+@pytest.fixture
+def folders(documents: None, postgres: Database) -> None:
+    """Each document is in a folder of its own, with which it is deleted; two of them are on hold."""
+    postgres.execute_sql(
+        "CREATE TABLE folders (id bigint PRIMARY KEY); INSERT INTO folders SELECT id FROM documents;"
+        "ALTER TABLE documents ADD COLUMN folder_id bigint REFERENCES folders (id) ON DELETE CASCADE;"
+        "UPDATE documents SET folder_id = id; CREATE INDEX ON documents (folder_id)"
+    )
+
+
+def test_purge_whose_cascade_would_delete_held_rows_is_refused(folders: None) -> None:
+    with pytest.raises(Refused) as refused:
+        plan_purge(PARENTS, sweep_of(PARENTS, [DOCUMENTS]))
+
+    assert str(refused.value) == (
+        "documents (folder_id) references folders, ON DELETE CASCADE, indexed: its rows are deleted as well, and not "
+        "counted; 2 of the first 6 matching rows lead to rows that shop.documents holds. Leave the rows above them out "
+        "of --where, or add --ignore-holds"
+    )
+
+
+def test_purge_whose_cascade_reaches_no_held_row_is_planned(folders: None) -> None:
+    request = dataclasses.replace(PARENTS, where="id NOT IN (2, 5)")
+
+    assert plan_purge(request, sweep_of(request, [DOCUMENTS])).rows == Backlog(4)
+
+
+def test_purge_that_ignores_holds_deletes_held_rows_by_a_cascade(folders: None) -> None:
+    request = dataclasses.replace(PARENTS, ignore_holds=True)
+
+    planned = plan_purge(request, sweep_of(request, [DOCUMENTS]))
+    purge(request, [DOCUMENTS])
+
+    assert ([each.level for each in planned.plan.references], left()) == (["warning"], [])
+    assert "out of --where" in str(planned.plan.references[0].way_out)

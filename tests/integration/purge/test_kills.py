@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from housekeeping.database.connection import Database
-from housekeeping.purge.request import PurgeRequest, request_of
-from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps.ledger import overrides, runs
-from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.testing import assert_survives_kill
+from housekeeping.testing.assertions import assert_survives_kill
 from housekeeping.testing.points import Ended, run_in_process
 from tests.integration.purge.conftest import ADD_SESSIONS, EXPIRED, Left, purge
+from tests.internals.database import Database
+from tests.internals.engine import PurgeRequest, request_of, sweep_of
+from tests.internals.ledger import NOW, SILENCE, Override, Run
+from tests.internals.ledger import override_rows as overrides
 from tests.session_settings import NEEDS_SESSION
 
 #: A new process for each point.
@@ -28,7 +26,7 @@ REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=3, max_rows=8
 def paused_after_a_batch() -> PurgeRequest:
     """Purge until the first batch is committed, and return the request that resumes it."""
     result = purge(REQUEST, on_batch=lambda counts: overrides.switch(Override(REQUEST.worker, "paused")))
-    overrides.resume(REQUEST.worker, "test")
+    overrides.resume(REQUEST.worker)
     assert result.run_id is not None and result.reason == "paused"
     return request_of(result.run_id)
 
@@ -45,7 +43,6 @@ def killed_at_each_point(postgres: Database, first: Callable[[], PurgeRequest]) 
         postgres.execute_sql("SELECT pg_advisory_lock(%s), pg_advisory_unlock(%s)", (alive, alive))
         if not ended.killed:
             return
-        Run.update(heartbeat_at=NOW - 2 * runs.SILENCE).where(Run.outcome.is_null()).execute()
         yield request, ended
 
 
@@ -55,6 +52,7 @@ def resume(request: PurgeRequest) -> None:
     if last is None or last.id == request.resumes:
         purge(request)
     elif last.outcome is None and deleted() < 8:
+        Run.update(heartbeat_at=NOW - 2 * SILENCE).where(Run.id == last.id).execute()
         purge(request_of(last.id))
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from housekeeping.core.errors import RunTakenOver, WrongArgument
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.purge.plan import SORTED_ROWS, plan_purge
-from housekeeping.purge.request import PurgeRequest, request_of
-from housekeeping.purge.sweep import sweep_of
-from housekeeping.sweeps.ledger import overrides, runs
-from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.sweeps.ledger.overrides import Override
+from housekeeping import Settings
+from tests.integration.conftest import Plant
 from tests.integration.purge.conftest import EXPIRED, Left, purge
+from tests.internals.core import RunTakenOver, WrongArgument
+from tests.internals.database import Database
+from tests.internals.engine import PurgeRequest, request_of, sweep_of
+from tests.internals.insight import SORTED_ROWS, Plan, PurgePlan, plan_purge
+from tests.internals.ledger import NOW, Override, Run, runs
+from tests.internals.ledger import override_rows as overrides
+from tests.internals.sweeps import Backlog, StagePlan
 
 
 def test_purge_deletes_the_selected_rows_in_batches(sessions: Left) -> None:
@@ -33,14 +34,6 @@ def test_second_purge_finds_nothing(sessions: Left) -> None:
     purge(request)
 
     assert (purge(request).counts["deleted_rows"], sessions()) == (0, [11, 12])
-
-
-def test_a_new_purge_begins_at_the_front(sessions: Left) -> None:
-    purge(PurgeRequest(table="sessions", where="id > 5", batch_size=2, max_rows=4))
-
-    purge(PurgeRequest(table="sessions", where="id < 3"))
-
-    assert sessions() == [3, 4, 5, 10, 11, 12]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +66,6 @@ def test_rows_are_deleted_in_the_given_order(sessions: Left) -> None:
     assert sessions() == [2, 3, 4, 5, 6, 7, 8, 9]  # as texts: 1, 10, 11, 12
 
 
-def test_columns_after_the_key_make_no_difference(sessions: Left) -> None:
-    sweep = sweep_of(PurgeRequest(table="sessions", where="true", order_by=("id", "expires_at")))
-
-    assert [column.name for column in sweep.order] == ["id"]
-
-
 def test_table_with_any_name_and_key_is_purged(postgres: Database, settings: Settings) -> None:
     postgres.execute_sql(
         'CREATE TABLE "Old Rows" ("Day" date, "the N" integer, PRIMARY KEY ("Day", "the N"));'
@@ -102,7 +89,7 @@ def test_paused_purge_is_skipped(sessions: Left) -> None:
 
 def test_interrupted_purge_is_resumed_from_its_cursor(sessions: Left, postgres: Database) -> None:
     first = purge(PurgeRequest(table="sessions", where=EXPIRED, batch_size=2, max_rows=8), on_batch=_pause_after(2))
-    overrides.resume("purge:sessions", "test")
+    overrides.resume("purge:sessions")
     assert (first.outcome, first.reason, first.run_id is not None) == ("partial", "paused", True)
 
     request = request_of(first.run_id or 0)
@@ -117,7 +104,7 @@ def test_interrupted_purge_is_resumed_from_its_cursor(sessions: Left, postgres: 
 
 def test_resumed_purge_begins_behind_the_last_committed_batch(sessions: Left, postgres: Database) -> None:
     first = purge(PurgeRequest(table="sessions", where=EXPIRED, batch_size=2), on_batch=_pause_after(2))
-    overrides.resume("purge:sessions", "test")
+    overrides.resume("purge:sessions")
     postgres.execute_sql("INSERT INTO sessions VALUES (0, 'older', now() - interval '1 day')")
     assert sessions()[:2] == [0, 7]
 
@@ -137,7 +124,7 @@ def test_time_limit_ends_a_purge_which_is_then_resumed(sessions: Left) -> None:
 
 def test_of_two_processes_that_resume_a_purge_one_begins(sessions: Left) -> None:
     first = purge(PurgeRequest(table="sessions", where=EXPIRED, batch_size=2, max_rows=8), on_batch=_pause_after(2))
-    overrides.resume("purge:sessions", "test")
+    overrides.resume("purge:sessions")
     request = request_of(first.run_id or 0)  # both have found it open
 
     one, other = purge(request), purge(request)
@@ -184,13 +171,30 @@ def test_plan_shows_rows_edges_index_and_statement(sessions: Left) -> None:
 
     planned = plan_purge(request, sweep_of(request))
 
-    assert (planned.rows, planned.plan.oldest, planned.plan.newest, planned.plan.batches) == (10, 1, 10, 3)
+    assert (planned.rows.rows, planned.plan.oldest, planned.plan.newest, planned.plan.batches) == (10, 1, 10, 3)
     assert planned.indexes == ("sessions_pkey",)
     assert not planned.is_sorted
     assert "DELETE FROM" in planned.statement
     assert EXPIRED in planned.statement
     assert len(sessions()) == 12
     assert not Run.select().exists()
+
+
+def test_plan_speaks_of_the_where_and_of_no_declaration(sessions: Left, postgres: Database) -> None:
+    postgres.execute_sql(
+        "CREATE TABLE visits (session_id int REFERENCES sessions); CREATE INDEX ON visits (session_id)"
+    )
+    postgres.execute_sql("INSERT INTO visits VALUES (1)")
+    request = PurgeRequest(table="sessions", where="true", order_by=("expires_at",))
+
+    planned = plan_purge(request, sweep_of(request)).plan
+
+    (visits,) = planned.references
+    assert planned.warnings == [
+        "2 matching rows are in the future (expires_at); check the direction of the comparison in --where"
+    ]
+    assert visits.text.endswith(": 1 of the first 12 matching rows is referenced and cannot be deleted")
+    assert str(visits.way_out).startswith("leave referenced rows out of --where, or delete")
 
 
 @pytest.mark.parametrize(
@@ -252,3 +256,25 @@ def _pause_after(batches: int) -> Any:
             overrides.switch(Override("purge:sessions", "paused"))
 
     return pause
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "shown"),
+    [(None, Backlog(5, exact=False)), (4, Backlog(4)), (5, Backlog(5)), (6, Backlog(5, exact=False))],
+)
+def test_plan_that_counted_too_few_rows_does_not_name_them_as_all(max_rows: int | None, shown: Backlog) -> None:
+    request = PurgeRequest(table="sessions", where=EXPIRED, max_rows=max_rows)
+    counted = Plan(request.worker, datetime.now(UTC), [(StagePlan("rows", Backlog(5, exact=False), {}), 1)])
+
+    assert PurgePlan(request, counted, (), False, (), "").rows == shown
+
+
+def test_purge_tries_each_row_although_all_fail(postgres: Database, sessions: Left, plant: Plant) -> None:
+    postgres.execute_sql(
+        "INSERT INTO sessions SELECT n, NULL, now() - interval '1 day' FROM generate_series(100, 199) AS n"
+    )
+    plant("DELETE ON sessions", "OLD.id < 199", "RAISE EXCEPTION 'not this one'")
+
+    result = purge(PurgeRequest(table="sessions", where="id >= 100"))
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 1, 99)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from housekeeping import Sweep
-from housekeeping.database.connection import Database
-from housekeeping.doctor.stages import explain, fault_of
-from housekeeping.sweeps import RunResult, TableStage, run_sweep
-from housekeeping.sweeps.insight.plan import plan
+from tests.internals.database import Database
+from tests.internals.doctor import explain, fault_of
+from tests.internals.engine import RunResult, run_sweep
+from tests.internals.insight import plan
+from tests.internals.sweeps import TableStage
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:

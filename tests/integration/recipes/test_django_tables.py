@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from housekeeping.database.connection import Database
+from housekeeping import Limits
 from housekeeping.recipes import (
     django_admin_log,
     django_celery_results,
@@ -21,8 +21,9 @@ from housekeeping.recipes import (
     django_tasks,
     simplejwt_tokens,
 )
-from housekeeping.testing import assert_survives_kill
+from housekeeping.testing.assertions import assert_survives_kill
 from tests.integration.recipes.checked import assert_leaves, keys_of, needs
+from tests.internals.database import Database
 from tests.session_settings import NEEDS_SESSION
 
 pytestmark = [
@@ -93,7 +94,7 @@ def test_expired_tokens_go_with_their_blacklist_entries(filled: Filled, postgres
 
     assert_leaves(
         postgres,
-        simplejwt_tokens(batch_size=2),
+        simplejwt_tokens(limits=Limits(batch=2)),
         kept,
         table="token_blacklist_outstandingtoken",
         deleted_rows=3,
@@ -108,6 +109,6 @@ def test_expired_tokens_go_with_their_blacklist_entries(filled: Filled, postgres
 def test_deletion_of_tokens_survives_a_kill_at_every_point(filled: Filled) -> None:
     filled("tokens")
 
-    points = assert_survives_kill(simplejwt_tokens(batch_size=2))
+    points = assert_survives_kill(simplejwt_tokens(limits=Limits(batch=2)))
 
     assert any("token_blacklist" in point for point in points)

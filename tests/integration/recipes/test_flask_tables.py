@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from housekeeping.database.connection import Database
 from housekeeping.recipes import flask_session
 from tests.integration.recipes.checked import assert_leaves, needs
+from tests.internals.database import Database
 
 pytestmark = [
     needs("flask", "flask_session", "flask_sqlalchemy", "psycopg"),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import Database
+from housekeeping import Limits
 from housekeeping.recipes import apscheduler_jobs, procrastinate_jobs
 from tests.integration.recipes.checked import assert_leaves, keys_of, needs
+from tests.internals.core import DeclarationError
+from tests.internals.database import Database
 
 if TYPE_CHECKING:
     import psycopg
@@ -64,7 +65,7 @@ def left_by_procrastinate(connection: psycopg.Connection[Any], statuses: list[st
 def test_old_jobs_go_as_by_remove_old_jobs(
     jobs: psycopg.Connection[Any], postgres: Database, statuses: list[str]
 ) -> None:
-    sweep = procrastinate_jobs(older_than=timedelta(days=30), statuses=statuses, batch_size=1)
+    sweep = procrastinate_jobs(older_than=timedelta(days=30), statuses=statuses, limits=Limits(batch=1))
     kept = left_by_procrastinate(jobs, statuses)
 
     assert_leaves(postgres, sweep, kept, table="procrastinate_jobs")

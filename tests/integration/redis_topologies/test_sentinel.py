@@ -14,15 +14,13 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 import housekeeping
-from housekeeping import ExclusiveLease
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.redis.client import redis_client, shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.doctor import redis_server
-from housekeeping.workers.object_storage import pending_entry, pending_uploads
-from housekeeping.workers.object_storage.claims import Claims
+from housekeeping import ExclusiveLease, Settings
+from housekeeping.workers.object_storage import pending_uploads
 from tests.integration.middleware.applications import eventually
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.internals.core import SettingsError, redis_client, shared_redis
+from tests.internals.doctor import redis_server
+from tests.internals.workers import Claims, pending_entry
 from tests.sentinel_servers import SAYS_WHAT_IT_IS, SERVICE, SentinelServers, applications_client, sentinel_servers
 
 pytestmark = pytest.mark.slow
@@ -166,7 +164,7 @@ def test_wrong_addresses_and_services_are_named_in_one_line(servers: SentinelSer
 
 def test_doctor_names_primary_replicas_and_silent_sentinels(behind: Settings, servers: SentinelServers) -> None:
     def said() -> list[str]:
-        return [each.text for each in redis_server.examine(behind, {}) if each.subject == "sentinel"]
+        return [each.text for each in redis_server.examine_redis(behind, {}) if each.subject == "sentinel"]
 
     primary, killed = servers.primary, servers.sentinels[2]
     complete = said()
@@ -202,7 +200,7 @@ def test_doctor_counts_no_replica_that_a_sentinel_does_not_know_yet(
 ) -> None:
     monkeypatch.setattr(redis.Redis, "sentinel_slaves", lambda self, service: [])
 
-    found = [each for each in redis_server.examine(behind, {}) if each.subject == "sentinel"]
+    found = [each for each in redis_server.examine_redis(behind, {}) if each.subject == "sentinel"]
 
     assert ", 0 replicas, " in found[0].text
     assert found[1].text == "a Sentinel does not know a replica that is up: no failover is possible"
@@ -236,7 +234,7 @@ def uploads(behind: Settings, client: redis.Redis) -> Iterator[redis.Redis]:
 
 def _claimed() -> bool:
     [entry] = pending_uploads.page(0, 10)[1]
-    return Claims(timedelta(hours=1)).take([entry]) == [entry]
+    return Claims(7).take([entry]) == [entry]
 
 
 @pytest.mark.parametrize("change", [lambda: pending_uploads.complete("a", "b"), _claimed], ids=["complete", "claim"])

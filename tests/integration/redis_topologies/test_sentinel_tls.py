@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from housekeeping.core.redis.client import redis_client
-from housekeeping.core.settings import Settings
-from housekeeping.doctor import redis_server
+from housekeeping import Settings
+from tests.internals.core import redis_client
+from tests.internals.doctor import redis_server
 from tests.sentinel_servers import Encryption, SentinelServers, sentinel_servers
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_client_follows_a_failover_behind_tls(servers: SentinelServers, settings
         client.set("kept", "1")
         servers.await_replication()
         behind = settings.model_copy(update={"redis_url": servers.url})
-        said = [each.text for each in redis_server.examine(behind, {}) if each.subject == "sentinel"]
+        said = [each.text for each in redis_server.examine_redis(behind, {}) if each.subject == "sentinel"]
         assert "1 replica, 3 of 3 Sentinels answer" in said[0]
 
         before = servers.primary

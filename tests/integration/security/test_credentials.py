@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.core.settings import PREFIX
 from tests.acceptance.processes import eventually, started
 from tests.installation import Installation
 from tests.integration.security.secrets_everywhere import (
@@ -23,6 +22,7 @@ from tests.integration.security.secrets_everywhere import (
     of_nowhere,
     pages,
 )
+from tests.internals.core import PREFIX
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def test_error_that_quotes_a_password_is_masked_in_every_output(installation: In
         cursor.execute(f"SET search_path TO {installation.settings.namespace}")
         cursor.execute(
             "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION "
-            f"'cannot reach redis://me:{WORD}@cache/0' USING ERRCODE = '55000'; END $$"
+            f"'cannot reach redis://me:{WORD}@cache/0' USING ERRCODE = '53100'; END $$"
         )
         cursor.execute("CREATE TRIGGER fail BEFORE DELETE ON user_statuses EXECUTE FUNCTION fail()")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.core.telemetry import logs
-from housekeeping.middleware.deduplication.keys import key_prefix
-from housekeeping.workers.object_storage import pending_entry
 from tests.installation import PROJECT, Installation
 from tests.integration.security.secrets_everywhere import dashboard, pages
+from tests.internals.core import logs
+from tests.internals.middleware import key_prefix
+from tests.internals.workers import pending_entry
 from tests.unit.core.conftest import root_as_before as root_as_before
 
 #: Terminal escapes and look-alikes: colors, the window title, a forged line, text in reversed order;

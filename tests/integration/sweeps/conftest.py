@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from housekeeping.sweeps.limits import breaker
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.sweeps.engine.sizing import past_runs
+from tests.internals.engine import breaker
 
 #: Adds runs that ended before, with the number of rows that each processed.
 History = Callable[..., None]

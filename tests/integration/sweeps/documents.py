@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 from peewee import BigAutoField, BigIntegerField, BooleanField
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.database.connection import Database
+from housekeeping import BaseModel, Delete, Guard, Limits, Rows, Sweep, UtcDateTimeField
 from tests.integration.sweeps.orders import NOW as NOW
+from tests.internals.database import Database
 
 
 class Document(BaseModel):
@@ -30,18 +30,21 @@ class LegalHold(BaseModel):
         table_name = "legal_holds"
 
 
-def held_users() -> Any:
+def held_users(now: Any = None) -> Any:
     return LegalHold.select().where(LegalHold.user_id == Document.user_id)
 
 
 DOCUMENTS: Final = Sweep(
-    name="shop.documents",
-    stale=lambda now: Document.expires_at <= now,
-    hold=lambda: LegalHold.user_id == Document.user_id,
-    order=(Document.expires_at, Document.id),
-    action=Delete(),
-    batch_size=2,
-    confirm_first_run=False,
+    "shop.documents",
+    Rows(
+        Document,
+        stale=lambda row, now: row.expires_at <= now,
+        order="expires_at",
+        hold=lambda row: LegalHold.user_id == row.user_id,
+        action=Delete(),
+    ),
+    limits=Limits(batch=2),
+    guard=Guard(first_run=False),
 )
 
 

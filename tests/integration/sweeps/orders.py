@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from peewee import AutoField, TextField
 
-from housekeeping import BaseModel, Call, StateMachine, Sweep, Transition, UtcDateTimeField
+from housekeeping import BaseModel, Call, Limits, Rows, StateMachine, Sweep, Transition, UtcDateTimeField
+from tests.declarations import changed
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR: Final = timedelta(hours=1)
@@ -52,21 +53,22 @@ class Outside:
             raise self._error
 
 
-def stuck(now: datetime) -> Any:
+def stuck(row: Any, now: datetime) -> Any:
     """Condition of pending orders that have not changed since this time."""
-    return (Order.status == Status.PENDING) & (Order.updated_at < now)
+    return (row.status == Status.PENDING) & (row.updated_at < now)
 
 
 def sweep(function: Callable[[Any], object], **given: Any) -> Sweep:
     """Return a sweep that calls the function and expires stuck orders; `given` has fields of the call or the sweep."""
     of_call = {name: given.pop(name) for name in ("whole_batch", "unavailable_errors") if name in given}
-    return Sweep(
-        name="shop.stuck_orders",
+    rows = Rows(
+        Order,
         stale=stuck,
-        order=(Order.updated_at, Order.id),
+        order="updated_at",
+        age=HOUR,
         action=Call(function, then=Transition(machine, "expire"), **of_call),
-        **{"stale_after": HOUR, "batch_size": 5, **given},
     )
+    return changed(Sweep("shop.stuck_orders", rows, limits=Limits(batch=5)), **given)
 
 
 def add(count: int) -> None:

@@ -8,20 +8,16 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import forget_table
-from housekeeping.database.clock_skew import database_now
-from housekeeping.database.connection import Database
-from housekeeping.database.primary_key import restore_declared_key
-from housekeeping.doctor import examine
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.workers import FAMILIES, configured_sweeps
+from housekeeping import Settings, Sweep
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.faults import at_step, lose_database
+from tests.internals.database import Database, database_now, forget_table, restore_declared_key
+from tests.internals.doctor import examine
+from tests.internals.engine import run_sweep
+from tests.internals.insight import as_json, worker_status
+from tests.internals.ledger import Run
+from tests.internals.workers import FAMILIES, configured_sweeps
 
 STATUSES = "user_status_cleanup.batch"
 UPLOADS = "object_storage.delete_stale_direct_uploads"
@@ -45,7 +41,7 @@ def test_worker_without_its_table_is_skipped_without_an_alert(sweeps: dict[str, 
     seen = worker_status(sweeps[STATUSES], database_now(), settings.timezone)
     assert (result.outcome, result.reason, result.exit_code) == ("skipped", "not_set_up", 0)
     assert (seen.state, seen.next_tick, seen.alarms) == ("not_set_up", None, [])
-    assert seen.as_json()["not_set_up"] == "table user_statuses is not in this database"
+    assert as_json(seen)["not_set_up"] == "table user_statuses is not in this database"
 
 
 def test_fresh_installation_raises_no_alert_and_no_finding(sweeps: dict[str, Sweep], settings: Settings) -> None:
@@ -55,7 +51,7 @@ def test_fresh_installation_raises_no_alert_and_no_finding(sweeps: dict[str, Swe
     assert [each for each in examine(settings, sweeps) if each.level == "error"] == []
     found = {each.subject: each.text for each in examine(settings, sweeps) if each.area == "workers"}
     assert [*found] == [*FAMILIES]
-    assert "table ci_builds is not in this database; off: ci.stuck_builds.drop_running" in found["ci_stuck_builds"]
+    assert "table ci_builds is not in this database; off: ci.stuck_builds.drop_pending" in found["ci_stuck_builds"]
 
 
 def test_table_created_later_is_noticed(sweeps: dict[str, Sweep], postgres: Database) -> None:

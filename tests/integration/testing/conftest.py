@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
-from housekeeping.database.connection import Database
 from tests.integration.testing.sessions import Note, Session, fill
+from tests.internals.database import Database
 
 _TOP: Final = Path(__file__).parents[3]
 

@@ -10,14 +10,9 @@ from typing import Any, Final
 
 from peewee import BigAutoField, ForeignKeyField, IntegerField
 
-from housekeeping.database.connection import BaseModel, database
-from housekeeping.database.times import UtcDateTimeField
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.stages.actions import Delete, Write
-from housekeeping.sweeps.stages.call import Call
-from housekeeping.sweeps.stages.stage import Batch, BatchResult
-from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping import BaseModel, Call, Delete, Lease, Limits, Rows, Sweep, UtcDateTimeField
+from tests.internals.database import database
+from tests.internals.sweeps import Batch, BatchResult, TableStage, Write
 
 NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -45,14 +40,12 @@ def fill(stale: int = 3, kept: int = 2) -> None:
         Note.create(session=session)
 
 
-def sweep(action: Any = None, lease: LeaseConfig | None = None) -> Sweep:
+def sweep(action: Any = None, lease: Lease | None = None) -> Sweep:
     return Sweep(
-        name="sessions.expired",
-        stale=lambda now: Session.expires_at <= now,
-        order=(Session.expires_at, Session.id),
-        action=action or Delete(),
-        batch_size=2,
+        "sessions.expired",
+        Rows(Session, stale=lambda row, now: row.expires_at <= now, order="expires_at", action=action or Delete()),
         lease=lease,
+        limits=Limits(batch=2),
     )
 
 
@@ -117,8 +110,8 @@ def overtaken() -> Sweep:
 def staged(name: str, stage: type[TableStage]) -> Sweep:
     """Sweep that deletes expired sessions in a stage of this type."""
     return Sweep(
-        name=name,
-        stages=lambda sweep: [
+        name,
+        lambda sweep: [
             stage(
                 name="rows",
                 stale=lambda now: Session.expires_at <= now,
@@ -127,8 +120,6 @@ def staged(name: str, stage: type[TableStage]) -> Sweep:
                 batch_size=2,
             )
         ],
-        counts=("deleted_rows", "batches"),
-        progress_counts=("deleted_rows",),
     )
 
 

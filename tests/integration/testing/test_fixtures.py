@@ -9,8 +9,8 @@ import psycopg2
 import pytest
 import redis
 
-from housekeeping.core.wording import how_to_install
 from tests.integration.testing.conftest import RunPytest
+from tests.internals.core import how_to_install
 
 pytestmark = pytest.mark.slow
 
@@ -83,8 +83,8 @@ def test_application_in_the_process_keeps_redis_and_actors(run_pytest: RunPytest
     test = """
         import dramatiq
         from dramatiq.brokers.stub import StubBroker
-        from housekeeping.core.redis.client import shared_redis
-        from housekeeping.sweeps import actor_registry as actors
+        from housekeeping.core.redis import shared_redis
+        from housekeeping.sweeps import send as actors
 
         theirs = object()
         actor = dramatiq.actor(lambda: None, actor_name="theirs", broker=StubBroker())

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.core.errors import Refused
-from housekeeping.database.connection import Database, database
-from housekeeping.testing import assert_idempotent
+from housekeeping.testing.assertions import assert_idempotent
 from tests.integration.testing.sessions import (
     NO_CASCADE,
     NOW,
@@ -22,6 +20,8 @@ from tests.integration.testing.sessions import (
     replaced_in,
     sweep,
 )
+from tests.internals.core import Refused
+from tests.internals.database import Database, database
 from tests.session_settings import NEEDS_SESSION
 
 pytestmark = NEEDS_SESSION

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg2
 import pytest
 import redis
 from peewee import InternalError
 
-from housekeeping.core.errors import Refused
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.testing import assert_survives_kill
+from housekeeping import Delete, Lease
+from housekeeping.testing.assertions import assert_idempotent, assert_survives_kill
 from tests.integration.testing.sessions import (
     NO_CASCADE,
     NOW,
@@ -32,6 +31,9 @@ from tests.integration.testing.sessions import (
     replaced_in,
     sweep,
 )
+from tests.internals.core import Refused
+from tests.internals.database import Database
+from tests.internals.ledger import Run
 from tests.session_settings import NEEDS_SESSION
 
 #: Starts many processes.
@@ -51,7 +53,7 @@ def test_run_is_killed_at_each_statement_and_tables_restored(sessions: type[Sess
 
 
 def test_lease_of_the_killed_run_is_released(sessions: type[Session], housekeeping_redis: redis.Redis) -> None:
-    leased = sweep(lease=LeaseConfig("sessions", timedelta(minutes=10)))
+    leased = sweep(lease=Lease("sessions", timedelta(minutes=10)))
 
     points = assert_survives_kill(leased, now=NOW)
 
@@ -95,6 +97,35 @@ def test_wrong_counts_are_found(sessions: type[Session], housekeeping_database: 
 
     with pytest.raises(AssertionError, match="deleted_rows is 4 in the ledger, but 3 rows changed"):
         assert_survives_kill(archived(lambda row: None), now=NOW)
+
+
+@pytest.fixture
+def archive_schema(housekeeping_database: Database) -> Iterator[str]:
+    """Schema that is not in the search path."""
+    name = f"archive_{uuid4().hex}"
+    housekeeping_database.execute_sql(f"CREATE SCHEMA {name}")
+    yield name
+    housekeeping_database.execute_sql(f"DROP SCHEMA {name} CASCADE")
+
+
+@pytest.mark.parametrize(("in_path", "partitioned"), [(True, False), (False, True)])
+def test_archived_rows_survive_kills(
+    sessions: type[Session], housekeeping_database: Database, archive_schema: str, in_path: bool, partitioned: bool
+) -> None:
+    archive = "old_sessions" if in_path else f"{archive_schema}.old_sessions"
+    partitions = " PARTITION BY RANGE (archived_at)" if partitioned else ""
+    housekeeping_database.execute_sql(
+        f"CREATE TABLE {archive} (LIKE session, archived_at timestamptz NOT NULL, archived_by_run bigint){partitions}"
+    )
+    if partitioned:
+        housekeeping_database.execute_sql(f"CREATE TABLE {archive}_1 PARTITION OF {archive} DEFAULT")
+    archiving = sweep(Delete(archive_to=archive))
+
+    points = assert_survives_kill(archiving, now=NOW)
+
+    assert len(points) > 3
+    assert housekeeping_database.execute_sql(f"SELECT count(*) FROM {archive}").fetchone() == (0,), "restored"
+    assert_idempotent(archiving, now=NOW)
 
 
 def test_repeated_append_to_a_file_is_found(sessions: type[Session], tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from peewee import AutoField
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps import run_sweep
+from housekeeping import BaseModel, Delete, Rows, Settings, Sweep, UtcDateTimeField
+from tests.internals.database import Database, database
+from tests.internals.engine import run_sweep
 
 pytestmark = pytest.mark.one_database_only(reason="it configures several databases itself")
 
@@ -21,11 +20,7 @@ class Draft(BaseModel):
 
 
 drafts = Sweep(
-    name="shop.drafts",
-    database="ci",
-    stale=lambda now: Draft.due_at < now,
-    order=(Draft.due_at, Draft.id),
-    action=Delete(),
+    "shop.drafts", Rows(Draft, stale=lambda row, now: row.due_at < now, order="due_at", action=Delete()), database="ci"
 )
 
 

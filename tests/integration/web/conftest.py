@@ -11,11 +11,11 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.web.application import create_app
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.internals.database import Database
+from tests.internals.web import create_app
+from tests.internals.workers import configured_sweeps
 
 TOKEN = "a-token-of-the-tests"
 WORKER = "user_status_cleanup.batch"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from flask import Flask
 
-from housekeeping.web.application import server
+from tests.internals.web import server
 
 _PATIENCE_S = 30.0
 

@@ -7,14 +7,14 @@ from typing import Final
 
 from flask.testing import FlaskClient
 
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.ledger.action_log import logged_actions
+from housekeeping import ExclusiveLease
 from tests.integration.web.conftest import TOKEN, WORKER
 from tests.integration.web.test_alert_groups import failed
 from tests.integration.web.test_security import addresses_that_change
+from tests.internals.ledger import logged_actions
 
 #: They change the login alone.
-NOT_LOGGED: Final = ("/login", "/logout", "/unfinished/discard")
+NOT_LOGGED: Final = ("/login", "/logout")
 #: Action and target by address.
 LOGGED: Final = {
     "/alerts/acknowledge": ("acknowledge", "last_run"),

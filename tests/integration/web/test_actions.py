@@ -8,17 +8,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from flask.testing import FlaskClient
 
-from housekeeping.core.settings import Settings
-from housekeeping.leases.lease_token import new_token
-from housekeeping.sweeps.ledger.models import Lease, Run
-from housekeeping.sweeps.ledger.overrides import override_of
-from housekeeping.web.application import create_app
-from housekeeping.web.pages import plans
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.faults import at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
+from tests.internals.leases import Lease, new_token
+from tests.internals.ledger import Run, override_of
+from tests.internals.web import create_app, plans
+from tests.internals.workers import status_sweep as sweep
 
 PATH = f"/workers/{WORKER}"
 NOW = datetime.now(UTC)

@@ -8,12 +8,10 @@ from typing import Any
 
 from flask.testing import FlaskClient
 
-from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.ledger.acknowledgments import Acknowledged
-from housekeeping.sweeps.ledger.action_log import logged_actions
-from housekeeping.sweeps.ledger.models import Acknowledgment, Run
-from housekeeping.web.alert_groups import are_open, group_alerts
 from tests.integration.web.conftest import WORKER, LogIn, form_token
+from tests.internals.insight import Alert
+from tests.internals.ledger import Acknowledged, Acknowledgment, Run, logged_actions
+from tests.internals.web import are_open, group_alerts
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)

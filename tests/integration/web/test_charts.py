@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from housekeeping.core.settings import MAIN
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.insight import trends
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.many_runs import many_runs
 from tests.integration.statements import watch_statements
 from tests.integration.web.conftest import WORKER
+from tests.internals.core import MAIN
+from tests.internals.database import Database
+from tests.internals.insight import trends
+from tests.internals.ledger import Run
+from tests.internals.workers import status_sweep as sweep
 
 pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-import housekeeping.web
+from tests.internals.web import web
 
-CSS: Final = (Path(housekeeping.web.__file__).parent / "static/style.css").read_text(encoding="utf-8")
+CSS: Final = (Path(str(web.__file__)).parent / "static/style.css").read_text(encoding="utf-8")
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", CSS, flags=re.DOTALL)
 LEAST: Final = 4.5  # WCAG 2, AA, for text of any size
 LEAST_OF_BORDERS: Final = 3.0  # the same, for the borders of fields

@@ -13,14 +13,14 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 from flask.testing import FlaskClient
 
-from housekeeping.sweeps.ledger.action_log import logged_actions
-from housekeeping.web.pages import dead_letter_changes, dead_letters
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
 from tests.integration.web.conftest import LogIn, form_token
 from tests.integration.web.test_dead_letters import HOSTILE
 from tests.integration.web.test_dead_letters import broker as broker
 from tests.integration.web.test_dead_letters import broker_url as broker_url
+from tests.internals.ledger import logged_actions
+from tests.internals.web import dead_letter_changes, dead_letters
 
 
 @pytest.fixture

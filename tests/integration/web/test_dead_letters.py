@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from flask import Flask
 from flask.testing import FlaskClient
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.step_worker import StepWorker, installed
 from tests.integration.web.conftest import LogIn, form_token
 

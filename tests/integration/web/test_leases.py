@@ -9,12 +9,12 @@ import pytest
 import redis
 from flask.testing import FlaskClient
 
-from housekeeping.database.connection import database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.ledger.models import Lease
-from housekeeping.web.pages import actions
+from housekeeping import ExclusiveLease
 from tests.faults import at_step
 from tests.integration.web.conftest import LogIn, form_token
+from tests.internals.database import database
+from tests.internals.leases import Lease
+from tests.internals.web import actions
 
 TTL = timedelta(minutes=10)
 #: Quoted in a URL, escaped on a page, and made visible where a character would reverse the text.
@@ -25,7 +25,7 @@ ADDRESS = f"/leases/release?key={quote(HOSTILE, safe='')}"
 @pytest.fixture
 def held(client: FlaskClient, redis_client: redis.Redis) -> ExclusiveLease:
     """Hold a lease with a hostile key in this process, which has fenced a transaction with it."""
-    lease = ExclusiveLease(HOSTILE, TTL, worker="reports")
+    lease = ExclusiveLease(HOSTILE, TTL, fenced=True, worker="reports")
     assert lease.try_obtain() is not None
     with database.atomic():
         lease.fence()
@@ -63,7 +63,7 @@ def test_holder_newer_than_the_page_keeps_its_lease(client: FlaskClient, log_in:
     log_in(client)
     asked = client.get(ADDRESS)
     held.cancel()
-    next_one = ExclusiveLease(HOSTILE, TTL, worker="reports")
+    next_one = ExclusiveLease(HOSTILE, TTL, fenced=True, worker="reports")
     next_one.try_obtain()
 
     refused = client.post(ADDRESS, data={"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))})
@@ -77,7 +77,7 @@ def test_holder_that_starts_during_the_release_keeps_its_lease(
 ) -> None:
     log_in(client)
     asked = client.get(ADDRESS)
-    next_one = ExclusiveLease(HOSTILE, TTL, worker="reports")
+    next_one = ExclusiveLease(HOSTILE, TTL, fenced=True, worker="reports")
 
     def begin_the_next() -> None:
         held.cancel()

@@ -10,14 +10,12 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.ledger.action_log import logged_actions
-from housekeeping.sweeps.ledger.overrides import override_of, overrides
-from housekeeping.web.application import create_app
-from housekeeping.web.logins import Logins
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping import Settings
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
+from tests.internals.core import SettingsError
+from tests.internals.ledger import logged_actions, override_of, overrides
+from tests.internals.web import Logins, create_app
+from tests.internals.workers import status_sweep as sweep
 
 READ_TOKEN = "a-token-to-read-only"
 PATH = f"/workers/{WORKER}"
@@ -80,50 +78,28 @@ def test_unused_and_surplus_logins_end() -> None:
     assert logins.find(first) is None
 
 
-def test_form_sent_after_the_logout_is_carried_out_after_the_login(client: FlaskClient, log_in: LogIn) -> None:
-    data = {"form_token": form_token(client.get("/login")), "reason": "<b>peak", "until": "2h"}
-    asked = client.post(f"{PATH}/pause", data=data)
-    login_page = client.get(asked.location).get_data(as_text=True)
-    entered = log_in(client)
-    page = client.get(entered.location)
-    text = page.get_data(as_text=True)
+def test_form_sent_after_the_logout_leads_to_the_login_and_to_its_page(client: FlaskClient) -> None:
+    page = {"Referer": f"http://localhost{PATH}?a=b"}
 
-    assert f"this was not carried out: <strong>Pause {WORKER}</strong>" in login_page
-    assert entered.location == "/unfinished" and "&lt;b&gt;peak" in text and WORKER not in overrides()
-    fields = dict(re.findall(r'<input type="hidden" name="(reason|until)" value="([^"]*)"', text))
-    assert fields == {"reason": "&lt;b&gt;peak", "until": "2h"}
-    assert f'<form method="post" action="{PATH}/pause"' in text
+    asked = client.post(f"{PATH}/pause", data={"form_token": form_token(client.get("/login"))}, headers=page)
+    login_page = client.get(asked.location)
+    entered = client.post(asked.location, data={"token": TOKEN, "form_token": form_token(login_page)})
 
-    done = client.post(f"{PATH}/pause", data={**data, "form_token": form_token(page)})
-
-    said = override_of(WORKER)
-    assert done.status_code == 303 and said is not None and said.reason == "<b>peak"
-    assert client.get("/unfinished").location == "/"
+    assert "You were logged out, so the form was not carried out" in login_page.get_data(as_text=True)
+    assert entered.location == f"{PATH}?a=b" and WORKER not in overrides()
+    assert client.get(entered.location).status_code == 200
 
 
-def test_discarded_form_is_not_carried_out(client: FlaskClient, log_in: LogIn) -> None:
-    client.post(f"{PATH}/pause", data={"reason": "peak"})
-    log_in(client)
+@pytest.mark.parametrize("page", ["", "https://evil.example/", "http://localhost//evil.example"])
+def test_form_of_no_page_of_the_dashboard_leads_to_the_first_page(client: FlaskClient, page: str) -> None:
+    asked = client.post(f"{PATH}/pause", headers={"Referer": page})
+    word = form_token(client.get(asked.location))
 
-    client.post("/unfinished/discard", data={"form_token": form_token(client.get("/unfinished"))})
-
-    assert client.get("/unfinished").location == "/" and WORKER not in overrides()
-
-
-def test_large_form_sent_after_the_logout_is_said_not_done(client: FlaskClient, log_in: LogIn) -> None:
-    client.post(f"{PATH}/pause", data={"reason": "x" * 3000})
-    login_page = client.get("/login").get_data(as_text=True)
-    log_in(client)
-
-    assert "your last form was not carried out" in login_page
-    assert "It was not carried out" in client.get("/").get_data(as_text=True)
+    assert client.post(asked.location, data={"token": TOKEN, "form_token": word}).location == "/"
 
 
-def test_form_of_another_site_is_not_kept_for_after_the_login(client: FlaskClient, log_in: LogIn) -> None:
-    refused = client.post(f"{PATH}/pause", headers={"Origin": "https://evil.example"})
-    log_in(client)
-
-    assert refused.status_code == 403 and client.get("/unfinished").location == "/"
+def test_form_of_another_site_is_rejected_without_a_login(client: FlaskClient) -> None:
+    assert client.post(f"{PATH}/pause", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
 @pytest.mark.parametrize("open_to_read", [True, False], ids=["open", "closed"])

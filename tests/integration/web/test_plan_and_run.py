@@ -11,16 +11,14 @@ from flask import Flask
 from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.installation import broker_without_database
-from housekeeping.sweeps.ledger.action_log import logged_actions
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Override, switch
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, close
 from tests.integration.web.conftest import WORKER, LogIn, form_token
+from tests.internals.app import broker_without_database
+from tests.internals.ledger import Override, Run, logged_actions, switch
+from tests.internals.workers import configured_sweeps
 
 PATH = f"/workers/{WORKER}"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.insight.trends import Interval, intervals
-from housekeeping.web.pages.plots import Plot, plots
+from tests.internals.insight import Interval, intervals
+from tests.internals.web import Plot, plots
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
-from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
-from housekeeping.sweeps.ledger.models import ProcessRow, Run
-from housekeeping.sweeps.processes import heartbeats
-from housekeeping.sweeps.processes.heartbeats import Heartbeat
+from tests.integration.conftest import Beat
 from tests.integration.web.conftest import WORKER
+from tests.internals.ledger import NOW as DATABASE_NOW
+from tests.internals.ledger import Heartbeat, Run
 
 pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
 
@@ -33,9 +32,9 @@ def rows(page: str) -> list[str]:
     return re.findall(r"<tr>(.*?)</tr>", page, flags=re.DOTALL)[1:]
 
 
-def test_process_is_shown_with_its_runs(client: FlaskClient) -> None:
-    heartbeats.write_row("one", WORKERS)
-    heartbeats.write_row("two", Heartbeat(kind="scheduler", host="app", pid=9, version="1.2", up_s=5.0))
+def test_process_is_shown_with_its_runs(client: FlaskClient, beat: Beat) -> None:
+    beat("one", WORKERS)
+    beat("two", Heartbeat(kind="scheduler", host="app", pid=9, version="1.2", up_s=5.0))
     run_id = open_run(host="<b>host", pid=7)
     Run.update(outcome="done", finished_at=DATABASE_NOW).where(Run.id == open_run(host="app", pid=9)).execute()
 
@@ -48,10 +47,9 @@ def test_process_is_shown_with_its_runs(client: FlaskClient) -> None:
     assert "1 worker alive, 3 of 8 threads busy; 1 scheduler alive; 0 processes dead" in page
 
 
-def test_run_belongs_to_the_last_process_with_its_id_that_began_before_it(client: FlaskClient) -> None:
-    heartbeats.write_row("dead", WORKERS.model_copy(update={"up_s": 3600.0}))
-    ProcessRow.update(heartbeat_at=datetime.now(UTC) - HOUR).where(ProcessRow.id == "dead").execute()
-    heartbeats.write_row("alive", WORKERS)
+def test_run_belongs_to_the_last_process_with_its_id_that_began_before_it(client: FlaskClient, beat: Beat) -> None:
+    beat("dead", WORKERS.model_copy(update={"up_s": 3600.0}), HOUR)
+    beat("alive", WORKERS)
     old = open_run(host="<b>host", pid=7, started_at=DATABASE_NOW - HOUR, heartbeat_at=DATABASE_NOW - HOUR)
     new = open_run(host="<b>host", pid=7)
 
@@ -62,17 +60,19 @@ def test_run_belongs_to_the_last_process_with_its_id_that_began_before_it(client
 
 
 def test_run_of_no_known_process_is_listed_apart(client: FlaskClient) -> None:
-    by_hand, of_an_earlier_release = open_run(host="desk", pid=1, trigger="cli"), open_run()
+    by_hand, elsewhere = open_run(host="desk", pid=1, trigger="cli"), open_run()
 
     page = client.get("/processes").get_data(as_text=True)
 
     assert "Runs of other processes" in page and "desk:1" in page and "not recorded" in page
-    assert all(f'href="/runs/{each}"' in page for each in (by_hand, of_an_earlier_release))
+    assert all(f'href="/runs/{each}"' in page for each in (by_hand, elsewhere))
 
 
-def test_page_takes_few_statements_whatever_the_number_of_processes(client: FlaskClient, statements: list[str]) -> None:
+def test_page_takes_few_statements_whatever_the_number_of_processes(
+    client: FlaskClient, statements: list[str], beat: Beat
+) -> None:
     for number in range(50):
-        heartbeats.write_row(f"p{number}", WORKERS.model_copy(update={"pid": 100 + number}))
+        beat(f"p{number}", WORKERS.model_copy(update={"pid": 100 + number}))
         open_run(host="<b>host", pid=100 + number)
     del statements[:]
 

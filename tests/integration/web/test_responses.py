@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from flask import Flask
 from flask.testing import FlaskClient
 
-from housekeeping.sweeps.ledger.models import Run
 from tests.integration.web.conftest import WORKER, LogIn
+from tests.internals.ledger import Run
 
 
 def recorded() -> None:

@@ -6,11 +6,10 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.ledger.overrides import overrides
-from housekeeping.web import security
-from housekeeping.web.application import create_app
+from housekeeping import Settings
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
+from tests.internals.ledger import overrides
+from tests.internals.web import create_app, security
 
 PAUSE = f"/workers/{WORKER}/pause"
 
@@ -52,7 +51,6 @@ def test_routes_that_change_something_are_known() -> None:
         "/leases/release",
         "/login",
         "/logout",
-        "/unfinished/discard",
         f"/workers/{WORKER}/narrow",
         f"/workers/{WORKER}/pause",
         f"/workers/{WORKER}/resume",

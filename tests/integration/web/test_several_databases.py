@@ -8,16 +8,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from housekeeping.core.settings import MAIN, Settings
-from housekeeping.database.connection import connect_to, database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.history import run_label
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.run_list import Position, RunFilter, read_page
-from housekeeping.web.application import create_app
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from tests.integration.several_databases import CI, entries
 from tests.integration.several_databases import two as two
+from tests.internals.core import MAIN
+from tests.internals.database import connect_to, database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Position, Run, RunFilter, read_page, run_label
+from tests.internals.web import create_app
+from tests.internals.workers import configured_sweeps
 
 pytestmark = pytest.mark.one_database_only(reason="it configures several databases itself")
 

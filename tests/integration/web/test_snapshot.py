@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from housekeeping.core.settings import Settings
-from housekeeping.web.snapshot import Snapshot, SnapshotCache
+from housekeeping import Settings
+from tests.internals.web import Snapshot, SnapshotCache
 
 PATIENCE_S = 30.0
 

@@ -6,17 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
-from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import MAIN, Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.ledger.models import NOW, ProcessRow, Run
-from housekeeping.sweeps.processes import heartbeats
-from housekeeping.sweeps.processes.heartbeats import Heartbeat
-from housekeeping.web.snapshot_reader import SnapshotReader, database_server
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.conftest import Locked
+from tests.integration.conftest import Beat, Locked
+from tests.internals.core import MAIN
+from tests.internals.database import Database, connect_to, database
+from tests.internals.ledger import Heartbeat, Run
+from tests.internals.web import SnapshotReader, database_server
+from tests.internals.workers import status_sweep as sweep
 
 NOWHERE = "unix:///nowhere/redis.sock"
 SWEEPS = {sweep.name: sweep}
@@ -81,11 +79,11 @@ def test_locked_ledger_is_reported_without_waiting_for_it(
     assert len(asked) == 1 and "lock_timeout" in statements[asked[0] - 1]
 
 
-def test_worker_without_any_run_is_an_alert_after_three_periods(reader: SnapshotReader, admin: Connection) -> None:
+def test_worker_without_any_run_is_an_alert_after_three_periods(reader: SnapshotReader, beat: Beat) -> None:
     alive = Heartbeat(kind="scheduler", host="h", pid=7, version="1", up_s=179.0)
-    heartbeats.write_row("scheduler", alive)
+    beat("scheduler", alive)
     early = reader.read(None)
-    ProcessRow.update(started_at=NOW - timedelta(minutes=4), heartbeat_at=NOW).execute()
+    beat("scheduler", alive.model_copy(update={"up_s": 240.0}))
     late = reader.read(None)
 
     assert [each.name for each in early.statuses[sweep.name].alarms] == []

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.insight.trends import Range
-from housekeeping.sweeps.ledger.models import Run
 from housekeeping.testing.stubs import ManualClock
-from housekeeping.web.trend_cache import TrendCache
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.internals.database import Database
+from tests.internals.insight import Range
+from tests.internals.ledger import Run
+from tests.internals.web import TrendCache
+from tests.internals.workers import status_sweep as sweep
 
 AT = datetime(2026, 1, 7, 12, 10, 0, tzinfo=UTC)
 

@@ -1,19 +1,20 @@
-"""Search, order, groups and problems of the workers on the first page."""
+"""Search, order and problems of the workers on the first page."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from flask.testing import FlaskClient
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.overrides import Override, switch
-from housekeeping.web.application import create_app
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.internals.database import Database
+from tests.internals.ledger import NOW, Override, Run, switch
+from tests.internals.web import create_app
+from tests.internals.workers import status_sweep as sweep
 
 
 @pytest.fixture
@@ -44,13 +45,22 @@ def test_url_chooses_workers_and_the_page_says_how_many_are_hidden(client: Flask
     assert rows(both) == [] and "Hidden: 45 not found by the search, 15 without a problem." in both
 
 
-def test_headings_and_form_keep_the_other_choices(client: FlaskClient) -> None:
-    page = client.get("/?q=mail&group=family&sort=-name").get_data(as_text=True)
+def test_worker_with_a_stuck_run_is_not_counted_as_without_a_problem(client: FlaskClient) -> None:
+    begun = datetime.now(UTC) - timedelta(minutes=9)
+    Run.create(worker="ci.job_07", trigger="schedule", started_at=begun, host="worker-1", pid=4711)
+    Run.create(worker="ci.job_07", trigger="schedule", outcome="skipped", reason="deduplicated", finished_at=NOW)
 
-    assert rows(page)[0] == "mail.job_14" and 'aria-sort="descending"' in page
-    assert 'href="/?q=mail&amp;sort=backlog&amp;group=family"' in page
-    assert 'name="q" value="mail"' in page and 'name="group" value="family" checked' in page
-    assert re.search(r'scope="rowgroup">mail <span class="hint">15 workers</span>', page) is not None
+    page = client.get("/?problems=1").get_data(as_text=True)
+
+    assert rows(page) == ["ci.job_07"] and "Hidden: 59 without a problem." in page
+    assert "then restart its process, worker-1:4711" in page
+
+
+def test_headings_and_form_keep_the_other_choices(client: FlaskClient) -> None:
+    page = client.get("/?q=mail&sort=last_run").get_data(as_text=True)
+
+    assert rows(page)[0] == "mail.job_00" and 'aria-sort="descending"' in page
+    assert 'href="/?q=mail&amp;sort=backlog"' in page and 'name="q" value="mail"' in page
 
 
 def test_hostile_choices_are_escaped(client: FlaskClient) -> None:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from dramatiq import Message
 
-from housekeeping.brokers.dead_letters.bulk import apply, describe_choice
-from housekeeping.brokers.dead_letters.models import DeadLetter, LetterResult
-from housekeeping.brokers.dead_letters.search import LetterFilter, Position, matching, search
-from housekeeping.core.errors import RedisUnavailable, WrongArgument
 from housekeeping.testing.stubs import ManualClock
+from tests.internals.brokers import (
+    DeadLetter,
+    LetterFilter,
+    LetterResult,
+    Position,
+    apply,
+    describe_choice,
+    search,
+)
+from tests.internals.core import RedisUnavailable, WrongArgument
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
 def letter(broker_id: str, *, ago_s: float | None = 0, actor: str = "charge", error: str = "timed out") -> DeadLetter:
-    died_at = None if ago_s is None else NOW - timedelta(seconds=ago_s)
+    died_ms = 0 if ago_s is None else (NOW - timedelta(seconds=ago_s)).timestamp() * 1000
     message: Message[Any] = Message("default", actor, (), {}, {"traceback": f"ValueError: {error}"})
-    return DeadLetter(broker_id, "default", died_at, b"", message)
+    return DeadLetter(broker_id, "default", died_ms, message.encode())
 
 
 class Store:
@@ -34,25 +40,16 @@ class Store:
     def counts(self) -> dict[str, int]:
         return {"default": len(self.letters)}
 
-    def newest(self, limit: int) -> list[DeadLetter]:
-        return self.letters[:limit]
-
     def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
         for each in self.letters:
             if died_until is None or each.died_at is None or each.died_at <= died_until:
                 yield each
 
-    def find(self, ids: Collection[str]) -> dict[str, DeadLetter]:
-        return {each.broker_id: each for each in self.letters if each.broker_id in ids}
-
-    def requeue(self, letter: DeadLetter) -> LetterResult:
-        return LetterResult(letter.broker_id, "requeued")
-
     def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         for each in letters:
             if each.broker_id == "c":
                 raise RedisUnavailable("Redis did not answer")
-            yield self.requeue(each)
+            yield LetterResult(each.broker_id, "requeued")
 
     def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         return (LetterResult(each.broker_id, "deleted") for each in letters)
@@ -77,7 +74,7 @@ def ids(letters: Sequence[DeadLetter]) -> list[str]:
 def test_filter_finds_the_letters_that_meet_all_conditions(sought: LetterFilter, found: list[str]) -> None:
     store = Store(letter("a"), letter("b", ago_s=10, actor="mail"), letter("c", ago_s=20, error="disk full"))
 
-    assert ids(matching(store, sought)) == found
+    assert ids(search(store, sought).letters[::-1]) == found
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_filter_finds_the_letters_that_meet_all_conditions(sought: LetterFilter,
     ],
 )
 def test_choice_of_letters_is_described_for_the_log_of_actions(sought: LetterFilter | None, text: str) -> None:
-    broken = DeadLetter("a", "default", NOW, b"", None)
+    broken = DeadLetter("a", "default", 0, b"")
 
     assert describe_choice([broken, dataclasses.replace(broken, broker_id="b")], sought) == text
 
@@ -102,8 +99,8 @@ def test_choice_of_letters_is_described_for_the_log_of_actions(sought: LetterFil
 def test_masked_secret_cannot_be_searched_for() -> None:
     store = Store(letter("a", error="no answer from amqp://me:hunter2@host/"))
 
-    assert matching(store, LetterFilter(error="hunter2")) == []
-    assert ids(matching(store, LetterFilter(error="me:***@host"))) == ["a"]
+    assert search(store, LetterFilter(error="hunter2")).letters[::-1] == []
+    assert ids(search(store, LetterFilter(error="me:***@host")).letters[::-1]) == ["a"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
@@ -148,7 +145,7 @@ def test_search_for_a_rare_error_ends_at_its_time_limit_and_continues() -> None:
 def test_note_to_a_very_long_error_can_be_searched_for() -> None:
     store = Store(letter("a", error="x" * 30_000), letter("b"))
 
-    assert ids(matching(store, LetterFilter(error="CHARACTERS)"))) == ["a"]
+    assert ids(search(store, LetterFilter(error="CHARACTERS)")).letters[::-1]) == ["a"]
 
 
 @pytest.mark.parametrize("text", ["", "7", "x-7", "1-", "999999999999999-x"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.shell_completion import ShellComplete
 
-from housekeeping.cli.main import main
+from tests.internals.cli import main
 
 WORKER = "user_status_cleanup.batch"
 

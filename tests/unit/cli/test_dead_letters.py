@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.brokers.dead_letters.formatting import without_secrets
+from tests.internals.brokers import without_secrets
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.demo.command import dashboard
+from tests.internals.demo import dashboard
 
 
 def test_demo_without_web_extra_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
 
-from housekeeping.demo.once import runs_table, sums_table
-from housekeeping.sweeps.ledger.models import Run
+from tests.internals.demo import runs_table, sums_table
+from tests.internals.ledger import Run
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -21,6 +21,6 @@ def test_demo_shows_the_purge_of_an_undeclared_table() -> None:
     )
     console = Console(width=120, record=True)
 
-    console.print(runs_table([run], {}, wide=True), sums_table([run], {}, "sums"))
+    console.print(runs_table([run], {}), sums_table([run], {}, "sums"))
 
     assert console.export_text().count("deleted_rows 7") == 2

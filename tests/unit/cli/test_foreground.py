@@ -7,21 +7,29 @@ import sys
 import threading
 import time
 
-from housekeeping.cli import foreground
-from housekeeping.cli.foreground import Foreground
+from tests.internals.cli import in_foreground
 
 
 def _main_thread_is_waiting() -> bool:
-    return sys._current_frames()[threading.main_thread().ident or 0].f_code.co_filename == foreground.__file__
+    return sys._current_frames()[threading.main_thread().ident or 0].f_code is in_foreground.__code__
 
 
-def test_signal_that_another_thread_receives_stops_the_work() -> None:
+def test_signal_that_another_thread_receives_reaches_the_main_thread() -> None:
     # The kernel may choose a thread of a library. That does not end a wait of the main thread.
-    def work(stopping: threading.Event) -> bool:
+    stopping = threading.Event()
+
+    def work() -> bool:
         while not _main_thread_is_waiting():
             time.sleep(0.01)
-        time.sleep(0.01)  # from the frame into the wait
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         return stopping.wait(30)
 
-    assert Foreground(work).result()
+    assert in_foreground(work, lambda number: stopping.set())
+
+
+def test_handlers_of_signals_are_restored() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    in_foreground(lambda: None, lambda number: None)
+
+    assert signal.getsignal(signal.SIGTERM) is before

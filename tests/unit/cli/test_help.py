@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from housekeeping.cli.main import LazyCommand, main
+from tests.internals.cli import LazyCommand, main
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from rich.text import Text
 
-from housekeeping.cli.formatting import out, say
-from housekeeping.cli.tables import print_table, table
+from tests.internals.cli import out, print_table, say, table
 
 WORKER = "object_storage.delete_stale_direct_uploads"
 UUID = "0b3a2a5e-8a55-4a0e-9d2c-3f9c0f6f1a77"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.errors import HousekeepingError
-from housekeeping.demo.stage import Stage
+from tests.internals.core import HousekeepingError
+from tests.internals.demo import Stage
 
 
 @pytest.fixture

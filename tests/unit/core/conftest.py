@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from housekeeping.core.telemetry import logs
+from tests.internals.core import logs
 
 #: What was logged so far, each line read as JSON.
 Lines = Callable[[], list[dict[str, Any]]]

@@ -4,14 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.limits.declared import AlertThresholds
-from housekeeping.workers.ci_stuck_builds.worker import drop_canceling
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping import Alerts
+from tests.internals.core import SettingsError, WorkerSettings
+from tests.internals.workers import drop_canceling
+from tests.internals.workers import status_sweep as sweep
 
 
-def configured(**alarms: float | None) -> AlertThresholds:
+def configured(**alarms: float | None) -> Alerts:
     return drop_canceling.configured(WorkerSettings(alarms=alarms)).alerts
 
 

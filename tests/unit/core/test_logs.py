@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from housekeeping.core.sanitize import mask_secrets
-from housekeeping.core.telemetry import logs
+from tests.internals.core import logs, mask_secrets
 from tests.unit.core.conftest import Lines
 
 
@@ -138,12 +137,6 @@ def test_message_that_cannot_be_converted_is_logged_as_an_error(lines: Lines) ->
     assert (line["event"], line["line"]) == ("A log line could not be written", "<_Unsayable>")
 
 
-def test_empty_lines_are_left_out(lines: Lines) -> None:
-    logging.getLogger("periodiq").info("")
-
-    assert lines() == []
-
-
 def test_warnings_are_lines_too(lines: Lines) -> None:
     warnings.simplefilter("always")
 
@@ -164,12 +157,6 @@ def test_skipped_message_is_logged_at_info(lines: Lines) -> None:
         ("Message sweep() was skipped.", "info"),
         ("Something else", "warning"),
     ]
-
-
-def test_below_the_level_nothing_is_written(lines: Lines) -> None:
-    logs.logger("x").debug("Said")
-
-    assert lines() == []
 
 
 def test_readable_lines_mask_passwords_in_tracebacks_too(

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from housekeeping.core.telemetry import logs
+from tests.internals.core import logs
 
 Made = tuple[logging.LogRecord, Mapping[str, Any]]
 

@@ -1,13 +1,15 @@
-"""No interrupt leaves a lock behind that is taken for ever."""
+"""No interrupt leaves a lock locked, and none is ignored."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, redirect_stderr, suppress
 from io import StringIO
@@ -20,10 +22,8 @@ from typing import Any
 import pytest
 from dramatiq.threading import raise_thread_exception
 
-from housekeeping.core import thread_interrupt
-from housekeeping.core.telemetry.log_handler import StderrHandler
-from housekeeping.core.thread_interrupt import LostLease, interrupt, run_interruptibly
 from tests.faults import at_step
+from tests.internals.core import LostLease, StderrHandler, interrupt, run_interruptibly, thread_interrupt
 
 PATIENCE_S = 20
 
@@ -157,6 +157,21 @@ def test_exception_raised_by_others_leaves_the_stderr_handler_unlocked() -> None
     assert (told.interrupted, is_free(own.lock)) == (True, True)
 
 
+def test_interrupt_waits_until_a_log_line_is_written(looks: list[None]) -> None:
+    own: Any = StderrHandler()
+    told = Told(lambda: own.write(["a line"]))
+    with redirect_stderr(StringIO()) as written:
+        with own.lock:
+            told.start()
+            until(lambda: told.waits_in("write"))
+            assert interrupt(told.ident or 0, LostLease) is True
+            until(lambda: len(looks) > 1)
+        told.join(PATIENCE_S)
+
+    assert told.interrupted
+    assert written.getvalue().startswith("a line\n")
+
+
 def test_interrupt_waits_until_a_message_is_written_to_a_pipe(looks: list[None]) -> None:
     # Dramatiq's workers log through one; a long line is written in two steps.
     reading, writing = Pipe(duplex=False)
@@ -237,3 +252,124 @@ def test_delayed_interrupt_does_not_arrive_after_its_section(monkeypatch: pytest
     monkeypatch.setattr(thread_interrupt, "at_safe_point", lambda thread_id, outside: True)
     until(lambda: set(threading.enumerate()) <= before)  # the thread that looks again has given up
     assert run_interruptibly(lambda: "shielded") == "shielded"
+
+
+def test_interrupt_before_a_with_block_leaves_the_lock_unlocked() -> None:
+    # From Python 3.14 on, an exception can arrive there.
+    lock = threading.Lock()
+
+    def enter() -> None:
+        with lock:
+            pass
+
+    assert told_while_it_waits(enter, lock, "enter").interrupted
+    assert is_free(lock)
+
+
+class Freed:
+    """Object whose destructor waits until it may go on."""
+
+    def __init__(self, begins: threading.Event, may_end: threading.Event) -> None:
+        self.begins, self.may_end, self.ended = begins, may_end, threading.Event()
+
+    def __del__(self) -> None:
+        self.begins.set()
+        wait_for(self.may_end)
+        self.ended.set()
+
+
+def wait_for(event: threading.Event) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not event.is_set() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def test_interrupt_waits_until_a_destructor_has_ended(looks: list[None]) -> None:
+    begins, may_end = threading.Event(), threading.Event()
+    held = [Freed(begins, may_end)]
+    ended = held[0].ended
+    told = Told(lambda: held.clear())
+
+    told.start()
+    assert begins.wait(PATIENCE_S)
+    assert interrupt(told.ident or 0, LostLease) is True
+    until(lambda: len(looks) > 2)
+    may_end.set()
+    told.join(PATIENCE_S)
+
+    assert (told.interrupted, ended.is_set()) == (True, True)
+
+
+def freed_by_a_weak_reference(callback: Callable[[], object]) -> list[object]:
+    freed: set[None] = set()
+    reference = weakref.ref(freed, lambda _: callback())
+    return [freed, reference]
+
+
+def freed_as_a_generator(callback: Callable[[], object]) -> list[object]:
+    def generate() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            callback()
+
+    generator = generate()
+    next(generator)
+    return [generator]
+
+
+@pytest.mark.parametrize("freed", [freed_by_a_weak_reference, freed_as_a_generator])
+def test_interrupt_that_python_ignores_is_raised_again(freed: Callable[[Callable[[], object]], list[object]]) -> None:
+    begins, may_end = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        begins.set()
+        wait_for(may_end)
+
+    held = freed(callback)
+    told = Told(lambda: held.__delitem__(slice(1)))
+
+    told.start()
+    assert begins.wait(PATIENCE_S)
+    assert interrupt(told.ident or 0, LostLease) is True
+    told.join(PATIENCE_S)
+
+    assert (told.interrupted, may_end.is_set()) == (True, False)
+
+
+def test_interrupt_ignored_during_garbage_collection_is_raised_again() -> None:
+    begins = threading.Event()
+
+    def callback(phase: str, info: object) -> None:
+        if threading.current_thread() is told:
+            begins.set()
+            wait_for(threading.Event())
+
+    told = Told(lambda: begins.is_set() or gc.collect())
+    gc.callbacks.append(callback)
+    try:
+        told.start()
+        assert begins.wait(PATIENCE_S)
+        gc.callbacks.remove(callback)
+        assert interrupt(told.ident or 0, LostLease) is True
+        told.join(PATIENCE_S)
+    finally:
+        gc.callbacks[:] = [each for each in gc.callbacks if each is not callback]
+
+    assert told.interrupted
+
+
+def test_exceptions_that_python_ignores_are_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: reported.append(ignored.exc_type))
+
+    def interrupted() -> None:
+        interrupt(threading.get_ident(), LostLease)
+        raise LostLease
+
+    with pytest.raises(LostLease):
+        run_interruptibly(interrupted)
+    held = freed_by_a_weak_reference(lambda: 1 // 0)
+    del held[0]
+
+    assert reported == [ZeroDivisionError]

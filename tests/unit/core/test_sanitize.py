@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.core.sanitize import error_line, in_one_line, mask_secrets, printable, typed_error_line
+from tests.internals.core import error_line, in_one_line, mask_secrets, printable, typed_error_line
 
 
 @pytest.mark.parametrize(

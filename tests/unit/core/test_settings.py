@@ -8,8 +8,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
+from tests.internals.core import SettingsError
 
 _WORKER = "user_status_cleanup.batch"
 

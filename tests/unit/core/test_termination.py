@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import signal, time
-from housekeeping.core.termination import exit_on
+from housekeeping.core.interrupts import exit_on
 
 class Dying:
     def __del__(self):

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 from dramatiq.middleware import Shutdown
 
-from housekeeping.core import thread_interrupt
-from housekeeping.core.thread_interrupt import (
+from housekeeping import ExclusiveLease
+from housekeeping.testing.stubs import MemoryLeaseStore
+from tests.faults import at_step
+from tests.internals.core import (
     LostLease,
     interrupt,
     interrupter,
     retract,
     run_interruptibly,
     run_shielded,
+    thread_interrupt,
 )
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.testing import MemoryLeaseStore
-from tests.faults import at_step
+from tests.internals.leases import lease
 
 PATIENCE_S = 20
 HERE = threading.get_ident
@@ -94,7 +95,7 @@ def test_retracted_interrupt_allows_another_kind(sent: list[Any]) -> None:
 def test_lease_without_interrupting_retracts_no_interrupt(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # An application's own lease within an actor that has one: the actor's interrupt may be on its way.
     retracted: list[Any] = []
-    monkeypatch.setattr("housekeeping.leases.lease.retract", retracted.append)
+    monkeypatch.setattr(lease, "retract", retracted.append)
 
     with ExclusiveLease("k", timedelta(minutes=1), MemoryLeaseStore()):
         pass

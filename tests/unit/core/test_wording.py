@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.core.wording import counted, format_duration
+from tests.internals.core import counted, format_duration
 
 
 @pytest.mark.parametrize(

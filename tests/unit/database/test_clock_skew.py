@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from housekeeping.core.clock import ServerClock
-from housekeeping.database.clock_skew import ClockSkew
+from tests.internals.core import ServerClock
+from tests.internals.database import ClockSkew
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from typing import Any
 import peewee
 import pytest
 
-from housekeeping.database.peewee_database import _BLOCKS, Database
+from tests.internals.database import _BLOCKS, Database
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def test_peewee_resets_the_blocks_of_a_thread_when_it_connects() -> None:
     plain.connect()
 
     assert plain._state.transactions == [], "Database.connect need not preserve them any more"
+    plain.close()
 
 
 def test_peewee_begins_transactions_by_its_private_class(fresh: Any) -> None:

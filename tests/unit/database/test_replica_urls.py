@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
+from tests.internals.core import SettingsError
 
 ONE, OTHER = "postgresql://u:hunter2@a:5432/d", "postgres://u:hunter2@b,c/d?target_session_attrs=standby"
 

@@ -7,9 +7,8 @@ from enum import IntEnum
 import pytest
 from peewee import SmallIntegerField
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import BaseModel
-from housekeeping.database.state_machines import StateMachine
+from housekeeping import BaseModel, StateMachine
+from tests.internals.core import DeclarationError
 
 
 class Light(IntEnum):

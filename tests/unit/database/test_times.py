@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from peewee import Model
 
-from housekeeping.database.times import NaiveUtcDateTimeField
+from tests.internals.database import NaiveUtcDateTimeField
 
 
 class Event(Model):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.database.replicas.wal_position import WalPosition, WalPositionReader
+from tests.internals.database import WalPosition, WalPositionReader
 
 SYSTEM = "7710685625728962769"
 

@@ -41,6 +41,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/recipes.md": "tests/acceptance/test_purge_pages.py",
     "docs/howto/rabbitmq.md": "tests/acceptance/test_rabbitmq_page.py",
     "docs/howto/redis-sentinel.md": "tests/acceptance/test_redis_sentinel_page.py",
+    "docs/howto/remove.md": "tests/acceptance/test_remove_page.py",
     "docs/howto/slow-down.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/several-databases.md": "tests/acceptance/test_several_databases.py",
     "docs/howto/testing.md": "tests/integration/testing/test_page.py",

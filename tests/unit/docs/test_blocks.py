@@ -90,7 +90,3 @@ def test_prometheus_configuration_names_existing_rules_and_jobs(block: Block) ->
 
     jobs = {job["job_name"] for job in given["scrape_configs"]}
     assert set(re.findall(r'job="([\w-]+)"', "".join(rules))) <= jobs
-
-
-def test_pages_contain_code_without_literalinclude() -> None:
-    assert [name_of(page) for page in PAGES if "{literalinclude}" in page.read_text(encoding="utf-8")] == []

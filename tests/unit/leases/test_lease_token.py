@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.leases.lease_token import Holder, holder_of, new_token
+from tests.internals.leases import Holder, holder_of, new_token
 
 
 @pytest.mark.parametrize("token", [None, "", "somebody", f"{'9' * 5000}-{'0' * 32}", f"{'9' * 16}-{'0' * 32}"])

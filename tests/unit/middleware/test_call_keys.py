@@ -12,8 +12,8 @@ import pytest
 from dramatiq import Actor
 from dramatiq.brokers.stub import StubBroker
 
-from housekeeping.core.middleware_errors import InvalidOption
-from housekeeping.middleware.call_keys import UnusableArguments, bind_call, check_key, digest, key_value
+from tests.internals.brokers import InvalidOption
+from tests.internals.middleware import UnusableArguments, bind_call, check_key, digest, key_value
 
 
 class Kind(enum.IntEnum):

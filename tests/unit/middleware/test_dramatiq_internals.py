@@ -6,16 +6,20 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import dramatiq.cli
 import dramatiq.middleware
 import dramatiq.middleware.prometheus
 import periodiq
 import pytest
 from dramatiq import Message, MessageProxy
+from dramatiq.brokers import redis as redis_broker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import TimeLimit
 
-from housekeeping.brokers import ReliableRedisBroker
-from housekeeping.middleware import dramatiq_internals
+import housekeeping
+from housekeeping import Settings
+from tests.internals.brokers import ReliableRedisBroker, dramatiq_internals
+from tests.internals.core import SettingsError
 
 
 class OverridesEnqueue(RedisBroker):
@@ -55,8 +59,8 @@ def test_dispatch_arguments_equal_those_of_the_brokers_enqueue(
     calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = recording(RedisBroker(), calls)
-    for module in ("dramatiq.brokers.redis", "housekeeping.middleware.dramatiq_internals"):
-        monkeypatch.setattr(f"{module}.current_millis", lambda: 7)
+    for module in (redis_broker, dramatiq_internals):
+        monkeypatch.setattr(module, "current_millis", lambda: 7)
     monkeypatch.setattr(broker, "_should_do_maintenance", lambda command: 1)
 
     copy = broker.enqueue(a_message())
@@ -104,6 +108,15 @@ def test_enqueue_command_of_the_script_writes_hash_and_list() -> None:
     assert 'redis.call("rpush", queue_full_name, message_id)' in enqueue
 
 
+def test_unknown_dispatch_script_is_refused_at_startup(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = RedisBroker()
+    assert dramatiq_internals.dispatch_script(broker) is broker.scripts["dispatch"]
+    monkeypatch.setattr(broker.scripts["dispatch"], "sha", "another")
+
+    with pytest.raises(SettingsError, match=r"does not know \(SHA-1 another\); install the dramatiq"):
+        housekeeping.install(broker, Settings(redis_url="redis://localhost"), workers=False)
+
+
 def test_class_of_a_broker_can_be_changed() -> None:
     broker = RedisBroker()
 
@@ -143,3 +156,21 @@ def test_periodiqs_program_is_recognized_among_the_callers(monkeypatch: pytest.M
     monkeypatch.setattr(periodiq, "main", main)
 
     assert main()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("housekeeping.app", True), ("housekeeping.app:broker", True), ("shop.app", False), ("housekeeping.apps", False)],
+)
+def test_import_of_the_broker_names_its_module(value: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_broker(value: str) -> bool:
+        return dramatiq_internals.imported_as_broker("housekeeping.app")
+
+    parameters = inspect.signature(dramatiq.cli.import_broker).parameters
+    assert list(parameters) == ["value"]
+    assert periodiq.import_broker is dramatiq.cli.import_broker
+    assert not dramatiq_internals.imported_as_broker("housekeeping.app")
+
+    monkeypatch.setattr(dramatiq.cli, "import_broker", import_broker)
+
+    assert import_broker(value) is expected

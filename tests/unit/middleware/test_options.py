@@ -10,11 +10,8 @@ import pytest
 import redis
 from dramatiq.brokers.stub import StubBroker
 
-from housekeeping.core.middleware_errors import InvalidOption
-from housekeeping.middleware.deduplication.middleware import Deduplication
-from housekeeping.middleware.deduplication.options import DeduplicationConfig, config_of
-from housekeeping.middleware.exclusive_lease import ExclusiveLeases
-from housekeeping.middleware.idempotency import Idempotency
+from tests.internals.brokers import InvalidOption
+from tests.internals.middleware import Deduplication, DeduplicationConfig, Deliveries, config_of
 
 JUST = timedelta(seconds=3)
 LESS = timedelta(seconds=2.999)
@@ -23,7 +20,8 @@ LESS = timedelta(seconds=2.999)
 @pytest.fixture
 def broker() -> StubBroker:
     client = redis.Redis()  # never connected
-    return StubBroker(middleware=[Idempotency(client, "t"), Deduplication(client, "t"), ExclusiveLeases(client, "t")])
+    deduplication = Deduplication(client, "t")
+    return StubBroker(middleware=[deduplication, Deliveries(client, "t", deduplication)])
 
 
 def lease(**changes: Any) -> dict[str, Any]:
@@ -62,6 +60,7 @@ def idempotent(deduplicate: Any = "until_executed", **deduplication: Any) -> dic
         (lease(ttl=LESS), "ttl is .*; it should be a timedelta of at least 3 seconds"),
         (lease(ttl=30), "ttl is 30; it should be a timedelta of at least 3 seconds"),
         (lease(if_held="wait"), 'if_held is \'wait\'; it should be "skip" or "retry"'),
+        (lease(fenced="yes"), "fenced is 'yes'; it should be True or False"),
         (lease(key=""), "key is ''; it should be a text or a callable"),
         (lease(key=["number"]), "it should be a text or a callable"),
         (lease(key=lambda: 1), r"in their order \(number\)"),
@@ -84,7 +83,7 @@ def test_invalid_option_is_refused(broker: StubBroker, options: dict[str, Any], 
         idempotent(ttl=JUST, key=["number"], if_deduplicated="reschedule_once", including_scheduled=True),
         {"idempotent": True, "idempotency": {"ttl": JUST}},
         lease(),
-        lease(key=lambda number: number, if_held="retry"),
+        lease(key=lambda number: number, if_held="retry", fenced=True),
     ],
 )
 def test_valid_option_is_accepted(broker: StubBroker, options: dict[str, Any]) -> None:
@@ -97,5 +96,5 @@ def test_idempotent_actor_waits_at_most_once_for_an_hour_by_default(broker: Stub
     actor = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
     plain = dramatiq.actor(broker=broker, actor_name="plain")(lambda: None)
 
-    assert config_of(actor) == DeduplicationConfig(False, timedelta(hours=1), None, False, False, False)
+    assert config_of(actor) == DeduplicationConfig(False, timedelta(hours=1), None, False, False)
     assert config_of(plain) is None

@@ -9,8 +9,8 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from redis.sentinel import Sentinel
 
-from housekeeping.core.redis.client import redis_client
-from housekeeping.middleware.enqueueing.redis_queues import share_redis
+from tests.internals.core import redis_client
+from tests.internals.middleware import share_redis
 
 
 def at(url: str) -> redis.Redis:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from housekeeping.middleware.retries import MAX_RETRIES, delay_before
+from tests.internals.middleware import MAX_RETRIES, delay_before
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from dramatiq.middleware import TimeLimit, TimeLimitExceeded
 
-from housekeeping.core.thread_interrupt import run_interruptibly, run_shielded
-from housekeeping.middleware.interrupts.time_limit import within_actors
+from tests.internals.core import run_interruptibly, run_shielded
+from tests.internals.middleware import within_actors
 
 HERE = threading.get_ident
 

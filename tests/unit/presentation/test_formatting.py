@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from housekeeping.presentation.formatting import (
+from tests.internals.insight import (
+    Progress,
     format_age,
     format_counts,
     format_progress,
     format_run_counts,
     format_value,
 )
-from housekeeping.sweeps.insight.run_progress import Progress
-from housekeeping.sweeps.stages.stage import Backlog
+from tests.internals.sweeps import Backlog
 
 
 def test_counts_are_formatted_without_zeros() -> None:

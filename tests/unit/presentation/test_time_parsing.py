@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from housekeeping.core.errors import WrongArgument
-from housekeeping.presentation.time_parsing import parse_future_time, parse_past_time
+from tests.internals.core import WrongArgument
+from tests.internals.insight import parse_future_time, parse_past_time
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 

@@ -8,10 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 import housekeeping
-from housekeeping.core.wording import DISTRIBUTION, how_to_install
+from tests.internals.core import DISTRIBUTION, how_to_install
 
 ROOT: Final = Path(__file__).parents[3]
 _NAME: Final = r"(?<![\w./-])housekeeping(?![\w/-]|\.\w)"
@@ -40,44 +38,6 @@ def test_no_text_installs_the_project_that_owns_the_name() -> None:
     assert {name: found for name, found in wrong.items() if found} == {}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pip install housekeeping",
-        "`pip install housekeeping`, then",
-        "You need `pip install\nhousekeeping`.",
-        "pip install -q -c constraints.txt housekeeping pytest",
-        "pip install --upgrade 'housekeeping'",
-        'pip install "housekeeping[web]"',
-        'f"pip install "\n    "housekeeping"',
-        "uv add housekeeping",
-        "pipx install housekeeping",
-        "pip install housekeeping==0.1.0",
-        "install housekeeping[embedded]",
-        'pip install "housekeeping\\[web]"',
-        "housekeeping>=0.1",
-    ],
-)
-def test_wrong_install_command_is_found_in_any_form(text: str) -> None:
-    assert _wrong_in(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pip install dramatiq-housekeeping",
-        "pip install 'dramatiq-housekeeping[sentry]'",
-        "pip install '.[embedded]' && housekeeping demo",
-        "pip install -c constraints.txt .\nhousekeeping init",
-        "pip install ./dramatiq_housekeeping-0.1.0-py3-none-any.whl",
-        "pip install -e /src/housekeeping",
-        "pip install -c constraints.txt .    # housekeeping itself",
-    ],
-)
-def test_right_install_command_is_not_reported(text: str) -> None:
-    assert _wrong_in(text) == []
-
-
 def test_metadata_has_the_name_that_messages_use() -> None:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -95,13 +55,3 @@ def test_message_installs_an_extra_from_clone_wheel_and_name() -> None:
         f"{wheel}[sentry]",
         "dramatiq-housekeeping[sentry]",
     ]
-
-
-def test_install_page_lists_every_extra_and_this_version() -> None:
-    setup = configparser.ConfigParser(interpolation=None)
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    page = (ROOT / "docs/howto/install.md").read_text(encoding="utf-8")
-
-    listed = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
-    assert listed == set(setup["options.extras_require"]) - {"dev", "docs", "recipes"}
-    assert set(re.findall(r"dramatiq_housekeeping-(.+?)-py3", page)) == {housekeeping.__version__}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.insight.backlog import first_of
+from tests.internals.insight import first_of
 
 _EARLY, _LATE = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.sweeps.limits.breaker import in_numbers
+from tests.internals.engine import in_numbers
 
 
 @pytest.mark.parametrize(

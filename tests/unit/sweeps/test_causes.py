@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.stages.causes import cause_of
+from tests.internals.database import cause_of
 
 
 @pytest.mark.parametrize(

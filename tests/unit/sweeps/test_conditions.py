@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.core.errors import WrongArgument
-from housekeeping.sweeps.checks.conditions import as_condition, check_expression
+from tests.internals.core import WrongArgument
+from tests.internals.sweeps import as_condition, check_expression
 
 
 @pytest.mark.parametrize(

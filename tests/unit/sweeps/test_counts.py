@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.sweeps.engine.counts import added
-from housekeeping.sweeps.stages.stage import BatchResult
+from tests.internals.core import DeclarationError
+from tests.internals.engine import added
+from tests.internals.sweeps import BatchResult
 
 
 def test_undeclared_count_is_rejected_with_a_message() -> None:

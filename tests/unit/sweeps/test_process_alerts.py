@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.processes.alerts import process_alerts
-from housekeeping.sweeps.processes.heartbeats import UNKNOWN, Heartbeat, Process, Processes
+from housekeeping import Delete, Rows, Sweep
+from tests.declarations import changed
+from tests.internals.insight import process_alerts
+from tests.internals.ledger import UNKNOWN, Heartbeat, Process, Processes
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 
 
 def sweep(**more: Any) -> Sweep:
-    return Sweep(name="test.alerts", stages=lambda sweep: [], counts=(), **{"schedule": "*/5 * * * *", **more})
+    rows = Rows("sessions", stale=lambda row, now: row.expires_at <= now, action=Delete())
+    return changed(Sweep("test.alerts", rows, schedule="*/5 * * * *"), **more)
 
 
 def process(kind: str, age_s: float = 1.0, **more: Any) -> Process:
@@ -77,7 +79,7 @@ def test_no_alert_when_no_store_could_be_read() -> None:
 
 @pytest.mark.parametrize(("ever_ran", "since"), [(False, "yet"), (True, "for a day")])
 def test_installation_without_any_process_misses_worker_and_scheduler(ever_ran: bool, since: str) -> None:
-    sweeps = [sweep(), sweep(queue="git_refs")]
+    sweeps = [sweep(), sweep(actor={"queue_name": "git_refs"})]
 
     found = process_alerts(sweeps, Processes(), {"mails": 3}, NOW, UTC, ever_ran=ever_ran)
 
@@ -85,6 +87,25 @@ def test_installation_without_any_process_misses_worker_and_scheduler(ever_ran: 
         ("no_worker", f"no worker has sent a heartbeat {since}: start `housekeeping worker`"),
         ("no_scheduler", f"no scheduler has sent a heartbeat {since}: start `housekeeping scheduler`"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("processes", "ever_ran", "names"),
+    [
+        ([], False, []),
+        ([process("worker", queues=["mails"], up_s=5_000)], False, []),
+        ([], True, ["no_worker", "no_scheduler"]),
+        ([process("scheduler", 5_000)], False, ["no_worker", "no_scheduler"]),
+    ],
+)
+def test_maintenance_alone_needs_processes_only_where_there_were_some(
+    processes: list[Process], ever_ran: bool, names: list[str]
+) -> None:
+    maintenance = [sweep(name="housekeeping.old_runs"), sweep(name="housekeeping.outbox.ci")]
+
+    found = process_alerts(maintenance, Processes(tuple(processes)), {}, NOW, UTC, ever_ran=ever_ran)
+
+    assert [alert.name for alert in found] == names
 
 
 def test_dead_scheduler_is_missed_although_workers_are_dead_too() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.telemetry import metrics
-from housekeeping.core.telemetry.context import WaitTimes
-from housekeeping.sweeps.engine import run_metrics
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.internals.core import WaitTimes, metrics
+from tests.internals.engine import RunResult
+from tests.internals.insight import run_metrics
+from tests.internals.workers import status_sweep as sweep
 
 
 @pytest.mark.parametrize(
@@ -35,6 +34,6 @@ def test_last_success_is_the_last_run_that_reached_its_end_or_limits(
     monkeypatch.setattr(metrics, "LAST_SUCCESS", SimpleNamespace(set=lambda *what: told.append(what)))
     ended = RunResult(sweep.name, outcome, reason, 1, datetime.now(UTC), 1.0, {})
 
-    run_metrics.ended(sweep, ended, WaitTimes())
+    run_metrics.record_run(sweep, ended, WaitTimes())
 
     assert bool(told) == moved

@@ -1,25 +1,25 @@
-"""Search, order, groups and hidden numbers of the table of workers."""
+"""Search, order and hidden numbers of the table of workers."""
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.insight.status import WorkerStatus
-from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.sweeps.setup_problem import SetupProblem
-from housekeeping.sweeps.stages.stage import Backlog
-from housekeeping.web.pages.worker_table import SORTS, Choices, WorkerTable
+from tests.internals.insight import Alert, WorkerStatus
+from tests.internals.ledger import Override, RunRecord
+from tests.internals.sweeps import Backlog, SetupProblem
+from tests.internals.web import WorkerTable
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
-def run(outcome: str | None, *, ago_s: int = 0, silent_s: float | None = None) -> dict[str, Any]:
-    started_at = (NOW - timedelta(seconds=ago_s)).isoformat()
-    return {"outcome": outcome, "started_at": started_at, "heartbeat_age_s": silent_s}
+def run(outcome: str | None, *, ago_s: int = 0, silent_s: float | None = None) -> RunRecord:
+    values: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(RunRecord))
+    started_at = NOW - timedelta(seconds=ago_s)
+    return RunRecord(**values | {"outcome": outcome, "started_at": started_at, "lost": (silent_s or 0) > 60})
 
 
 def worker(name: str, **given: Any) -> WorkerStatus:
@@ -36,8 +36,7 @@ WORKERS = [
 
 
 def names(query: dict[str, str], workers: list[WorkerStatus] = WORKERS) -> list[str]:
-    table = WorkerTable.of(workers, Choices.of(query))
-    return [status.worker for group in table.groups for status in group.workers]
+    return [status.worker for status in WorkerTable.of(workers, query).workers]
 
 
 @pytest.mark.parametrize(
@@ -46,9 +45,7 @@ def names(query: dict[str, str], workers: list[WorkerStatus] = WORKERS) -> list[
         ("", "mail.old", "carts.empty"),
         ("wrong", "mail.old", "carts.empty"),
         ("name", "carts.empty", "mail.old"),
-        ("-name", "mail.old", "carts.empty"),
         ("backlog", "carts.expired", "mail.bounced"),
-        ("-backlog", "mail.old", "mail.bounced"),
         ("oldest", "carts.expired", "mail.bounced"),
         ("last_run", "carts.expired", "mail.bounced"),
     ],
@@ -59,32 +56,11 @@ def test_workers_are_sorted_and_unknown_values_come_last(sort: str, first: str, 
     assert (found[0], found[-1], len(found)) == (first, last, 4)
 
 
-@pytest.mark.parametrize("column", [column for column in SORTS if column])
-def test_second_click_on_a_heading_reverses_the_order(column: str) -> None:
-    once = Choices.of(Choices.of({"q": "mail"}).sorted_by(column))
-    twice = Choices.of(once.sorted_by(column))
-
-    assert {once.direction(column), twice.direction(column)} == {"ascending", "descending"}
-    assert once.search == twice.search == "mail" and twice.sorted_by(column) == once.query()
-
-
 def test_search_and_problems_only_say_how_many_they_hide() -> None:
-    table = WorkerTable.of(WORKERS, Choices.of({"q": " CARTS ", "problems": "1"}))
+    table = WorkerTable.of(WORKERS, {"q": " CARTS ", "problems": "1"})
 
-    assert [status.worker for group in table.groups for status in group.workers] == ["carts.empty"]
-    assert (table.shown, table.total, table.unmatched, table.without_problem) == (1, 4, 2, 1)
-
-
-def test_workers_are_grouped_by_the_first_part_of_their_name() -> None:
-    workers = [*WORKERS, worker("mail.lists.old")]
-
-    table = WorkerTable.of(workers, Choices.of({"group": "family", "sort": "-backlog"}))
-
-    found = [(group.family, [each.worker for each in group.workers], group.problems) for group in table.groups]
-    assert found == [
-        ("carts", ["carts.empty", "carts.expired"], 1),
-        ("mail", ["mail.old", "mail.bounced", "mail.lists.old"], 0),
-    ]
+    assert [status.worker for status in table.workers] == ["carts.empty"]
+    assert (table.total, table.unmatched, table.without_problem) == (4, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +81,6 @@ def test_problems_only_keeps_workers_at_which_a_person_should_look(given: dict[s
 
 
 def test_worker_that_is_not_set_up_is_neither_shown_nor_counted() -> None:
-    table = WorkerTable.of([*WORKERS, worker("x", problem=SetupProblem("x", "no table"))], Choices())
+    table = WorkerTable.of([*WORKERS, worker("x", problem=SetupProblem("x", "no table"))], {})
 
-    assert (table.total, table.shown) == (4, 4)
-
-
-def test_choices_come_back_from_their_own_query() -> None:
-    chosen = Choices("mail", "-backlog", grouped=True, problems=True)
-
-    assert Choices.of(chosen.query()) == chosen
-    assert Choices().query() == {}
+    assert (table.total, len(table.workers)) == (4, 4)

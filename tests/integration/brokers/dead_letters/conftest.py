@@ -11,9 +11,9 @@ import redis
 from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers.dead_letters import RedisDeadLetters
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.internals.brokers import RedisDeadLetters
 
 #: Declares an actor that fails for good.
 Doomed = Callable[..., Actor[..., Any]]

@@ -9,13 +9,11 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 
-from housekeeping.brokers.dead_letters import RedisDeadLetters
-from housekeeping.brokers.dead_letters.bulk import apply
-from housekeeping.brokers.dead_letters.search import LetterFilter, matching, search
 from tests.integration.brokers.dead_letters.conftest import Doomed
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.brokers import LetterFilter, RedisDeadLetters, apply, newest, search
 
 
 def body(number: int = 0, queue: str = "default", actor: str = "doomed") -> bytes:
@@ -45,7 +43,7 @@ def test_filter_by_queue_and_time_reads_those_only(broker: RedisBroker, store: R
         bury(broker, body(number), str(number), ("default", "other")[number % 2], died_at=at + number)
 
     until = datetime.fromtimestamp((at + 2) / 1000, UTC)
-    found = matching(store, LetterFilter(queue="default", until=until))
+    found = search(store, LetterFilter(queue="default", until=until)).letters[::-1]
 
     assert [each.broker_id for each in found] == ["0", "2"]
 
@@ -54,7 +52,7 @@ def test_letter_with_an_impossible_time_hides_no_other(broker: RedisBroker, stor
     bury(broker, body(1), "fine")
     bury(broker, body(2), "far", died_at=10**25)
 
-    assert {each.broker_id: each.died_at is None for each in store.newest(10)} == {"far": True, "fine": False}
+    assert {each.broker_id: each.died_at is None for each in newest(store, 10)} == {"far": True, "fine": False}
 
 
 def test_broken_letter_in_a_bulk_requeue_fails_alone(  # R6
@@ -65,23 +63,23 @@ def test_broken_letter_in_a_bulk_requeue_fails_alone(  # R6
     bury(broker, b"\xff unreadable", "broken", died_at=1)
     bury(broker, body(queue="\ud800"), "odd", died_at=2)
 
-    result = apply(store, "requeue", matching(store, LetterFilter()))
+    result = apply(store, "requeue", search(store, LetterFilter()).letters[::-1])
 
     outcomes = {each.id: each.outcome for each in result.results}
     assert (outcomes["broken"], outcomes[sent.message_id]) == ("refused", "requeued")
     assert sent.message_id in [message.message_id for message in queued(broker)]
-    assert [each.broker_id for each in store.newest(10)] == ["broken"]
+    assert [each.broker_id for each in newest(store, 10)] == ["broken"]
     assert str(result) == "2 requeued; 1 kept because it cannot be sent"
 
 
 def test_bulk_delete_removes_only_its_letters(broker: RedisBroker, store: RedisDeadLetters) -> None:  # R6
     for number in range(4):
         bury(broker, body(actor=("doomed", "mail")[number % 2]), str(number), died_at=number + 1)
-    chosen = matching(store, LetterFilter(actor="mail"))
+    chosen = search(store, LetterFilter(actor="mail")).letters[::-1]
 
     first, again = (apply(store, "delete", chosen) for _ in range(2))
 
     assert (str(first), str(again)) == ("2 deleted", "2 already requeued or deleted")
-    assert [each.broker_id for each in store.newest(10)] == ["2", "0"]
+    assert [each.broker_id for each in newest(store, 10)] == ["2", "0"]
     bodies: Any = broker.client.hkeys(f"{broker.namespace}:default.XQ.msgs")
     assert sorted(bodies) == [b"0", b"2"]

@@ -11,15 +11,15 @@ import dramatiq
 import pytest
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.brokers.dead_letters import LetterResult, RedisDeadLetters, requeue
-from housekeeping.core.errors import DeadLetterRefused, RedisUnavailable
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.faults import Where, exchanges, instead_of_pauses, lose_connection, once
 from tests.integration.brokers.dead_letters.conftest import Doomed
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import executed, keys
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.brokers import LetterResult, RedisDeadLetters, find, newest, requeue
+from tests.internals.core import DeadLetterRefused, RedisUnavailable
 
 PATIENCE_S = 20
 #: The script that moves a dead letter to its queue.
@@ -40,7 +40,7 @@ def test_requeued_message_keeps_its_id(  # R6
     kept = {"idempotency_key": "order-7", "tick": "2026-03-02T10:00:00+00:00"}
     assert {name: value for name, value in message.options.items() if not name.startswith(("redis", "dedup"))} == kept
     assert message.options["redis_message_id"] != sent.options["redis_message_id"]
-    assert store.newest(10) == []
+    assert newest(store, 10) == []
 
 
 def test_requeued_message_starts_with_zero_retries(
@@ -98,7 +98,7 @@ def test_duplicate_of_a_live_message_stays_a_dead_letter(  # R6, D1
     results = requeue(store, [dead.message_id])
 
     assert results == [LetterResult(dead.message_id, "duplicate", live.message_id)]
-    assert [letter.id for letter in store.newest(10)] == [dead.message_id]
+    assert [letter.id for letter in newest(store, 10)] == [dead.message_id]
     assert [message.message_id for message in queued(broker)] == [live.message_id]
 
 
@@ -132,7 +132,7 @@ def test_one_wrong_id_leaves_all_letters_untouched(  # R6
         requeue(store, [sent.message_id, wrong])
 
     assert queued(broker) == []
-    assert len(store.newest(10)) == 2
+    assert len(newest(store, 10)) == 2
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_of_two_concurrent_operators_one_requeues(  # R6
     for _ in sent:
         step_worker.run()
     ids = [message.message_id for message in sent]
-    letters = list(RedisDeadLetters(broker).find(ids).values())
+    letters = list(find(RedisDeadLetters(broker), ids).values())
     outcomes: list[str] = []
     together = threading.Barrier(2)
 
@@ -196,7 +196,7 @@ def test_of_two_concurrent_operators_one_requeues(  # R6
         store = RedisDeadLetters(broker)
         for letter in letters:
             together.wait(PATIENCE_S)
-            outcomes.append(store.requeue(letter).outcome)
+            outcomes.extend(each.outcome for each in store.requeue_each([letter]))
 
     operators = [threading.Thread(target=operate) for _ in range(2)]
     for operator in operators:
@@ -222,4 +222,4 @@ def test_letters_with_outdated_arguments_are_refused_singly(  # R6
     [result] = requeue(store, [sent.message_id])
 
     assert result.outcome == "refused" and result.detail
-    assert [letter.id for letter in store.newest(10)] == [sent.message_id]
+    assert [letter.id for letter in newest(store, 10)] == [sent.message_id]

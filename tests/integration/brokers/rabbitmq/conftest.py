@@ -10,7 +10,7 @@ import pytest
 import redis
 from pika.exceptions import AMQPError
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, installed
 from tests.rabbitmq_look import Watched
 

@@ -12,11 +12,12 @@ from dramatiq.errors import ConnectionClosed
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import StreamLostError
 
-from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
-from housekeeping.middleware.enqueueing.many import BATCH_SIZE, enqueue_many
+from housekeeping import enqueue_many
 from tests.faults import at_step
 from tests.integration.brokers.rabbitmq.conftest import cut
 from tests.integration.middleware.applications import queued
+from tests.internals.brokers import ReliableRabbitmqBroker
+from tests.internals.middleware import BATCH_SIZE
 
 
 @pytest.fixture

@@ -11,17 +11,23 @@ from dramatiq import Message
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from housekeeping.brokers import message_broker
-from housekeeping.brokers.dead_letters import dead_letters_of, requeue
-from housekeeping.brokers.dead_letters.bulk import apply
-from housekeeping.brokers.dead_letters.models import DeadLetterStore
-from housekeeping.brokers.dead_letters.search import LetterFilter, matching, search
-from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
-from housekeeping.core.errors import BrokerUnavailable, DeadLetterRefused
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.faults import Crash, at_step, crash
 from tests.integration.brokers.rabbitmq.conftest import cut
 from tests.integration.middleware.applications import eventually, queued, working
+from tests.internals.brokers import (
+    DEAD_MESSAGE_TTL_MS,
+    DeadLetterStore,
+    LetterFilter,
+    apply,
+    dead_letters_of,
+    find,
+    message_broker,
+    newest,
+    requeue,
+    search,
+)
+from tests.internals.core import BrokerUnavailable, DeadLetterRefused
 from tests.rabbitmq_look import bodies
 from tests.rabbitmq_server import free_ports
 
@@ -44,11 +50,11 @@ def store(broker: Any) -> DeadLetterStore:
 def test_dead_letters_are_read_without_being_moved(broker: Any, store: DeadLetterStore) -> None:  # R6
     before = bodies(broker, "default.XQ")
 
-    newest = store.newest(2)
+    letters = newest(store, 2)
 
-    assert len(newest) == 2
-    assert all((letter.error or "").startswith("ValueError: no") for letter in newest)
-    assert all(letter.died_at is not None for letter in newest)
+    assert len(letters) == 2
+    assert all((letter.error or "").startswith("ValueError: no") for letter in letters)
+    assert all(letter.died_at is not None for letter in letters)
     eventually(lambda: store.counts() == {"default": 3})  # a quorum queue has its messages back a moment later
     assert bodies(broker, "default.XQ") == before
 
@@ -56,7 +62,7 @@ def test_dead_letters_are_read_without_being_moved(broker: Any, store: DeadLette
 def test_letters_are_sent_together_and_not_asked_for_one_by_one(broker: Any, store: DeadLetterStore) -> None:
     asked: list[None] = []
     with at_step(BlockingChannel, "basic_get", "before", lambda: asked.append(None)):
-        found = store.newest(3)
+        found = newest(store, 3)
 
     assert (len(found), len(asked)) == (3, len(broker.get_declared_queues()))
 
@@ -67,7 +73,7 @@ def test_letters_beyond_the_prefetch_of_a_consumer_are_read(
     basic_qos = BlockingChannel.basic_qos
     monkeypatch.setattr(BlockingChannel, "basic_qos", lambda channel, prefetch_count: basic_qos(channel, 0, 1))
 
-    found = store.newest(10)
+    found = newest(store, 10)
 
     assert sorted(each.message.args[0] for each in found if each.message) == [0, 1, 2]
 
@@ -77,7 +83,7 @@ def test_letter_with_an_impossible_time_hides_no_other(broker: Any, store: DeadL
     broker.channel.basic_publish("", broker.physical("default.XQ"), b"\x80", properties)
 
     eventually(lambda: store.counts() == {"default": 4})
-    assert {each.broker_id: each.died_at for each in store.newest(10)}["far"] is None
+    assert {each.broker_id: each.died_at for each in newest(store, 10)}["far"] is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_quorum_queue_has_no_delivery_limit_that_messages_reach(
 
 
 def test_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: DeadLetterStore) -> None:  # R6
-    letter = store.newest(3)[1]
+    letter = newest(store, 3)[1]
 
     [result] = requeue(store, [letter.id])
 
@@ -115,7 +121,7 @@ def test_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: 
     assert "traceback" not in message.options
     assert letter.id not in [dead.message_id for dead in queued(broker, "default.XQ")]
     eventually(lambda: store.counts() == {"default": 2})  # a quorum queue has its messages back a moment later
-    assert store.requeue(letter).outcome == "gone"
+    assert [each.outcome for each in store.requeue_each([letter])] == ["gone"]
 
 
 def test_requeue_recreates_a_deleted_queue_and_keeps_the_priority(broker: Any) -> None:  # R6
@@ -134,7 +140,7 @@ def test_deleted_dead_letter_queue_hides_no_other(broker: Any, store: DeadLetter
     broker.declare_queue("other", ensure=True)
     broker.channel.queue_delete(broker.physical("other.XQ"))
 
-    assert len(store.newest(10)) == 3
+    assert len(newest(store, 10)) == 3
 
 
 def test_dead_letters_are_read_over_a_new_connection_after_a_loss(  # R6
@@ -142,7 +148,7 @@ def test_dead_letters_are_read_over_a_new_connection_after_a_loss(  # R6
 ) -> None:
     cut(broker.connection)
 
-    assert len(store.newest(10)) == 3
+    assert len(newest(store, 10)) == 3
 
 
 def test_pika_error_is_reported_as_unavailable_rabbitmq(  # R6
@@ -153,7 +159,7 @@ def test_pika_error_is_reported_as_unavailable_rabbitmq(  # R6
 
     unavailable = pytest.raises(BrokerUnavailable, match="did not answer: half closed")
     with at_step(BlockingChannel, "basic_get", "before", half_closed), unavailable:
-        store.newest(10)
+        newest(store, 10)
 
 
 def test_unavailable_rabbitmq_is_named_once_without_its_password(settings: Settings) -> None:
@@ -161,7 +167,7 @@ def test_unavailable_rabbitmq_is_named_once_without_its_password(settings: Setti
     away = settings.model_copy(update={"broker_url": f"amqp://who:hunter2@127.0.0.1:{port}/"})
 
     with pytest.raises(BrokerUnavailable) as caught:
-        dead_letters_of(message_broker(away)).newest(10)
+        newest(dead_letters_of(message_broker(away)), 10)
 
     assert str(caught.value).count("RabbitMQ") == 1
     assert "refused" in str(caught.value) and "hunter2" not in str(caught.value)
@@ -170,9 +176,9 @@ def test_unavailable_rabbitmq_is_named_once_without_its_password(settings: Setti
 def test_requeue_that_fails_half_way_leaves_the_letter_in_place(  # R6
     broker: Any, store: DeadLetterStore
 ) -> None:
-    [letter] = store.newest(1)
+    [letter] = newest(store, 1)
     with at_step(BlockingChannel, "tx_commit", "before", crash), pytest.raises(Crash):
-        store.requeue(letter)
+        list(store.requeue_each([letter]))
 
     assert queued(broker) == []
     eventually(lambda: store.counts() == {"default": 3})  # a quorum queue has its messages back a moment later
@@ -181,9 +187,9 @@ def test_requeue_that_fails_half_way_leaves_the_letter_in_place(  # R6
 def test_unreadable_letter_has_its_broker_id(broker: Any, store: DeadLetterStore) -> None:  # B3
     broker.bury("default", b"\x80")
 
-    [unreadable] = [letter for letter in store.newest(10) if letter.message is None]
+    [unreadable] = [letter for letter in newest(store, 10) if letter.message is None]
 
-    assert list(store.find({unreadable.broker_id})) == [unreadable.broker_id]
+    assert list(find(store, {unreadable.broker_id})) == [unreadable.broker_id]
     with pytest.raises(DeadLetterRefused, match="cannot be read"):
         requeue(store, [unreadable.broker_id])
 
@@ -195,23 +201,23 @@ def test_pages_of_letters_show_each_once(store: DeadLetterStore) -> None:  # R6
         seen += [each.id for each in page.letters]
         page = search(store, LetterFilter(), 1, page.older)
 
-    assert [*seen, *(each.id for each in page.letters)] == [each.id for each in store.newest(3)]
+    assert [*seen, *(each.id for each in page.letters)] == [each.id for each in newest(store, 3)]
 
 
 def test_bulk_requeue_moves_all_but_the_broken_letter(broker: Any, store: DeadLetterStore) -> None:  # R6
     broker.bury("default", b"\x80")
 
-    result = apply(store, "requeue", matching(store, LetterFilter()))
+    result = apply(store, "requeue", search(store, LetterFilter()).letters[::-1])
 
     assert str(result) == "3 requeued; 1 kept because it cannot be sent"
     assert sorted(message.args[0] for message in queued(broker)) == [0, 1, 2]
-    assert [each.message for each in store.newest(10)] == [None]
+    assert [each.message for each in newest(store, 10)] == [None]
 
 
 def test_bulk_delete_keeps_the_letters_that_were_not_chosen(store: DeadLetterStore) -> None:  # R6
-    chosen = matching(store, LetterFilter(error="no 1"))
+    chosen = search(store, LetterFilter(error="no 1")).letters[::-1]
 
     first, again = (apply(store, "delete", chosen) for _ in range(2))
 
     assert (str(first), str(again)) == ("1 deleted", "1 already requeued or deleted")
-    assert sorted(each.message.args[0] for each in store.newest(10) if each.message) == [0, 2]
+    assert sorted(each.message.args[0] for each in newest(store, 10) if each.message) == [0, 2]

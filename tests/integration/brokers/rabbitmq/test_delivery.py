@@ -13,12 +13,10 @@ import pytest
 from dramatiq import Message
 from dramatiq.errors import ConnectionClosed
 
-from housekeeping.brokers.queues import queue_lengths
-from housekeeping.brokers.rabbitmq import delay_queues
-from housekeeping.brokers.rabbitmq.delay_queues import LEVELS, Level, level_queue
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.brokers.rabbitmq.conftest import cut, running
 from tests.integration.middleware.applications import PATIENCE_S, eventually, queued, working
+from tests.internals.brokers import LEVELS, delay_queues, level_queue, queue_lengths
 from tests.rabbitmq_look import bodies
 
 HOURS_MS = 3 * 3_600_000
@@ -164,7 +162,7 @@ def test_far_message_does_not_delay_a_near_one(broker: Any, monkeypatch: pytest.
 
 
 def test_message_moves_from_level_to_level_until_it_is_due(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delay_queues, "LEVELS", (Level(1),))
+    monkeypatch.setattr(delay_queues, "LEVELS", (1,))
     at: list[float] = []
 
     @dramatiq.actor(broker=broker)
@@ -188,9 +186,7 @@ def test_level_ends_before_its_messages_are_due(left_s: int, level_s: int | None
     eta = int(time.time() * 1000) + left_s * 1000 + 500 * (left_s % 60 == 1)
     message: Message[Any] = Message("default.DQ", "work", (), {}, {"eta": eta})
 
-    level = delay_queues.level_for(message)
-
-    assert (level.seconds if level else None) == level_s
+    assert delay_queues.level_for(message) == level_s
 
 
 @pytest.mark.parametrize("eta", [10**400, float("inf")], ids=["huge", "infinite"])

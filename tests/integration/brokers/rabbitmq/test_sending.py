@@ -15,23 +15,27 @@ from dramatiq import Message, Middleware
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.errors import ConnectionClosed
 
-from housekeeping.brokers import harden, message_broker
-from housekeeping.brokers.queues import queue_lengths
-from housekeeping.brokers.rabbitmq import broker as rabbitmq
-from housekeeping.brokers.rabbitmq.broker import ReliableRabbitmqBroker
-from housekeeping.brokers.rabbitmq.errors import QueueDeclaredOtherwise, close_connection
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.installation import install
+from housekeeping import Settings, install
 from tests.integration.brokers.rabbitmq.conftest import cut
 from tests.integration.middleware.applications import queued
+from tests.internals.brokers import (
+    QueueDeclaredOtherwise,
+    ReliableRabbitmqBroker,
+    close_connection,
+    harden,
+    message_broker,
+    queue_lengths,
+)
+from tests.internals.brokers import broker as rabbitmq
+from tests.internals.core import shared_redis
+from tests.internals.insight import as_json
 from tests.rabbitmq_look import remove
 from tests.rabbitmq_server import free_ports
 
 FORKING = """
 import os, dramatiq
 from housekeeping.brokers import harden, message_broker
-from housekeeping.core.redis.client import shared_redis
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.installation import install
 
@@ -272,8 +276,8 @@ def test_queue_lengths_omit_missing_queues(broker: Any, settings: Settings) -> N
 
     lengths = queue_lengths(settings, ["default", "unheard_of"])
 
-    assert lengths["default"].as_json() == {"waiting": 1, "delayed": 3, "dead": 1}
-    assert lengths["unheard_of"].as_json() == {"waiting": 0, "delayed": 0, "dead": 0}
+    assert as_json(lengths["default"]) == {"waiting": 1, "delayed": 3, "dead": 1}
+    assert as_json(lengths["unheard_of"]) == {"waiting": 0, "delayed": 0, "dead": 0}
 
 
 def test_connection_options_of_the_url_win(settings: Settings) -> None:

@@ -8,7 +8,7 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, installed
 
 

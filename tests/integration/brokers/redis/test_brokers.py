@@ -12,11 +12,10 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.installation import install
+from housekeeping import Settings, install
 from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.core import shared_redis
 
 
 def put(broker: RedisBroker, redis_id: str, body: bytes) -> None:

@@ -10,10 +10,10 @@ import pytest
 import redis
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping import embedded
-from housekeeping.core.settings import Settings
-from housekeeping.leases.store import RedisLeaseStore
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+from tests.internals.embedded import embedded
+from tests.internals.leases import RedisLeaseStore
 
 LEASE = {"key": "work", "ttl": timedelta(minutes=1), "if_held": "retry"}
 GUARDED = {"idempotent": True, "deduplicate": "until_executed", "exclusive_lease": LEASE}

@@ -14,6 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from tests.faults import exchanges, once
 from tests.integration.middleware.applications import PATIENCE_S, eventually, working
+from tests.internals.brokers import redis as redis_broker
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_delivery_after_the_client_gave_up_is_repeated(  # B1
         return []
 
     monkeypatch.setattr(broker, "do_fetch", answering_nobody_at_first, raising=False)
-    monkeypatch.setattr("housekeeping.brokers.redis.HEARTBEAT_TIMEOUT_MS", 500)
+    monkeypatch.setattr(redis_broker, "HEARTBEAT_TIMEOUT_MS", 500)
     work.send()
     with working(broker):
         assert ran.wait(PATIENCE_S)

@@ -15,16 +15,14 @@ import redis
 from dramatiq import MessageProxy
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import embedded
-from housekeeping.brokers import message_broker
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.database.replicas.wal_position import WalPosition
-from housekeeping.installation import install
-from housekeeping.middleware.data_consistency import DataConsistency
+from housekeeping import Settings, install
 from tests.conftest import Urls
 from tests.integration.database.replicas.standby import Standby
 from tests.integration.middleware.step_worker import StepWorker, close
+from tests.internals.brokers import message_broker
+from tests.internals.database import Database, WalPosition, database
+from tests.internals.embedded import embedded
+from tests.internals.middleware import DataConsistency
 from tests.rabbitmq_look import on_rabbitmq, watched
 
 

@@ -15,9 +15,15 @@ from urllib.parse import quote
 import psycopg2
 import pytest
 
-from housekeeping.embedded.processes import kill_group, spawn, stop_all_in, unprivileged_account
-from housekeeping.embedded.programs import find_postgres, runnable_postgres
-from housekeeping.embedded.server import data_folder, release_shared_memory
+from tests.internals.embedded import (
+    data_folder,
+    find_postgres,
+    release_shared_memory,
+    runnable_postgres,
+    spawn,
+    stop_all_in,
+    unprivileged_account,
+)
 
 PATIENCE_S: Final = 60.0
 #: At least the primary's, or the replica does not start; without a disk to be kept.
@@ -89,9 +95,10 @@ class Standby:
 
     def kill(self) -> None:
         """As SIGKILL does, with its sessions."""
-        kill_group(self._process)
+        self._process.kill()
+        self._process.wait()
         stop_all_in(self._folder, signal.SIGKILL)
-        release_shared_memory(self._folder, self._account)
+        release_shared_memory(self._folder)
 
     def remove(self) -> None:
         if self._process.poll() is None:
@@ -121,7 +128,8 @@ class Standby:
         try:
             assert made.wait(PATIENCE_S) == 0, self._log.read_text()
         except subprocess.TimeoutExpired:
-            kill_group(made)
+            made.kill()
+            made.wait()
             raise
 
     def _eventually(self, holds: Callable[[], object]) -> None:

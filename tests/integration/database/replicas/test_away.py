@@ -13,16 +13,12 @@ import pytest
 import redis
 from dramatiq import Actor
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
-from housekeeping.database.replicas.replica import Replicas
-from housekeeping.database.replicas.routing import read_database
-from housekeeping.database.replicas.wal_position import WalPosition, WalPositionReader
-from housekeeping.middleware.data_consistency import DataConsistency
-from housekeeping.middleware.deduplication.keys import position_prefix
+from housekeeping import Settings, read_database
 from tests.faults import exchanges, lose_connection
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
+from tests.internals.database import Replicas, WalPosition, WalPositionReader, database
+from tests.internals.middleware import DataConsistency, position_prefix
 
 LEFT_ALONE = "Replica skipped for a minute"
 NOWHERE = f"postgresql://postgres@/postgres?host={quote('/nonexistent', safe='')}"

@@ -10,14 +10,13 @@ import redis
 from dramatiq import Actor, Message
 from dramatiq.common import current_millis
 
-from housekeeping.database.replicas.routing import read_database
-from housekeeping.database.replicas.wal_position import WalPositionReader
-from housekeeping.middleware.deduplication.keys import position_prefix
-from housekeeping.middleware.enqueueing.many import enqueue_many
+from housekeeping import enqueue_many, read_database
 from tests.conftest import Urls
 from tests.faults import at_step, once
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
+from tests.internals.database import WalPositionReader
+from tests.internals.middleware import position_prefix
 
 pytestmark = pytest.mark.slow
 

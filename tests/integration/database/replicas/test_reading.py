@@ -8,13 +8,10 @@ import peewee
 import pytest
 from dramatiq import Actor
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import close_databases, database
-from housekeeping.database.replicas.replica import Replicas
-from housekeeping.database.replicas.routing import data_consistency_used, read_database
-from housekeeping.database.replicas.wal_position import WalPosition
+from housekeeping import Settings, read_database
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
+from tests.internals.database import Replicas, WalPosition, close_databases, data_consistency_used, database
 
 
 def declared(application: Application, seen: list[Any], **options: Any) -> Actor[[], None]:

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import actor_registry
-from housekeeping.sweeps.registration import register
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.integration.database.replicas.conftest import Application, MakeApplication
 from tests.integration.database.replicas.standby import Standby
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.database import Database
+from tests.internals.engine import actor_registry, register
+from tests.internals.workers import cleanup_scheduler, project_cleanup
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import dramatiq
 import redis
 from dramatiq import Actor, Broker
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 
 TTL = timedelta(minutes=10)
 

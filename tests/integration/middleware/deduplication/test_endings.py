@@ -12,11 +12,12 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import MiddlewareError, SkipMessage
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication.options import as_new
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
-from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
+from tests.integration.middleware.deduplication.deduplicated import TTL, declared, executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.internals.brokers import as_new
+from tests.internals.middleware import DeduplicationKeys
 
 PATIENCE_S = 10
 
@@ -135,6 +136,20 @@ def test_key_of_killed_run_expires(
     assert all(500_000 < left <= 600_000 for left in seen)
 
 
+def test_only_the_run_that_holds_a_key_renews_it(redis_client: redis.Redis, settings: Settings) -> None:
+    # D5
+    held = DeduplicationKeys(redis_client, settings.namespace)
+    name = f"{held.prefix}work:1"
+    redis_client.hset(name, mapping={"id": "a", "state": "running", "run": "second"})
+    redis_client.pexpire(name, 60_000)
+
+    renewed_by_first, left_ms = held.renew("work:1", "first", TTL), redis_client.pttl(name)
+
+    assert not renewed_by_first and 0 < left_ms <= 60_000
+    assert held.renew("work:1", "second", TTL)
+    assert redis_client.pttl(name) > 590_000
+
+
 def test_second_delivery_keeps_the_key_of_the_running_first(broker: RedisBroker, step_worker: StepWorker) -> None:
     # D5
     work: Actor[..., Any] = declared(broker, [], lambda: twice(), **executed())
@@ -153,16 +168,6 @@ def test_second_delivery_keeps_the_key_of_the_running_first(broker: RedisBroker,
     step_worker.run(message)
 
     assert dropped[0].options.get("duplicate_of") == first.message_id
-
-
-def test_enqueued_message_holds_its_key_for_the_whole_ttl(
-    broker: RedisBroker, redis_client: redis.Redis, settings: Settings
-) -> None:
-    # D4
-    declared(broker, [], **executed()).send()
-
-    (key,) = keys(redis_client, settings)
-    assert redis_client.pttl(key) > 590_000
 
 
 def test_requeued_dead_letter_claims_its_key_again(

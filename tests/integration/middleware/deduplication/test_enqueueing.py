@@ -16,11 +16,7 @@ import redis
 from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping import embedded
-from housekeeping.core.middleware_errors import StoreUnavailable
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.installation import install
+from housekeeping import Settings, install
 from tests.faults import (
     Crash,
     Where,
@@ -33,6 +29,9 @@ from tests.integration.middleware import applications
 from tests.integration.middleware.applications import at, queued, scheduler, wake_up
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.internals.brokers import StoreUnavailable
+from tests.internals.core import shared_redis
+from tests.internals.embedded import embedded
 from tests.sentinel_servers import applications_client
 
 pytestmark = pytest.mark.redis_broker_only(reason="with RabbitMQ a key is reserved for seconds before")
@@ -76,19 +75,6 @@ def test_sender_killed_anywhere_leaves_message_and_key_or_neither(
             step_worker.run()
             assert runs[1:] == list(range(1, project_id + 1))
     assert crashed[:3] == [True, True, False], "one exchange does it all"
-
-
-def test_send_with_lost_answer_enqueues_once(broker: RedisBroker) -> None:
-    # D6
-    work: Actor[..., Any] = declared(broker, [], **executed())
-    work.send(0)
-
-    with exchanges() as made:
-        made.at(1, "after", lose_connection)
-        message = work.send(1)
-
-    assert "duplicate_of" not in message.options
-    assert [message.args for message in queued(broker)] == [(0,), (1,)]
 
 
 def test_message_without_key_and_lost_answer_is_enqueued_once(broker: RedisBroker) -> None:
@@ -263,6 +249,7 @@ def kill_a_scheduler(environment: dict[str, str], where: Where) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
+@pytest.mark.slow
 def test_scheduler_killed_before_sending_does_not_block_the_next_tick(
     successor: RedisBroker, environment: dict[str, str]
 ) -> None:

@@ -9,8 +9,7 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-import housekeeping
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, keys
 from tests.integration.middleware.step_worker import StepWorker
@@ -50,15 +49,6 @@ def test_same_idempotency_key_makes_duplicates(broker: RedisBroker, runs: list[A
 
     assert again.options["duplicate_of"] == first.message_id
     assert len(queued(broker)) == 1
-
-
-def test_bulk_enqueue_respects_the_idempotency_key(broker: RedisBroker, runs: list[Any]) -> None:
-    work = declared(broker, runs, **executed())
-    work.send(1)
-
-    sent = housekeeping.enqueue_many(work, [1, 1], idempotency_key="order-1")
-
-    assert ["duplicate_of" in message.options for message in sent] == [False, True]
 
 
 def test_rerun_keeps_the_idempotency_key(broker: RedisBroker, step_worker: StepWorker, runs: list[Any]) -> None:

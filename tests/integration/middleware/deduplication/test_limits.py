@@ -12,14 +12,13 @@ import redis
 from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping import embedded
-from housekeeping.core.middleware_errors import StoreUnavailable
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.call_keys import UnusableArguments
-from tests.faults import Exchanges, exchanges, lose_connection, redis_fault, start_lost
+from housekeeping import Settings
+from tests.faults import lose_connection, start_lost
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import fail
 from tests.integration.middleware.step_worker import StepWorker, counting, installed
+from tests.internals.embedded import embedded
+from tests.internals.middleware import UnusableArguments
 
 TTL = timedelta(minutes=10)
 ALL: Any = {"ttl": TTL, "including_scheduled": True, "if_deduplicated": "reschedule_once"}
@@ -126,16 +125,6 @@ def test_each_live_message_has_one_key_that_expires(
     assert list(redis_client.scan_iter(match=pattern, count=1000)) == []
 
 
-def test_without_redis_no_message_is_sent_unprotected(broker: RedisBroker) -> None:
-    # L5
-    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True)(lambda: None)
-
-    with redis_fault(), pytest.raises(StoreUnavailable, match="connection reset"):
-        work.send()
-
-    assert queued(broker) == []
-
-
 def test_without_redis_no_message_runs_and_the_retry_keeps_the_key(
     broker: RedisBroker, step_worker: StepWorker
 ) -> None:
@@ -180,22 +169,6 @@ def test_unserializable_arguments_are_refused_at_send(broker: RedisBroker) -> No
     with pytest.raises(UnusableArguments, match="too many positional arguments"):
         work.send(1, 2)
     assert queued(broker) == []
-
-
-def test_release_is_repeated_after_a_short_redis_outage(broker: RedisBroker, step_worker: StepWorker) -> None:
-    # D4
-    faults: list[Exchanges] = []
-    work = dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate="until_executed")(
-        lambda: faults[0].at(faults[0].total + 1, "before", lose_connection)
-    )
-    work.send()
-    message = step_worker.fetch()
-
-    with exchanges() as made:
-        faults.append(made)
-        step_worker.run(message)
-
-    assert "duplicate_of" not in work.send().options
 
 
 @pytest.mark.parametrize("strategy", ["until_executed", "until_executing"])

@@ -7,10 +7,9 @@ from datetime import timedelta
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication.keys import DeduplicationKeys, claim
-from housekeeping.middleware.deduplication.listing import held_keys, release_key
+from housekeeping import Settings
 from tests.integration.middleware.step_worker import counting
+from tests.internals.middleware import DeduplicationKeys, held_keys, key_step, release_key
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def namespace(settings: Settings, redis_client: redis.Redis) -> str:
     name = f"{settings.namespace}:[a]*"
     keys = DeduplicationKeys(redis_client, name)
     for number in range(40):
-        keys.take(claim(f"work:{number:02}", "m", timedelta(minutes=1)))
+        keys.take(key_step("claim", f"work:{number:02}", "m", timedelta(minutes=1)))
     return name
 
 
@@ -30,7 +29,7 @@ def test_all_keys_are_listed_by_name(redis_client: redis.Redis, namespace: str) 
 
 
 def test_listing_reads_no_more_of_redis_than_its_limit(redis_client: redis.Redis, namespace: str) -> None:
-    more = [claim(f"work:more{number}", "m", timedelta(minutes=1)) for number in range(2000)]
+    more = [key_step("claim", f"work:more{number}", "m", timedelta(minutes=1)) for number in range(2000)]
     DeduplicationKeys(redis_client, namespace).take_many(more)
 
     with counting(namespace.partition("[")[0]) as for_all:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -10,8 +11,7 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.core.middleware_errors import Requeue, SkipEnqueue
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.faults import (
     Crash,
     Where,
@@ -19,11 +19,13 @@ from tests.faults import (
     elsewhere,
     exchanges,
     lose_connection,
+    start_lost,
 )
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, keys
 from tests.integration.middleware.ending_badly import ONCE, EndingBadly, run_all
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.brokers import Requeue, SkipEnqueue
 
 
 def exchanges_of_a_run(step_worker: StepWorker) -> int:
@@ -144,6 +146,46 @@ def test_requeued_run_owes_the_rerun_afterwards(broker: RedisBroker, step_worker
     run_all(step_worker)
 
     assert runs == ["run"] * 3
+
+
+def too_old(message: MessageProxy, done: str, redis_client: redis.Redis) -> AbstractContextManager[None]:
+    message.options["max_age"] = 1
+    return nullcontext()
+
+
+def done_elsewhere(message: MessageProxy, done: str, redis_client: redis.Redis) -> AbstractContextManager[None]:
+    redis_client.set(f"{done}:{message.actor_name}:{message.message_id}", message.message_id)
+    return nullcontext()
+
+
+def start_unanswered(message: MessageProxy, done: str, redis_client: redis.Redis) -> AbstractContextManager[None]:
+    return start_lost("before")
+
+
+@pytest.mark.parametrize("ended", [too_old, done_elsewhere, start_unanswered])
+def test_requeued_run_that_does_not_continue_is_followed_by_the_rerun(
+    broker: RedisBroker, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, ended: Any
+) -> None:
+    # D4, D8
+    runs: list[str] = []
+
+    def stopped_once() -> None:
+        runs.append("run")
+        if len(runs) == 1:
+            work.send()
+            raise Requeue("the process was told to stop")
+
+    work: Actor[..., Any] = declared(broker, [], stopped_once, max_retries=0, **ONCE)
+    work.send()
+    step_worker.run()
+    requeued = step_worker.fetch()
+
+    with ended(requeued, f"{settings.namespace}:done", redis_client):
+        step_worker.run(requeued)
+    run_all(step_worker)
+
+    assert runs == ["run"] * 2
+    assert keys(redis_client, settings) == []
 
 
 @pytest.mark.parametrize("error", [SkipEnqueue("not_wanted"), MiddlewareError("not this one")])

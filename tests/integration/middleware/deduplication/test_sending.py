@@ -13,7 +13,7 @@ import redis
 from dramatiq import Actor, Message
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import TTL, declared, executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker

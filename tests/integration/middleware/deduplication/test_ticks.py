@@ -9,13 +9,12 @@ import pytest
 import redis
 from dramatiq import Actor, Message, MessageProxy
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.deduplication.options import DEDUP_STATE
-from housekeeping.middleware.schedule.tick_store import TickStore
+from housekeeping import Settings
 from tests.faults import at_step, lose_connection
 from tests.integration.middleware.applications import at, queued, wake_up
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.middleware import DEDUP_STATE, TickStore
 
 
 @pytest.fixture(params=[executed(), executing()], ids=["until_executed", "until_executing"])

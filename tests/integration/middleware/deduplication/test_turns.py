@@ -12,7 +12,7 @@ import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, fail, keys
 from tests.integration.middleware.step_worker import StepWorker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,13 +13,13 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping import embedded
-from housekeeping.core.settings import Settings
-from housekeeping.installation import install
+from housekeeping import Settings, install
 from tests.faults import Crash, crash, exchanges, lose_connection
-from tests.integration.middleware.deduplication.deduplicated import declared, executed, fail, keys
+from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.ending_badly import EndingBadly, run_all
 from tests.integration.middleware.step_worker import StepWorker, installed
+from tests.internals.embedded import embedded
+from tests.internals.middleware import DeduplicationKeys, key_step
 
 
 @pytest.fixture
@@ -83,27 +84,6 @@ def test_message_that_could_not_be_sent_is_sent_as_new_the_next_time(
     assert work.send(7).options.get("duplicate_of") == message.message_id
 
 
-def test_retry_outlives_a_sender_that_died_before_superseding_it(  # D6, R4
-    apart: tuple[RedisBroker, StepWorker],
-) -> None:
-    broker, step_worker = apart
-    runs: list[Any] = []
-    work = declared(
-        broker, runs, lambda: fail() if len(runs) == 1 else None, rediscovered=True, min_backoff=3_600_000, **executed()
-    )
-    work.send()
-    step_worker.run()
-    with exchanges() as made:
-        made.at(1, "after", crash)
-        with pytest.raises(Crash):
-            work.send()
-
-    step_worker.come_due()
-    step_worker.run()
-
-    assert runs == [0, 0]
-
-
 def test_key_on_other_server_is_free_at_once_when_its_message_is_refused(
     apart: tuple[RedisBroker, StepWorker], redis_client: redis.Redis, settings: Settings
 ) -> None:
@@ -121,3 +101,23 @@ def test_key_on_other_server_is_free_at_once_when_its_message_is_refused(
         work.send()
 
     assert keys(redis_client, settings) == []
+
+
+def test_late_confirmation_changes_nothing(redis_client: redis.Redis, settings: Settings) -> None:
+    # D6: the worker started, or has ended, before the sender confirmed; or another message has the key by then
+    held = DeduplicationKeys(redis_client, settings.namespace)
+    name = f"{held.prefix}work:1"
+    step = key_step("claim", "work:1", "a", timedelta(minutes=10), fresh=True)
+    held.take(step)
+    redis_client.hset(name, mapping={"state": "running", "run": "r"})
+
+    held.confirm(step)
+    assert redis_client.hget(name, "state") == b"running"
+
+    redis_client.delete(name)
+    held.confirm(step)
+    assert not redis_client.exists(name)
+
+    redis_client.hset(name, mapping={"id": "b", "state": "reserved"})
+    held.confirm(step)
+    assert redis_client.hget(name, "state") == b"reserved"

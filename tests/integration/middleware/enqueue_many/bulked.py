@@ -8,7 +8,7 @@ import dramatiq
 from dramatiq import Broker
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 
 
 def actor_of(broker: Broker, **options: Any) -> dramatiq.Actor[..., None]:

@@ -11,14 +11,12 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 
-from housekeeping import embedded
-from housekeeping.core.middleware_errors import StoreUnavailable
-from housekeeping.core.settings import Settings
-from housekeeping.installation import install
-from housekeeping.middleware.enqueueing.many import enqueue_many
+from housekeeping import Settings, enqueue_many, install
 from tests.faults import Crash, crash, exchanges, redis_fault
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
+from tests.internals.brokers import StoreUnavailable
+from tests.internals.embedded import embedded
 
 pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys in one transaction of Redis")
 

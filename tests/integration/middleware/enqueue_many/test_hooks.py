@@ -9,12 +9,10 @@ from dramatiq import Broker, Message, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.core.middleware_errors import SkipEnqueue
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.call_keys import UnusableArguments
-from housekeeping.middleware.enqueueing.many import enqueue_many
+from housekeeping import Settings, enqueue_many
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
+from tests.internals.brokers import SkipEnqueue
 
 
 class Watching(Middleware):
@@ -54,17 +52,6 @@ def test_other_middleware_sees_every_message(broker: RedisBroker) -> None:
     assert watching.after == [("a", None), ("b", None)]
 
 
-def test_middleware_before_deduplication_sees_duplicates_too(broker: RedisBroker) -> None:
-    watching = Watching()
-    broker.middleware.insert(0, watching)
-    work = actor_of(broker)
-
-    enqueue_many(work, ["a", "a"])
-
-    assert watching.before == [("a", None)] * 2
-    assert watching.after == [("a", None)]
-
-
 def test_message_skipped_by_other_middleware_is_the_only_one_missing(broker: RedisBroker) -> None:
     broker.add_middleware(Watching())
 
@@ -89,16 +76,6 @@ def test_refused_message_fails_its_bulk_before_any_key_is_taken(broker: RedisBro
 
     with pytest.raises(MiddlewareError, match="not this one"):
         enqueue_many(actor_of(broker), ["a", "refuse"])
-
-    assert queued(broker) == []
-    assert keys(broker, settings) == {}
-
-
-def test_arguments_without_a_key_are_refused_before_any_key_is_taken(
-    broker: RedisBroker, settings: Settings
-) -> None:  # D3
-    with pytest.raises(UnusableArguments):
-        enqueue_many(actor_of(broker), [1, object()])
 
     assert queued(broker) == []
     assert keys(broker, settings) == {}

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dramatiq import Broker, Message, Middleware
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.enqueueing.many import enqueue_many
-from housekeeping.middleware.enqueueing.redis_queues import AT_ONCE
+from housekeeping import Settings, enqueue_many
 from tests.faults import elsewhere, lose_connection, once, redis_fault
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.enqueue_many.bulked import actor_of, keys
+from tests.internals.middleware import BATCH_SIZE
 
 pytestmark = pytest.mark.redis_broker_only(reason="it is about messages and keys in one transaction of Redis")
 
@@ -46,10 +44,10 @@ def test_bulk_key_has_the_state_that_send_gives_it(
 
 def test_duplicates_are_dropped_wherever_they_are_in_the_bulk(broker: RedisBroker) -> None:
     work = actor_of(broker)
-    taken = [0, 100, AT_ONCE - 1, AT_ONCE, 2 * AT_ONCE]
+    taken = [0, 100, BATCH_SIZE - 1, BATCH_SIZE, 2 * BATCH_SIZE]
     holders = {number: work.send(number).message_id for number in taken}
 
-    messages = enqueue_many(work, range(2 * AT_ONCE + 1))
+    messages = enqueue_many(work, range(2 * BATCH_SIZE + 1))
 
     dropped = {
         message.args[0]: message.options["duplicate_of"] for message in messages if "duplicate_of" in message.options
@@ -58,17 +56,7 @@ def test_duplicates_are_dropped_wherever_they_are_in_the_bulk(broker: RedisBroke
     enqueued = [message for message in messages if "duplicate_of" not in message.options]
     assert dropped == holders
     assert [each.decode() for each in waiting][len(taken) :] == [message.message_id for message in enqueued]
-    assert len(queued(broker)) == len(waiting) == 2 * AT_ONCE + 1
-
-
-def test_bulk_of_duplicates_only_is_dropped_whole(broker: RedisBroker) -> None:
-    work = actor_of(broker)
-    enqueue_many(work, range(AT_ONCE))
-
-    messages = enqueue_many(work, range(AT_ONCE))
-
-    assert all("duplicate_of" in message.options for message in messages)
-    assert len(queued(broker)) == AT_ONCE
+    assert len(queued(broker)) == len(waiting) == 2 * BATCH_SIZE + 1
 
 
 def test_repeated_script_changes_nothing(broker: RedisBroker, settings: Settings) -> None:  # D6
@@ -102,28 +90,3 @@ def test_duplicate_is_returned_as_send_returns_it(broker: RedisBroker) -> None: 
     (by_bulk,) = enqueue_many(work, [1], trigger="parent")
 
     assert by_bulk.options == by_send.options == {"trigger": "parent", "duplicate_of": first.message_id}
-
-
-def test_hooks_run_in_the_order_that_send_has(broker: RedisBroker) -> None:
-    seen: list[str] = []
-
-    class Noting(Middleware):
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-            seen.append(f"{self.name} before")
-
-        def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-            seen.append(f"{self.name} after")
-
-    broker.add_middleware(Noting("first"))
-    broker.add_middleware(Noting("second"))
-    work = actor_of(broker)
-    work.send(1)
-    by_send = list(seen)
-    seen.clear()
-
-    enqueue_many(work, [2])
-
-    assert seen == by_send == ["first before", "second before", "second after", "first after"]

@@ -14,7 +14,7 @@ from dramatiq import Broker, MessageProxy, Middleware, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AsyncIO, Shutdown
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, installed, queued
 
 PATIENCE_S = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,14 +14,15 @@ from peewee import OperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_ACTIVE
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.middleware.interrupts.statements import statement_of_this_thread
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.registration import register
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping import Settings
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
+from tests.internals.database import Database, database
+from tests.internals.engine import register
+from tests.internals.ledger import Run
+from tests.internals.middleware import statement_of_this_thread
+from tests.internals.workers import status_sweep as sweep
 
 pytestmark = pytest.mark.redis_broker_only(reason="it is about the database, whatever carries the messages")
 
@@ -102,7 +102,7 @@ def test_sweep_canceled_in_a_statement_closes_its_row_and_resumes_later(  # R5
             "$$ BEGIN IF OLD.user_id = 15 THEN PERFORM pg_sleep(100); END IF; RETURN OLD; END $$;"
             "CREATE TRIGGER hangs BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION hang()"
         )
-    actor = register(broker, dataclasses.replace(sweep, batch_size=10))
+    actor = register(broker, changed(sweep, batch=10))
 
     def hangs() -> bool:
         with admin.cursor() as cursor:

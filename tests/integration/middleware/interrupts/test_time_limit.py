@@ -11,7 +11,7 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import TimeLimitExceeded
 
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 
 

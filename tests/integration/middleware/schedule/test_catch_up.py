@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import run_start
+from housekeeping import Settings
 from tests.faults import at_step, lose_database
 from tests.integration.middleware.applications import (
     at,
@@ -19,6 +17,8 @@ from tests.integration.middleware.applications import (
     ticks,
     wake_up,
 )
+from tests.internals.database import Database
+from tests.internals.ledger import run_start
 
 
 @pytest.fixture

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 from zoneinfo import ZoneInfo
 
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
+from housekeeping import Settings
 from tests.integration.middleware.applications import at, close_all, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account, utc
+from tests.internals.database import Database
 from tests.set_clock import Machine
 
 MINUTE = timedelta(minutes=1)
@@ -56,7 +56,15 @@ def test_schedulers_restarted_every_minute_fire_each_tick_once(own: Settings) ->
     assert account.missed == 0
 
 
-@pytest.mark.parametrize("schedule", ["* * * * *", "*/7 * * * *", "0 * * * *"])
+#: A schedule of minutes takes seconds in a test of hours.
+SCHEDULES: Final = [
+    pytest.param("* * * * *", marks=pytest.mark.slow),
+    pytest.param("*/7 * * * *", marks=pytest.mark.slow),
+    "0 * * * *",
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forwards", "backwards"])
 def test_clock_step_of_an_hour_leaves_each_tick_one_outcome(
     own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, by: timedelta
@@ -71,7 +79,7 @@ def test_clock_step_of_an_hour_leaves_each_tick_one_outcome(
     assert len(account.ran) + account.missed == len(account.nominal(at(9, 58), at(12, 40)))
 
 
-@pytest.mark.parametrize("schedule", ["* * * * *", "*/7 * * * *", "0 * * * *"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("restarted", [False, True])
 def test_clock_step_forward_and_back_leaves_each_tick_one_outcome(
     own: Settings, monkeypatch: pytest.MonkeyPatch, schedule: str, restarted: bool

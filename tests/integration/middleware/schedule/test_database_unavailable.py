@@ -14,18 +14,16 @@ import pytest
 import redis
 from dramatiq.middleware import SkipMessage
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.middleware.schedule.tick_store import TickStore
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import run_start
-from housekeeping.sweeps.registration import register
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping import ExclusiveLease, Lease, Settings
 from tests.faults import at_step, lose_connection, lose_database
 from tests.integration.middleware.applications import at, close_all, installed, rows, scheduler, wake_up
 from tests.integration.middleware.schedule.ticking import Account
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.database import Database, connect_to, database
+from tests.internals.engine import register
+from tests.internals.ledger import run_start
+from tests.internals.middleware import TickStore
+from tests.internals.workers import status_sweep as sweep
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def test_tick_of_a_sweep_without_a_row_failed_once_the_database_returns(own: Set
 
 def test_skipped_tick_without_a_record_is_retried(own: Settings) -> None:
     broker = installed(own)
-    register(broker, dataclasses.replace(sweep, lease=LeaseConfig("statuses", timedelta(minutes=10))))
+    register(broker, dataclasses.replace(sweep, lease=Lease("statuses", timedelta(minutes=10))))
     wake_up(broker, at(10))
     step_worker = StepWorker(broker, sweep.queue)
     assert ExclusiveLease("statuses", timedelta(minutes=10)).try_obtain() is not None

@@ -9,14 +9,13 @@ from typing import Any, Final
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.middleware.schedule.middleware import Schedule
-from housekeeping.middleware.schedule.tick_store import TickStore
-from housekeeping.sweeps.ledger import run_start
+from housekeeping import Settings
 from tests.faults import at_step, elsewhere, once, redis_fault
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account, Killed, expire_claims
+from tests.internals.database import Database
+from tests.internals.ledger import run_start
+from tests.internals.middleware import Schedule, TickStore
 
 #: A point at which a scheduler dies.
 Dies = Callable[[], AbstractContextManager[object]]
@@ -69,7 +68,9 @@ def test_scheduler_killed_anywhere_leaves_each_tick_one_outcome(own: Settings, p
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("quick", [True, False], ids=["worker_at_once", "worker_later"])
+@pytest.mark.parametrize(
+    "quick", [pytest.param(True, id="worker_at_once", marks=pytest.mark.slow), pytest.param(False, id="worker_later")]
+)
 def test_scheduler_killed_anywhere_for_good_leaves_each_tick_one_outcome(
     own: Settings, point: str, quick: bool
 ) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
+import dramatiq
 import pytest
 import redis
 
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.middleware.schedule.tick_store import TickStore
+from housekeeping import Settings
 from tests.faults import Where, at_step, lose_connection, redis_fault
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
+from tests.internals.core import shared_redis
+from tests.internals.database import Database
+from tests.internals.middleware import TickStore
+from tests.rabbitmq_look import on_rabbitmq
 
 
 @pytest.fixture
@@ -27,6 +29,10 @@ def own(settings: Settings, postgres: Database, redis_client: redis.Redis) -> It
 def _lost(point: str, where: Where) -> AbstractContextManager[object]:
     """Break the connection before Redis receives this step, or after its effect and before the answer."""
     return redis_fault("enqueue", where) if point == "enqueue" else at_step(TickStore, point, where, lose_connection)
+
+
+def lose_broker() -> None:
+    raise dramatiq.errors.ConnectionClosed("the broker closed the connection")
 
 
 POINTS = ["state_of", "claim", "enqueue", "record", "notes", "remove"]
@@ -50,6 +56,66 @@ def test_scheduler_that_loses_redis_anywhere_leaves_each_tick_one_outcome(
     assert account.ran == account.recorded == {at(6), at(10), at(11)}
     assert account.missed == 3
     assert any(record.levelname == "ERROR" for record in caplog.records), "it says so"
+
+
+@pytest.mark.parametrize("point", ["state_of", "claim", "enqueue"])
+@pytest.mark.parametrize("catch_up", ["latest", "none"])
+def test_missed_ticks_of_an_outage_are_not_blamed_on_the_scheduler(own: Settings, point: str, catch_up: str) -> None:
+    account = Account(own.model_copy(update={"catch_up": catch_up}), "0 * * * *")
+    broker = account.process()
+    lost_on_rabbitmq = point == "enqueue" and on_rabbitmq(broker)
+    wake_up(broker, at(10))
+
+    with at_step(broker, "put", "before", lose_broker) if lost_on_rabbitmq else _lost(point, "before"):
+        for hour in (11, 12, 13):
+            wake_up(broker, at(hour))
+    wake_up(broker, at(13, 20))
+    wake_up(broker, at(14))
+
+    last = 12 if catch_up == "latest" else 13
+    assert rows("swept") == [("missed", "servers_unavailable", at(last), {"missed": last - 10})]
+
+
+def test_worker_that_records_the_gap_knows_of_the_outage(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    broker = account.process()
+    wake_up(broker, at(10))
+    account.drain()
+    with _lost("state_of", "before"):
+        wake_up(broker, at(11))
+
+    with _lost("record", "before"):
+        wake_up(broker, at(12))
+    account.drain()
+    wake_up(broker, at(12, 1))
+
+    assert ("missed", "servers_unavailable", at(11), {"missed": 1}) in rows("swept")
+
+
+def test_ticks_missed_before_the_scheduler_began_have_no_scheduler(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    wake_up(account.process(), at(10))
+    late = account.process()
+
+    with _lost("state_of", "before"):
+        for moment in (at(12, 30), at(13), at(14)):
+            wake_up(late, moment)
+    wake_up(late, at(15))
+
+    assert rows("swept") == [("missed", "no_scheduler", at(14), {"missed": 4})]
+
+
+def test_outage_that_is_over_explains_no_later_gap(own: Settings) -> None:
+    account = Account(own, "0 * * * *")
+    broker = account.process()
+    wake_up(broker, at(10))
+    with _lost("state_of", "before"):
+        wake_up(broker, at(11))
+    wake_up(broker, at(11, 1))
+
+    wake_up(broker, at(14))  # the process was suspended meanwhile
+
+    assert rows("swept") == [("missed", "no_scheduler", at(13), {"missed": 2})]
 
 
 def test_ticks_of_a_new_actor_are_recorded_though_redis_is_down_at_start(

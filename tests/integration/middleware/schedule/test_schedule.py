@@ -11,11 +11,7 @@ import periodiq
 import pytest
 import redis
 
-from housekeeping import embedded
-from housekeeping.core.cron import Cron
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
+from housekeeping import Settings
 from tests.faults import redis_fault
 from tests.integration.middleware.applications import (
     at,
@@ -30,6 +26,9 @@ from tests.integration.middleware.applications import (
     wake_up,
     working,
 )
+from tests.internals.core import Cron, DeclarationError
+from tests.internals.database import Database
+from tests.internals.embedded import embedded
 
 
 @pytest.fixture
@@ -50,22 +49,6 @@ def test_tick_seen_by_two_schedulers_fires_once(own: Settings) -> None:  # S1
     assert ticks(one) == ["10:00"]
 
 
-def test_scheduler_restarted_within_the_minute_does_not_fire_again(own: Settings) -> None:  # S1
-    wake_up(scheduler(own), at(10, 0, 3))
-
-    wake_up(scheduler(own), at(10, 0, 40))
-
-    assert ticks(scheduler(own)) == ["10:00"]
-
-
-def test_clock_that_steps_back_fires_no_tick_again(own: Settings) -> None:  # S1
-    broker = scheduler(own, "* * * * *")
-    for minute in (0, 1, 2, 0, 1, 2, 3):
-        wake_up(broker, at(10, minute))
-
-    assert ticks(broker) == ["10:00", "10:01", "10:02", "10:03"]
-
-
 def test_clock_that_steps_back_beyond_the_memory_fires_nothing(own: Settings) -> None:  # S1
     broker = scheduler(own)
     redis_client = broker.client
@@ -75,18 +58,6 @@ def test_clock_that_steps_back_beyond_the_memory_fires_nothing(own: Settings) ->
     wake_up(broker, at(9))
 
     assert ticks(broker) == []
-
-
-def test_tick_resent_after_redis_was_emptied_is_the_same_message(own: Settings) -> None:  # S1
-    broker = scheduler(own)
-    wake_up(broker, at(10))
-    [before] = queued(broker)
-    keys = list(broker.client.scan_iter(match=f"{own.namespace}:*"))
-    broker.client.delete(*keys)
-
-    wake_up(broker, at(10, 0, 30))
-
-    assert [message.message_id for message in queued(broker)] == [before.message_id]
 
 
 @pytest.mark.redis_broker_only(reason="RabbitMQ keeps the message")

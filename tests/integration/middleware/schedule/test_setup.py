@@ -9,12 +9,12 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.registration import register
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.middleware.applications import at, close_all, installed, queued, rows, wake_up
+from tests.internals.database import Database, connect_to, database
+from tests.internals.engine import register
+from tests.internals.workers import configured_sweeps
 
 STATUSES = "user_status_cleanup.batch"
 

@@ -11,12 +11,11 @@ import dramatiq
 from dramatiq import MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.cron import Cron
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping import Settings
 from tests.integration.middleware.applications import installed
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.core import Cron, shared_redis
+from tests.internals.ledger import Run
 
 
 class Killed(BaseException):
@@ -81,7 +80,7 @@ class Account:
     @property
     def recorded(self) -> set[datetime]:
         """Return the ticks that have an outcome of their own."""
-        own: Any = Run.select(Run.tick).where(Run.outcome != "missed").tuples()
+        own: Any = Run.select(Run.tick).where(Run.worker == "swept", Run.outcome != "missed").tuples()
         ticks = [tick for (tick,) in own]
         assert len(ticks) == len(set(ticks)), "a tick has two outcomes"
         return set(ticks)
@@ -89,7 +88,7 @@ class Account:
     @property
     def missed(self) -> int:
         """Return the number of ticks that the ledger records as missed."""
-        gaps: Any = Run.select(Run.counts).where(Run.outcome == "missed").tuples()
+        gaps: Any = Run.select(Run.counts).where(Run.worker == "swept", Run.outcome == "missed").tuples()
         return sum(counts["missed"] for (counts,) in gaps)
 
 

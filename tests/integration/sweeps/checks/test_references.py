@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from peewee import BigAutoField
+from peewee import SQL, BigAutoField, BigIntegerField
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import BaseModel, Call, Delete, Sweep, UtcDateTimeField
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.doctor import stages
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.registry import Finding
-from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping import BaseModel, Call, Delete, Rows, Settings, Sweep, UtcDateTimeField
+from tests.declarations import changed
+from tests.internals.database import Database
+from tests.internals.doctor import stages
+from tests.internals.engine import Finding, run_sweep
+from tests.internals.insight import as_json, plan
 from tests.session_settings import set_in_session
 
 Do = Callable[[str], None]
@@ -28,17 +26,9 @@ class Cart(BaseModel):
     touched_at = UtcDateTimeField()
 
 
-class DeleteWithItems(Delete):
-    def write(self, table: TableStage, step: Any, chosen: Any) -> Any:
-        return super().write(table, step, chosen)
-
-
 def sweep_with(action: Any) -> Sweep:
     return Sweep(
-        name="shop.carts",
-        stale=lambda now: Cart.touched_at < now,
-        order=(Cart.touched_at, Cart.id),
-        action=action,
+        "shop.carts", Rows(Cart, stale=lambda row, now: row.touched_at < now, order="touched_at", action=action)
     )
 
 
@@ -59,7 +49,7 @@ def do(postgres: Database, admin: Connection) -> Do:
 
 
 def found(sweep: Sweep) -> list[Finding]:
-    findings = stages.examine(Settings.load(), {sweep.name: sweep})
+    findings = stages.examine_stages(Settings.load(), {sweep.name: sweep})
     return [each for each in findings if each.subject.startswith("references")]
 
 
@@ -99,7 +89,7 @@ def test_foreign_key_is_named_by_plan_and_doctor(
     if indexed:
         do("CREATE INDEX ON item (cart_id)")
 
-    (planned,) = plan(sweep_with(action)).as_json()["references"]
+    (planned,) = as_json(plan(sweep_with(action)))["references"]
     (finding,) = found(sweep_with(action))
 
     if isinstance(action, Call):
@@ -139,46 +129,6 @@ def test_restricting_key_without_referenced_rows_is_fine(do: Do) -> None:
     assert (finding.level, "none of the first 12 stale rows is referenced" in finding.text) == ("fine", True)
 
 
-def test_single_referenced_row_is_named_in_the_singular(do: Do) -> None:
-    do(ITEMS.format(on_delete=""))
-    do("CREATE INDEX ON item (cart_id)")
-    do("INSERT INTO item VALUES (1, 1)")
-
-    (finding,) = found(carts)
-
-    assert finding.text.endswith(": 1 of the first 12 stale rows is referenced and cannot be deleted")
-
-
-def test_harmless_foreign_key_is_logged_at_level_info(do: Do, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    do(ITEMS.format(on_delete="ON DELETE CASCADE"))
-    do("CREATE INDEX ON item (cart_id)")
-
-    run_sweep(carts)
-
-    [line] = [each for each in caplog.records if each.message == "Deleted rows are referenced"]
-    assert (line.levelname, hasattr(line, "way_out")) == ("INFO", False)
-
-
-def test_action_that_deletes_dependents_warns_of_a_missing_index_only(do: Do) -> None:
-    do(ITEMS.format(on_delete=""))
-
-    (finding,) = found(sweep_with(DeleteWithItems()))
-
-    assert finding.way_out == INDEX
-
-
-def test_partitioned_referencing_table_is_named_once(do: Do) -> None:
-    do(
-        "CREATE TABLE item (id bigint, cart_id bigint REFERENCES cart (id)) PARTITION BY LIST (id);"
-        "CREATE TABLE item_1 PARTITION OF item DEFAULT"
-    )
-
-    (finding,) = found(carts)
-
-    assert str(finding.way_out).startswith("CREATE INDEX ON item (cart_id); ")
-
-
 def test_unreadable_table_is_not_counted(do: Do, postgres: Database, settings: Settings) -> None:
     do(ITEMS.format(on_delete=""))
     do("CREATE INDEX ON item (cart_id)")
@@ -191,3 +141,198 @@ def test_unreadable_table_is_not_counted(do: Do, postgres: Database, settings: S
     set_in_session(postgres, "SESSION AUTHORIZATION DEFAULT")
     do(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert "not counted, this role cannot read it" in finding.text
+
+
+CHAIN = (
+    "CREATE TABLE item (id bigint PRIMARY KEY, cart_id bigint REFERENCES cart (id) ON DELETE CASCADE);"
+    "CREATE TABLE note (id bigint PRIMARY KEY, item_id bigint REFERENCES item (id) {on_delete});"
+    "CREATE INDEX ON item (cart_id); CREATE INDEX ON note (item_id);"
+    "INSERT INTO item SELECT n, n % 6 + 1 FROM generate_series(1, 24) AS n;"
+    "INSERT INTO note SELECT n, n % 3 + 1 FROM generate_series(1, 9) AS n"
+)
+
+
+class Note(BaseModel):
+    id = BigAutoField()
+    item = BigIntegerField(column_name="item_id")
+
+
+class LegalHold(BaseModel):
+    id = BigAutoField()
+    note = BigIntegerField(column_name="note_id")
+
+
+def notes(**given: Any) -> Sweep:
+    return Sweep("shop.notes", Rows(Note, stale=lambda row: row.id < 0, **{"action": Delete(), **given}))
+
+
+held_notes = notes(hold=lambda row: LegalHold.note == row.id)
+
+
+def lines(sweep: Sweep = carts, declared: Sequence[Sweep] = ()) -> dict[str, tuple[str, str]]:
+    """Level and text of each foreign key in the plan, by its table; `doctor` must say the same."""
+    planned = as_json(plan(sweep, declared=declared))["references"]
+    findings = stages.examine_stages(Settings.load(), {each.name: each for each in (sweep, *declared)})
+    found = [each for each in findings if each.subject.startswith("references") and each.area == sweep.name]
+    assert [each["text"] for each in planned] == [each.text for each in found]
+    return {each["table"]: (each["level"], each["text"]) for each in planned}
+
+
+def test_key_behind_a_cascade_that_restricts_is_a_warning_with_its_chain(do: Do) -> None:
+    do(CHAIN.format(on_delete="ON DELETE RESTRICT"))
+
+    level, text = lines()["note"]
+    result = run_sweep(carts)
+
+    assert level == "warning"
+    assert text == (
+        "note (item_id) references item, ON DELETE RESTRICT, indexed: 3 of the first 12 stale rows are referenced and "
+        "cannot be deleted; cart <- item (CASCADE) <- note (RESTRICT)"
+    )
+    assert (result.counts["deleted_rows"], result.counts["failed"]) == (9, 3), "as the plan says"
+
+
+def test_key_that_sets_null_ends_the_chain(do: Do) -> None:
+    do(CHAIN.format(on_delete="ON DELETE SET NULL"))
+    do("CREATE TABLE mark (note_id bigint REFERENCES note (id))")
+
+    found = lines()
+
+    assert list(found) == ["item", "note"]
+    assert found["note"][1].endswith(
+        "its rows are changed as well, and not counted; cart <- item (CASCADE) <- note (SET NULL)"
+    )
+
+
+def test_missing_index_of_a_large_table_behind_a_cascade_is_a_warning(do: Do) -> None:
+    do(CHAIN.format(on_delete="ON DELETE CASCADE"))
+    do("DROP INDEX note_item_id_idx; INSERT INTO note SELECT n, 1 FROM generate_series(10, 40000) AS n")
+    small = lines()["note"][0]
+
+    do("ANALYZE note")
+    (each,) = [each for each in plan(carts).references if each.key.table == "note"]
+
+    assert (small, each.level, each.way_out) == ("fine", "warning", "CREATE INDEX CONCURRENTLY ON note (item_id)")
+
+
+def test_cascade_onto_rows_that_another_sweep_holds_is_a_warning(do: Do, postgres: Database) -> None:
+    do(CHAIN.format(on_delete="ON DELETE CASCADE"))
+    postgres.create_tables([LegalHold])
+    nothing_held = lines(declared=[held_notes])["note"]
+    do("INSERT INTO legal_hold (note_id) VALUES (3), (6)")  # both of one item
+
+    level, text = lines(declared=[carts, held_notes])["note"]
+
+    assert nothing_held[0] == "fine"
+    assert nothing_held[1].endswith(
+        "none of the first 12 stale rows leads to rows that shop.notes holds; " + text.split("; ")[-1]
+    )
+    assert level == "warning"
+    assert text == (
+        "note (item_id) references item, ON DELETE CASCADE, indexed: its rows are deleted as well, and not counted; "
+        "1 of the first 12 stale rows leads to rows that shop.notes holds; cart <- item (CASCADE) <- note (CASCADE)"
+    )
+
+
+def test_cascade_onto_rows_that_another_sweep_archives_is_a_warning(do: Do) -> None:
+    do(CHAIN.format(on_delete="ON DELETE CASCADE"))
+
+    level, text = lines(declared=[notes(action=Delete(archive_to="old_notes"))])["note"]
+
+    assert (level, "they do not reach the archive of shop.notes" in text) == ("warning", True)
+
+
+@pytest.mark.parametrize(("on_delete", "level"), [("NO ACTION", "fine"), ("RESTRICT", "warning")])
+def test_rows_that_another_chain_deletes_prevent_nothing(do: Do, on_delete: str, level: str) -> None:
+    do(
+        "CREATE TABLE item (id bigint PRIMARY KEY, cart_id bigint REFERENCES cart (id) ON DELETE CASCADE);"
+        "CREATE TABLE note (cart_id bigint REFERENCES cart (id) ON DELETE CASCADE,"
+        f" item_id bigint REFERENCES item (id) ON DELETE {on_delete});"
+        "CREATE INDEX ON item (cart_id); CREATE INDEX ON note (item_id); CREATE INDEX ON note (cart_id);"
+        "INSERT INTO item VALUES (1, 1); INSERT INTO note VALUES (1, 1)"
+    )
+
+    found = [each for each in plan(carts).references if list(each.key.columns) == ["item_id"]]
+
+    assert [each.level for each in found] == [level]
+
+
+def test_chains_end_in_circles_and_trees(do: Do) -> None:
+    do(
+        "CREATE TABLE item (id bigint PRIMARY KEY, cart_id bigint REFERENCES cart (id) ON DELETE CASCADE,"
+        " parent_id bigint REFERENCES item (id) ON DELETE CASCADE);"
+        "ALTER TABLE cart ADD COLUMN item_id bigint REFERENCES item (id) ON DELETE CASCADE"
+    )
+
+    chains = [each.chain_in_words for each in plan(carts).references]
+
+    assert chains == [
+        "cart <- item (CASCADE)",
+        "cart <- item (CASCADE) <- cart (CASCADE)",
+        "cart <- item (CASCADE) <- item (CASCADE)",
+    ]
+
+
+def test_chain_through_partitions_schemas_and_composite_keys_is_followed(
+    do: Do, admin: Connection, settings: Settings
+) -> None:
+    other = f"{settings.namespace}_other"
+    do(
+        f"CREATE SCHEMA {other};"
+        f'CREATE TABLE {other}."Item" (id bigint, "Day" date, cart_id bigint REFERENCES cart (id) ON DELETE CASCADE,'
+        ' PRIMARY KEY (id, "Day")) PARTITION BY RANGE ("Day");'
+        f"CREATE TABLE {other}.item_1 PARTITION OF {other}.\"Item\" FOR VALUES FROM ('2020-01-01') TO ('2021-01-01');"
+        f'CREATE TABLE {other}.item_2 PARTITION OF {other}."Item" DEFAULT;'
+        f'CREATE INDEX ON {other}."Item" (cart_id);'
+        "CREATE TABLE note (item_id bigint, day date,"
+        f' FOREIGN KEY (item_id, day) REFERENCES {other}."Item" (id, "Day"));'
+        "CREATE INDEX ON note (item_id, day);"
+        f"INSERT INTO {other}.\"Item\" VALUES (1, '2020-05-05', 1), (2, '2022-01-01', 2);"
+        "INSERT INTO note VALUES (1, '2020-05-05')"
+    )
+
+    found = plan(carts).references
+    do(f"DROP SCHEMA {other} CASCADE")
+
+    item = f'{other}."Item"'
+    assert [each.chain_in_words for each in found] == [
+        f"cart <- {item} (CASCADE)",
+        f"cart <- {item} (CASCADE) <- note (NO ACTION)",
+    ]
+    assert (found[1].referenced_rows, found[1].sampled_rows) == (1, 12)
+
+
+def test_cascade_to_the_table_itself_names_its_own_hold(do: Do) -> None:
+    do(
+        "ALTER TABLE cart ADD COLUMN parent_id bigint REFERENCES cart (id) ON DELETE CASCADE;"
+        "CREATE INDEX ON cart (parent_id); UPDATE cart SET parent_id = 1 WHERE id = 2"
+    )
+    held = changed(carts, hold=lambda row: row.id == 2)
+
+    level, text = lines(held, [held])["cart"]
+
+    assert (level, "1 of the first 11 stale rows leads to rows that shop.carts holds" in text) == ("warning", True)
+
+
+def test_count_that_takes_too_long_is_left_out_of_the_plan(do: Do) -> None:
+    do(CHAIN.format(on_delete="ON DELETE CASCADE"))
+    slow = notes(hold=lambda row: SQL("pg_sleep(20) IS NULL"))
+
+    planned = plan(carts, declared=[slow])
+
+    (note,) = [each for each in planned.references if each.key.table == "note"]
+    assert (note.level, note.referenced_rows) == ("warning", None)
+    assert "also those that shop.notes holds; cart <-" in note.text
+
+
+def fail() -> Any:
+    raise ValueError("no hold today")
+
+
+@pytest.mark.parametrize("hold", [fail, lambda: SQL("missing_column")])
+def test_broken_hold_of_another_sweep_does_not_fail_the_plan(do: Do, hold: Any) -> None:
+    do(CHAIN.format(on_delete="ON DELETE CASCADE"))
+
+    planned = plan(carts, declared=[notes(hold=lambda row: hold())])
+
+    assert [each.level for each in planned.references] == ["fine", "warning"]

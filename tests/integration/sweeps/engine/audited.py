@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.lease_config import LeaseConfig
+from housekeeping import Lease, Settings
 from tests.integration.sweeps.engine.executed import SMALL
 
 TTL = timedelta(minutes=10)
-LEASED = dataclasses.replace(SMALL, lease=LeaseConfig("statuses", TTL))
+LEASED = dataclasses.replace(SMALL, lease=Lease("statuses", TTL))
 
 
 @pytest.fixture

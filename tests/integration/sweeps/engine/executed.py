@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.declarations import changed
+from tests.internals.workers import status_sweep as sweep
 
-SMALL: Final = dataclasses.replace(sweep, batch_size=10)
+SMALL: Final = changed(sweep, batch=10)
 #: Due by any real clock, the lowest ids first.
 DUE: Final = "now() - interval '1 hour' + interval '1 millisecond' * n"

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.db_health import DbHealth
-from housekeeping.testing import ManualClock
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
+from tests.internals.engine import DbHealth
+from tests.internals.ledger import NOW, Counts, Run
+from tests.internals.workers import status_sweep as sweep
 
 #: Due by the clock that tests set, and by any real one.
 DUE: Final = "timestamptz '2025-12-31 00:00:00+00' + interval '1 millisecond' * n"
 LONG_DUE: Final = "timestamptz '2025-12-30 00:00:00+00'"
 #: One that begins at the front after a run that its limits cut short, but not after one that was stopped.
-SMALL: Final = dataclasses.replace(sweep, batch_size=10, resume_after_limit=False)
+SMALL: Final = changed(sweep, batch=10, resume="interrupted")
 WELL: Final = DbHealth(0.0, 0, False)
 
 

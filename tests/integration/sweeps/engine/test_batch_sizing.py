@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 
 import pytest
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.overrides import Override, switch
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.db_health import DbHealth
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage.worker import sweep as uploads
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, WELL, Impatient, Sizes, Told
+from tests.internals.core import SettingsError, WorkerSettings
+from tests.internals.engine import DbHealth, run_sweep
+from tests.internals.ledger import Counts, Override, switch
+from tests.internals.workers import uploads_sweep as uploads
 
-TARGET = dataclasses.replace(SMALL, batch_size=100, target_batch=timedelta(seconds=1), max_runtime=timedelta(hours=1))
+TARGET = changed(SMALL, batch=100, batch_takes=timedelta(seconds=1), runtime=timedelta(hours=1))
 
 
 class Slow(Sizes):
@@ -59,18 +56,9 @@ def test_small_batch_shrinks_to_one_row_and_grows_by_one(add_statuses: AddStatus
     add_statuses(17, DUE)
     slow = Slow(clock, 2, 2, 2, 0)
 
-    run_sweep(dataclasses.replace(TARGET, batch_size=5), clock=clock, on_batch=slow)
+    run_sweep(changed(TARGET, batch=5), clock=clock, on_batch=slow)
 
     assert slow.seen == [5, 2, 1, 1, 2, 3, 3]
-
-
-def test_batch_size_is_constant_without_a_target(add_statuses: AddStatuses, clock: ManualClock) -> None:
-    add_statuses(30, DUE)
-    slow = Slow(clock, 60)
-
-    run_sweep(dataclasses.replace(SMALL, max_runtime=timedelta(hours=1)), clock=clock, on_batch=slow)
-
-    assert slow.seen == [10, 10, 10, 0]
 
 
 def test_narrowed_batch_size_limits_adaptive_batches(add_statuses: AddStatuses, clock: ManualClock) -> None:
@@ -87,7 +75,7 @@ def test_throttle_halves_an_adaptive_batch(add_statuses: AddStatuses, clock: Man
     add_statuses(300, DUE)
     slow = Slow(clock, 2, 0)  # the second batch ends when the next look is due
     lagging = Told(WELL, DbHealth(99.0, 0, False))
-    in_time = dataclasses.replace(TARGET, target_batch=timedelta(seconds=10))
+    in_time = changed(TARGET, batch_takes=timedelta(seconds=10))
 
     run_sweep(in_time, clock=clock, on_batch=slow, health=lagging, stopping=Impatient(clock))
 
@@ -100,5 +88,5 @@ def test_worker_with_fixed_batches_rejects_a_target() -> None:
 
 
 def test_target_batch_time_is_set_by_a_setting() -> None:
-    assert SMALL.configured(WorkerSettings(target_batch_s=0.5)).target_batch == timedelta(seconds=0.5)
-    assert TARGET.configured(WorkerSettings(target_batch_s=None)).target_batch is None
+    assert SMALL.configured(WorkerSettings(target_batch_s=0.5)).limits.batch_takes == timedelta(seconds=0.5)
+    assert TARGET.configured(WorkerSettings(target_batch_s=None)).limits.batch_takes is None

@@ -7,15 +7,11 @@ from collections.abc import Callable
 
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.runs import Counts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.executed import DUE, SMALL
+from tests.internals.engine import RunResult, run_sweep
+from tests.internals.ledger import Counts, Run
 
 
 def test_shutdown_ends_the_run_after_its_batch_and_the_next_resumes(
@@ -38,28 +34,6 @@ def test_shutdown_ends_the_run_after_its_batch_and_the_next_resumes(
     assert third.counts["deleted_rows"] == 1, "a run after one that ended well starts at the front again"
 
 
-def test_run_that_lost_the_database_fails_with_committed_counts(
-    add_statuses: AddStatuses, admin: Connection, postgres: Database, last_run: Callable[[], Run]
-) -> None:
-    add_statuses(50, DUE)
-
-    def cut(counts: Counts) -> None:
-        if counts["batches"] == 2:
-            with admin.cursor() as cursor:
-                cursor.execute(
-                    "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS "
-                    "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN OLD; END $$;"
-                    "CREATE TRIGGER cut BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION cut()"
-                )
-
-    result = run_sweep(SMALL, on_batch=cut)
-
-    assert result.outcome == "failed" and result.reason is not None and result.reason.startswith("database: ")
-    assert result.counts["deleted_rows"] == 20
-    assert (last_run().outcome, last_run().counts["deleted_rows"]) == ("failed", 20)
-    assert UserStatus.select().count() == 30
-
-
 def test_run_after_a_failed_one_resumes_from_its_cursor(add_statuses: AddStatuses, last_run: Callable[[], Run]) -> None:
     add_statuses(50, DUE)
     result = run_sweep(SMALL, on_batch=_raise_after(2))
@@ -75,28 +49,6 @@ def _raise_after(batches: int) -> Callable[[Counts], None]:
             raise OSError("the disk is full")
 
     return fail
-
-
-def test_zombie_commits_nothing_after_a_takeover(
-    add_statuses: AddStatuses, admin: Connection, settings: Settings
-) -> None:
-    # A run that only slept and was marked as lost adds no second row.
-    add_statuses(50, DUE)
-    others: list[RunResult] = []
-
-    def sleep_and_be_taken_over(counts: Counts) -> None:
-        if counts["batches"] == 1 and not others:
-            with admin.cursor() as cursor:
-                cursor.execute(f"UPDATE {settings.schema_name}.runs SET heartbeat_at = now() - interval '61 seconds'")
-            others.append(run_sweep(SMALL))
-
-    zombie = run_sweep(SMALL, on_batch=sleep_and_be_taken_over)
-
-    assert (others[0].outcome, others[0].counts["deleted_rows"]) == ("done", 40)
-    assert (zombie.outcome, zombie.reason) == ("lost_lease", "taken_over")
-    rows = list(Run.select(Run.outcome, Run.counts).order_by(Run.id))
-    assert [row.outcome for row in rows] == ["lost", "done"]
-    assert sum(row.counts["deleted_rows"] for row in rows) == 50
 
 
 def test_run_with_heartbeats_is_not_taken_over(add_statuses: AddStatuses) -> None:

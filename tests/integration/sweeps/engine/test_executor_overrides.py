@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from psycopg2.extensions import connection as Connection
 
-from housekeeping.core import events
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.testing import ManualClock
+from housekeeping import events
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.executed import DUE, SMALL
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import status_sweep as sweep
 
 
 def test_alerts_are_raised_above_their_thresholds_only(
@@ -43,26 +39,12 @@ def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_run_over_its_longest_time_raises_an_alert(add_statuses: AddStatuses, caplog: pytest.LogCaptureFixture) -> None:
-    clock = ManualClock(tick=sweep.max_runtime * 3)
+    clock = ManualClock(tick=sweep.limits.runtime * 3)
     add_statuses(1, "timestamptz '2025-01-01 00:00:00+00'")
 
     run_sweep(sweep, clock=clock)
 
     assert alarms(caplog) == ["longest_run"]
-
-
-def test_paused_worker_skips_its_run_and_records_the_tick(
-    add_statuses: AddStatuses, admin: Connection, settings: Settings, last_run: Callable[[], Run]
-) -> None:
-    add_statuses(5, DUE)
-    with admin.cursor() as cursor:
-        cursor.execute(f"INSERT INTO {settings.schema_name}.switches VALUES ('{sweep.name}', 'paused', 'migration')")
-
-    result = run_sweep(sweep)
-
-    assert (result.outcome, result.reason, result.exit_code) == ("skipped", "paused", 0)
-    assert (last_run().outcome, last_run().reason) == ("skipped", "paused")
-    assert run_sweep(sweep, force=True).counts["deleted_rows"] == 5
 
 
 def test_run_logs_one_line_at_its_start_and_one_at_its_end(

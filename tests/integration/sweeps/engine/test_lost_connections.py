@@ -10,25 +10,21 @@ import redis
 from peewee import DataError, PostgresqlDatabase
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.telemetry.context import MessageContext, current_message
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps import Sweep
-from housekeeping.sweeps.checks.unique_keys import stages_of
-from housekeeping.sweeps.engine.one_round_trip import REFUSED, OneRoundTrip
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger import batch_row, run_start
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.stages.stage import Batch
-from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping import Sweep
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.faults import Where, at_number, at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.own_stages import in_transactions
+from tests.integration.statements import end_session
 from tests.integration.sweeps.engine.audited import LEASED
 from tests.integration.sweeps.engine.audited import audited as audited
 from tests.integration.sweeps.engine.executed import DUE
 from tests.integration.sweeps.orders import Order, Outside, add, sweep
+from tests.internals.core import MessageContext, current_message
+from tests.internals.database import Database, database
+from tests.internals.engine import REFUSED, Commit, RunResult, run_sweep
+from tests.internals.ledger import Run, batch_row, run_start
+from tests.internals.sweeps import Batch, TableStage, stages_of
 
 #: A pooler would use another server, so that the client keeps its connection.
 _ENDS_ITS_SERVER = pytest.mark.direct_only(reason="it ends the server process of a connection")
@@ -39,7 +35,7 @@ def breaks(admin: Connection) -> Callable[[], None]:
 
     def end() -> None:
         with admin.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 20000)", (database.connection().info.backend_pid,))
+            end_session(cursor, database.connection().info.backend_pid)
         assert database.obj is not None
         PostgresqlDatabase.execute_sql(database.obj, "SELECT 1")
 
@@ -108,14 +104,14 @@ def test_statement_that_outlives_its_connection_commits_nothing(
     add_statuses(5, DUE)
     begun = run_start.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
     assert begun is not None and begun.heartbeat_at is not None
-    late = OneRoundTrip("w", begun)
+    late = Commit("w", begun)
     (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
     batch = Batch("w", begun.run_id, begun.started_at)
     counts = {"deleted_rows": 0, "batches": 0}
 
     assert batch_row.resynchronize(begun.run_id, begun.heartbeat_at) is None
     with pytest.raises(DataError, match=REFUSED):
-        late.commit(stage, batch, counts=counts, cursor=None, ends_run=True)
+        late.in_one_statement(stage, batch, counts=counts, cursor=None, ends_run=True)
 
     assert UserStatus.select().count() == 5
 
@@ -139,7 +135,7 @@ def test_failed_rows_of_an_unanswered_commit_are_counted(postgres: Database, adm
     # F4
     postgres.create_tables([Order])
     add(4)
-    refusing = sweep(Outside(1, 2, 3, 4), batch_size=2)
+    refusing = sweep(Outside(1, 2, 3, 4), batch=2)
 
     with at_step(Database, "commit", "after", at_number(5, breaks(admin))):
         broken = run_sweep(refusing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -10,21 +10,17 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget
-from housekeeping.core.telemetry.context import MessageContext, current_message
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.batch_sizing import BatchSizer
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Override, resume, switch
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.stages.stage import Backlog, Batch, BatchResult, StagePlan
-from housekeeping.testing import ManualClock
-from housekeeping.workers import BUILT_IN
+from housekeeping import Sweep
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, Sizes
+from tests.internals.core import SYSTEM_CLOCK, MessageContext, RunBudget, current_message
+from tests.internals.database import Database
+from tests.internals.engine import Speed, Throttle, run_sweep
+from tests.internals.ledger import Counts, Override, Run, resume, runs, switch
+from tests.internals.sweeps import Backlog, Batch, BatchResult, StagePlan
+from tests.internals.workers import BUILT_IN
 
 NAME = SMALL.name
 
@@ -86,6 +82,16 @@ def test_forced_run_ignores_a_pause_set_during_it(add_statuses: AddStatuses) -> 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 50)
 
 
+def test_forced_run_of_a_disabled_worker_is_narrowed_as_well(add_statuses: AddStatuses) -> None:
+    add_statuses(8, DUE)
+    switch(Override(NAME, "narrow", batch_size=3))
+    sizes = Sizes()
+
+    result = run_sweep(changed(SMALL, enabled=False), force=True, on_batch=sizes)
+
+    assert (result.outcome, sizes.seen) == ("done", [3, 3, 2])
+
+
 def test_expired_pause_or_pause_of_another_worker_is_ignored(add_statuses: AddStatuses) -> None:
     add_statuses(30, DUE)
 
@@ -143,7 +149,7 @@ def test_narrowing_never_extends_the_time_limit(add_statuses: AddStatuses) -> No
     second = ManualClock(tick=timedelta(seconds=1))
     switch(Override(NAME, "narrow", max_runtime=timedelta(hours=1)))
 
-    result = run_sweep(dataclasses.replace(SMALL, max_runtime=timedelta(seconds=3)), clock=second)
+    result = run_sweep(changed(SMALL, runtime=timedelta(seconds=3)), clock=second)
 
     assert (result.reason, result.counts["deleted_rows"]) == ("out_of_time", 40)
 
@@ -156,6 +162,8 @@ class Outside:
     between: Callable[[int], None] = lambda number: None
     name: str = "outside"
     batch_size: int = 10
+    counts: tuple[str, ...] = ("effects", "batches")
+    progress_counts: tuple[str, ...] = ()
 
     def prepare(self, batch: Batch) -> bool:
         for number in range(10):
@@ -187,7 +195,7 @@ def test_pause_ends_a_long_page_of_outside_effects_at_a_heartbeat(
     monkeypatch.setattr(runs, "HEARTBEAT", timedelta())
     page = Outside(between=lambda number: switch(Override("outside", "paused")) if number == 3 else None)
 
-    result = run_sweep(Sweep(name="outside", stages=lambda sweep: [page]))
+    result = run_sweep(Sweep("outside", lambda sweep: [page]))
 
     assert (result.outcome, result.reason, page.effects) == ("partial", "paused", [0, 1, 2, 3])
 
@@ -195,16 +203,17 @@ def test_pause_ends_a_long_page_of_outside_effects_at_a_heartbeat(
 @pytest.mark.parametrize("sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda each: each.name)
 def test_every_built_in_stage_can_take_smaller_batches(postgres: Database, sweep: Sweep) -> None:
     passes = sweep.stages_for_run()
-    pace = BatchSizer(passes, None, RunBudget(sweep.max_runtime, SYSTEM_CLOCK), SYSTEM_CLOCK)
+    budget = RunBudget(sweep.limits.runtime, SYSTEM_CLOCK)
+    pace = Speed(sweep, passes, budget, SYSTEM_CLOCK, Throttle(sweep.limits.throttle, [], budget, time.sleep))
     own = [each.batch_size for each in passes]
 
     pace.apply(Override(sweep.name, "narrow", batch_size=2))
-    narrow = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
+    narrow = [pace.next_stage(place).batch_size for place in range(len(passes))]
     pace.apply(None)
-    wide = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
+    wide = [pace.next_stage(place).batch_size for place in range(len(passes))]
     pace.apply(Override(sweep.name, "narrow", batch_size=2))
-    once_more = [pace.sized(place, each).batch_size for place, each in enumerate(passes)]
+    once_more = [pace.next_stage(place).batch_size for place in range(len(passes))]
 
-    assert narrow == [2 for each in passes]
+    assert narrow == [min(2, size) for size in own]
     assert wide == own
     assert once_more == narrow

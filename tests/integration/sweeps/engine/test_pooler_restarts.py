@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Final
@@ -10,16 +9,16 @@ from typing import Final
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.ledger.models import Run
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.conftest import Urls
-from tests.faults import at_number, at_step
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import eventually
+from tests.internals.database import connect_to, database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Run
+from tests.internals.workers import status_sweep as sweep
 from tests.pgbouncer_server import PgBouncer, pgbouncer
 
 _DUE: Final = "now() - interval '1 hour' + interval '1 millisecond' * n"
@@ -28,7 +27,7 @@ CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN IF OLD.user_id = 15 THEN PERFORM pg_sleep(1); END IF; RETURN OLD; END $$;
 CREATE TRIGGER slow BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION slow()
 """
-SWEEP: Final = dataclasses.replace(sweep, batch_size=10)
+SWEEP: Final = changed(sweep, batch=10)
 
 
 @pytest.fixture
@@ -45,14 +44,6 @@ def restartable(urls: Urls, settings: Settings, add_statuses: AddStatuses) -> It
 
 def _deleted() -> int:
     return sum(run.counts.get("deleted_rows", 0) for run in Run.select())
-
-
-def test_pooler_restarted_between_two_batches_loses_nothing(restartable: PgBouncer) -> None:
-    with at_step(Database, "fetch_at_once", "before", at_number(2, restartable.restart)):
-        run_sweep(SWEEP)
-
-    assert run_sweep(SWEEP).outcome == "done"
-    assert (UserStatus.select().count(), _deleted()) == (0, 25)
 
 
 def test_pooler_restarted_within_a_batch_loses_nothing(restartable: PgBouncer, admin: Connection) -> None:

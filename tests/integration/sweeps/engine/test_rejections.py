@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,16 +10,24 @@ from typing import Any
 import pytest
 from peewee import PeeweeException, fn
 
-from housekeeping.core.telemetry import error_reporting
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.engine.failures import rejection_store
-from housekeeping.sweeps.engine.failures.rejections import CAUSES, LINES, OTHER_CAUSES, SAMPLES, Rejections
-from housekeeping.sweeps.ledger import history
-from housekeeping.sweeps.ledger.models import NOW, Rejection, RejectionReport, Run
-from housekeeping.sweeps.stages.stage import BatchResult, Failure
-from housekeeping.testing import ManualClock
+from housekeeping import Argument, Settings
+from housekeeping.testing.stubs import ManualClock
+from tests.integration.middleware.applications import close_all, eventually, installed, queued, working
 from tests.integration.sweeps.orders import Order, add, sweep
+from tests.internals.core import error_reporting
+from tests.internals.database import Database
+from tests.internals.engine import (
+    CAUSES,
+    LINES,
+    OTHER_CAUSES,
+    SAMPLES,
+    Rejections,
+    register,
+    rejection_store,
+    run_sweep,
+)
+from tests.internals.ledger import Rejection, Run, deferred, history
+from tests.internals.sweeps import BatchResult, Failure, TableStage
 
 Lines = Callable[[str], list[Any]]
 
@@ -39,10 +46,20 @@ def refuse_all(order: Order) -> None:
     raise ValueError(f"no order {order.reference!r}")
 
 
+def break_off(order: Order) -> None:
+    """Fail as a service does that is unavailable, which ends the run."""
+    raise ConnectionResetError("reset")
+
+
 def refuse_most(order: Order) -> None:
     """Settle each tenth: a run in which many rows in a row fail alike is ended."""
     if order.id % 10:
         refuse_all(order)
+
+
+def let_an_hour_pass() -> None:
+    for cause in rejection_store.reported_at:
+        rejection_store.reported_at[cause] -= 3600
 
 
 def standing() -> list[tuple[str, int]]:
@@ -71,51 +88,95 @@ def test_first_records_of_a_cause_have_lines_and_the_rest_a_summary(clock: Manua
     assert (summary.cause, summary.rows, summary.logged) == ("ValueError: no order …", LINES + 3, LINES)
 
 
-def test_same_cause_is_reported_again_after_an_hour(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
-    add(2)
-    failing = sweep(refuse_all)
+def test_failed_runs_of_one_cause_are_reported_once_an_hour(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
+    add(1)
+    broken = sweep(break_off)
 
     for _ in range(3):
-        run_sweep(failing, clock=clock)
+        assert run_sweep(broken, clock=clock).outcome == "failed"
     within_the_hour = len(reported)
-    RejectionReport.update(reported_at=NOW - timedelta(hours=1)).execute()
-    run_sweep(failing, clock=clock)
+    let_an_hour_pass()
+    run_sweep(broken, clock=clock)
 
     assert (within_the_hour, len(reported)) == (1, 2)
+    assert reported[0]["cause"] == "ConnectionResetError: reset"
 
 
-def test_two_runs_at_once_report_a_cause_once(postgres: Database) -> None:
-    both = threading.Barrier(2, timeout=10)
-    due: list[set[str]] = []
+def test_failed_run_defers_its_argument_only(clock: ManualClock) -> None:
+    add(1)
+    broken = sweep(break_off, argument=Argument("shop", int))
 
-    def ask() -> None:
-        both.wait()
-        due.append(rejection_store.due_for_report("shop.stuck_orders", ["b", "a"]))
-        postgres.close()
+    results = [run_sweep(broken, 7, clock=clock), run_sweep(sweep(lambda order: None), clock=clock)]
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert sorted(map(len, due)) == [0, 2]
+    assert [result.is_deferred for result in results] == [True, False]
+    (row,) = Rejection.select()
+    assert (row.subject, row.cause, row.rows, row.times) == ("7", "ConnectionResetError: reset", 0, 1)
+    assert row.sample == {"record": {}, "error": "reset"}
+    assert [subject for subject, _ in deferred("shop.stuck_orders").tuples()] == ["7"]
 
 
-def test_error_is_reported_although_the_report_table_is_missing(
+def test_run_whose_stale_rows_cannot_be_counted_defers_its_argument(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reset(*_: Any) -> None:
+        raise ConnectionResetError("reset")
+
+    monkeypatch.setattr(TableStage, "backlog", reset)
+
+    result = run_sweep(sweep(lambda order: None, argument=Argument("shop", int)), 7, clock=clock)
+
+    assert (result.outcome, result.is_deferred, standing()) == ("failed", True, [("ConnectionResetError: reset", 0)])
+
+
+@pytest.mark.parametrize("argument_name", [None, "shop"])
+def test_failed_run_of_an_unreachable_database_defers_nothing(
+    clock: ManualClock, postgres: Database, argument_name: str | None
+) -> None:
+    add(1)
+    broken = sweep(
+        lambda order: postgres.execute_sql("SELECT * FROM nowhere"),
+        argument=None if argument_name is None else Argument(argument_name),
+    )
+    postgres.execute_sql("ALTER TABLE orders RENAME COLUMN reference TO another")
+
+    result = run_sweep(broken, None if argument_name is None else 7, clock=clock)
+
+    assert (result.outcome, result.is_deferred, standing()) == ("failed", False, [])
+
+
+@pytest.mark.parametrize("rediscovered", [True, False])
+def test_deferred_argument_is_retried_unless_a_scheduler_sends_it_again(
+    clock: ManualClock, settings: Settings, rediscovered: bool
+) -> None:
+    # A retry would not keep to the delay.
+    add(1)
+    broken = sweep(
+        break_off,
+        argument=Argument("shop", int),
+        actor={"rediscovered": rediscovered, "deduplicate": "until_executed"},
+    )
+    broker = installed(settings.model_copy(update={"database_url": None}))
+    actor = register(broker, broken)
+
+    with working(broker):
+        actor.send(7)
+        eventually(lambda: Run.select().where(Run.outcome == "failed").exists() and not queued(broker, broken.queue))
+        retries = queued(broker, f"{broken.queue}.DQ")
+    close_all()
+
+    assert [message.args for message in retries] == ([] if rediscovered else [(7,)])
+
+
+def test_rejections_are_reported_although_they_cannot_be_recorded(
     clock: ManualClock, postgres: Database, reported: list[dict[str, Any]], lines: Lines
 ) -> None:
     add(1)
-    postgres.drop_tables([RejectionReport])
     # Not the whole table: the ledger looks at it when a run begins.
     postgres.execute_sql(f"ALTER TABLE {Rejection._meta.schema}.rejections DROP COLUMN sample")
-    broken = dataclasses.replace(sweep(refuse_all), name="shop.without_tables")
 
-    outcomes = [run_sweep(broken, clock=clock).outcome for _ in range(2)]
+    outcome = run_sweep(sweep(refuse_all), clock=clock).outcome
 
-    assert outcomes == ["done", "done"]
-    assert len(reported) == 1, "once an hour, by this process's own memory"
-    assert len(lines("Could not record the rejections")) == 2
+    assert (outcome, len(reported), len(lines("Could not record the rejections"))) == ("done", 1, 1)
 
 
 def test_rejections_are_recorded_until_a_complete_run_has_none(clock: ManualClock) -> None:
@@ -146,7 +207,7 @@ def test_run_cut_short_removes_no_cause(clock: ManualClock) -> None:
     stopping = threading.Event()
 
     result = run_sweep(
-        sweep(lambda order: None, batch_size=1), clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set()
+        sweep(lambda order: None, batch=1), clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set()
     )
 
     assert (result.outcome, result.reason) == ("partial", "shutdown")
@@ -276,4 +337,3 @@ def test_error_hook_that_raises_does_not_block_other_causes(
     result = run_sweep(sweep(refuse_in_two_ways), clock=clock)
 
     assert (result.outcome, seen) == ("done", [2, 2])
-    assert RejectionReport.select().where(RejectionReport.reported_at <= NOW).count() == 2

@@ -10,17 +10,16 @@ import pytest
 from peewee import OperationalError
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import RunTakenOver
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger import run_queries, run_start, runs
-from housekeeping.sweeps.ledger.run_start import Attempt
 from tests.faults import at_step
+from tests.internals.core import RunTakenOver
+from tests.internals.database import Database
+from tests.internals.ledger import RunStart, run_queries, run_start, runs
 from tests.session_settings import set_in_session
 
 PATIENCE_S = 20
 
 
-def begin() -> Attempt | None:
+def begin() -> RunStart | None:
     return run_start.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
 
 
@@ -34,7 +33,7 @@ def test_delayed_delivery_of_a_completed_message_starts_no_run(
             asleep.set()
             assert awake.wait(PATIENCE_S)
 
-    def sleep() -> Attempt | None:
+    def sleep() -> RunStart | None:
         try:
             return begin()
         finally:
@@ -63,7 +62,7 @@ def test_delivery_that_waited_for_the_completing_commit_starts_no_run(postgres: 
     first = begin()
     assert first is not None
 
-    def again() -> Attempt | None:
+    def again() -> RunStart | None:
         try:
             return begin()
         finally:
@@ -81,14 +80,14 @@ def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, 
     # Not where one before that had been interrupted: what has become due there meanwhile would wait for the next run.
     place = {"pass": "rows", "after": [3]}
 
-    def of(message_id: str) -> Attempt:
+    def of(message_id: str) -> RunStart:
         begun = run_start.begin(
             "worker", message_id=message_id, tick=None, trigger="enqueue", lease=("worker", f"token of {message_id}")
         )
         assert begun is not None and begun.fence is not None
         return begun
 
-    def third() -> Attempt:
+    def third() -> RunStart:
         try:
             return of("third")
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,23 +11,19 @@ from typing import Any
 import redis
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import LeaseLost, RunTakenOver
-from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.context import MessageContext, current_message
-from housekeeping.database.connection import Database, database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping import ExclusiveLease, Lease, Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.declarations import changed
 from tests.faults import at_number, at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.own_stages import in_transactions
 from tests.integration.sweeps.engine.audited import LEASED, TTL
 from tests.integration.sweeps.engine.audited import audited as audited
 from tests.integration.sweeps.engine.executed import DUE
+from tests.internals.core import LeaseLost, MessageContext, RunTakenOver, current_message
+from tests.internals.database import Database, database
+from tests.internals.engine import RunResult, run_sweep
+from tests.internals.ledger import Counts, Run
 
 SHORT = timedelta(seconds=3)
 PATIENCE_S = 20
@@ -164,7 +159,7 @@ def test_hanging_batch_is_interrupted_when_the_lease_is_lost(
         for _ in range(LONG_ENOUGH_S * 100):
             never.wait(0.01)
 
-    short = dataclasses.replace(LEASED, max_runtime=timedelta(seconds=2), lease=LeaseConfig("statuses", SHORT))
+    short = changed(LEASED, runtime=timedelta(seconds=2), lease=Lease("statuses", SHORT))
     result = run_sweep(in_transactions(short, at_number(2, hang)))
 
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 10)
@@ -197,7 +192,7 @@ def test_lease_of_an_attempt_without_a_row_goes_to_its_own_message(
     add_statuses(5, DUE)
     message = current_message.set(MessageContext("message-1"))
     try:
-        dead = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name)
+        dead = ExclusiveLease("statuses", TTL, worker=LEASED.name)
         assert dead.try_obtain() is not None
 
         result = run_sweep(LEASED)
@@ -213,7 +208,7 @@ def test_lease_of_another_message_without_a_row_is_left_alone(
     # L1: it may be about to begin
     add_statuses(5, DUE)
     message = current_message.set(MessageContext("message-1"))
-    beginning = ExclusiveLease("statuses", TTL, with_epoch=False, worker=LEASED.name)
+    beginning = ExclusiveLease("statuses", TTL, worker=LEASED.name)
     assert beginning.try_obtain() is not None
     current_message.reset(message)
 

@@ -10,30 +10,25 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.forecast import Check, Forecast
-from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger import overrides, schema
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.throttle import ThrottleLimits
-from housekeeping.testing import ManualClock
+from housekeeping import Lease, Sweep, Throttle
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, past_runs
+from tests.internals.database import Database, database
+from tests.internals.engine import run_sweep
+from tests.internals.insight import Check, Plan, as_json, dry_run, plan
+from tests.internals.ledger import Counts, Override, Run, schema
+from tests.internals.ledger import override_rows as overrides
 
-FREE = dataclasses.replace(SMALL, throttle=ThrottleLimits(None, None))
+FREE = changed(SMALL, throttle=Throttle(None, None))
 
 
-def forecast_of(sweep: Sweep, **options: Any) -> Forecast:
-    return plan(sweep, zone=UTC, **options).forecast
+def forecast_of(sweep: Sweep, **options: Any) -> Plan:
+    return plan(sweep, zone=UTC, **options)
 
 
-def check(found: Forecast, name: str) -> Check:
+def check(found: Plan, name: str) -> Check:
     return next(each for each in found.checks if each.name == name)
 
 
@@ -45,17 +40,17 @@ def pause(sweep: Sweep) -> Sweep:
 def flood(action: Any) -> Callable[[Sweep], Sweep]:
     def prepare(sweep: Sweep) -> Sweep:
         past_runs(10, 1)
-        return dataclasses.replace(sweep, breaker=Breaker(action=action))
+        return changed(sweep, guard_action=action)
 
     return prepare
 
 
 def disable(sweep: Sweep) -> Sweep:
-    return dataclasses.replace(sweep, enabled=False)
+    return changed(sweep, enabled=False)
 
 
 def first_time(sweep: Sweep) -> Sweep:
-    return dataclasses.replace(sweep, name="shop.statuses", confirm_first_run=True)
+    return changed(sweep, name="shop.statuses", first_run=True)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_forecast_and_dry_run_have_the_outcome_of_the_run(
     reason: str | None,
 ) -> None:
     add_statuses(1200, DUE)
-    worker = dataclasses.replace(prepare(FREE), batch_size=1000)
+    worker = changed(prepare(FREE), batch=1000)
 
     found, dry = forecast_of(worker), dry_run(worker)
     run = run_sweep(worker)
@@ -94,13 +89,6 @@ def test_forced_run_is_forecast_as_forced(add_statuses: AddStatuses, prepare: Ca
 
     assert (forecast_of(worker, force=True).outcome, dry_run(worker, force=True).outcome) == ("done", "done")
     assert "--force runs it" in check(forecast_of(worker, force=True), "override").text
-
-
-def test_confirmed_run_is_forecast_without_its_breaker(add_statuses: AddStatuses, low_floor: None) -> None:
-    add_statuses(101, DUE)
-    worker = flood("stop")(FREE)
-
-    assert (forecast_of(worker, confirmed=True).outcome, forecast_of(worker).outcome) == ("done", "failed")
 
 
 def test_breaker_names_its_numbers_and_the_command(add_statuses: AddStatuses, low_floor: None) -> None:
@@ -131,7 +119,7 @@ def test_throttle_names_the_limit_that_is_exceeded(statuses: None) -> None:
     def busy() -> str:
         return "the queue of mails is long"
 
-    worker = dataclasses.replace(FREE, throttle=ThrottleLimits(None, None, wait_s=3, custom=busy))
+    worker = changed(FREE, throttle=Throttle(None, None, wait_s=3, custom=busy))
 
     found = check(forecast_of(worker), "throttle")
 
@@ -143,15 +131,15 @@ def test_throttle_that_cannot_be_read_is_unknown(statuses: None) -> None:
     def broken() -> str:
         raise OSError("no route to host")
 
-    worker = dataclasses.replace(FREE, throttle=ThrottleLimits(None, None, custom=broken))
+    worker = changed(FREE, throttle=Throttle(None, None, custom=broken))
 
     assert check(forecast_of(worker), "throttle").effect == "unknown"
 
 
 def test_lease_of_a_running_run_is_named(add_statuses: AddStatuses, redis_client: redis.Redis) -> None:
     add_statuses(20, DUE)
-    worker = dataclasses.replace(FREE, lease=LeaseConfig("statuses", timedelta(minutes=10)))
-    during: list[Forecast] = []
+    worker = dataclasses.replace(FREE, lease=Lease("statuses", timedelta(minutes=10)))
+    during: list[Plan] = []
 
     def look(counts: Counts) -> None:
         during.append(forecast_of(worker))
@@ -166,19 +154,13 @@ def test_lease_of_a_running_run_is_named(add_statuses: AddStatuses, redis_client
 
 def test_schedule_names_the_next_tick_that_is_not_skipped(statuses: None, clock: ManualClock) -> None:
     hourly = dataclasses.replace(FREE, schedule="30 * * * *")
-    free = plan(hourly, clock=clock, zone=UTC).as_json()
+    free = as_json(plan(hourly, clock=clock, zone=UTC))
     overrides.switch(Override(FREE.name, "paused", until=clock.now() + timedelta(days=9000)))
-    paused = plan(hourly, clock=clock, zone=UTC).as_json()
+    paused = as_json(plan(hourly, clock=clock, zone=UTC))
 
     assert free["next_tick"] == "2026-01-01T00:30:00+00:00"
     assert free["checks"][-1]["text"] == "the next tick is 2026-01-01 00:30 UTC, in 30 min"
     assert paused["next_tick"][:4] == "2050"
-
-
-def test_forecast_writes_nothing(statuses: None) -> None:
-    forecast_of(pause(FREE))
-
-    assert Run.select().count() == 0
 
 
 def test_forecast_without_the_ledger_keeps_the_rest(add_statuses: AddStatuses, postgres: Database) -> None:
@@ -188,5 +170,5 @@ def test_forecast_without_the_ledger_keeps_the_rest(add_statuses: AddStatuses, p
     planned = plan(FREE, zone=UTC)
     schema.init()
 
-    assert (planned.stale.rows, [each.name for each in planned.forecast.checks]) == (3, ["ledger", "throttle"])
-    assert "housekeeping init" in check(planned.forecast, "ledger").text
+    assert (planned.stale.rows, [each.name for each in planned.checks]) == (3, ["ledger", "throttle"])
+    assert "housekeeping init" in check(planned, "ledger").text

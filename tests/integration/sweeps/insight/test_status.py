@@ -9,23 +9,21 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.failures.rejection_store import Rejected, record
-from housekeeping.sweeps.insight.backlog import Rates
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger import run_start
-from housekeeping.sweeps.ledger.models import NOW, Run, Switch
-from housekeeping.sweeps.ledger.overrides import Override, overrides, switch
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.declared import AlertThresholds
-from housekeeping.web import alert_help
+from housekeeping import Alerts
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
+from tests.internals.database import Database
+from tests.internals.engine import Rejected, record
+from tests.internals.insight import Rates, as_json, worker_status
+from tests.internals.ledger import NOW, Counts, Override, Run, Switch, overrides, run_start, switch
+from tests.internals.web import alert_help
+from tests.internals.workers import status_sweep as sweep
 
 _ALARMS_PAGE = Path(__file__).parents[4] / "docs/howto/alerts.md"
 _UTC = ZoneInfo("UTC")
 _NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+_MINUTE = Alerts(longest_run=timedelta(minutes=1))
 _AT = "'2026-01-01 00:00:30+00'::timestamptz"
 
 
@@ -55,8 +53,8 @@ def _ended(
     ).execute()
 
 
-def _names(alerts: AlertThresholds | None = None) -> list[str]:
-    watched = dataclasses.replace(sweep, alerts=alerts or AlertThresholds())
+def _names(alerts: Alerts | None = None) -> list[str]:
+    watched = dataclasses.replace(sweep, alerts=alerts or Alerts())
     return [alarm.name for alarm in worker_status(watched, _NOW, _UTC).alarms]
 
 
@@ -87,7 +85,7 @@ def test_backlog_and_oldest_use_the_runs_predicate(add_statuses: AddStatuses) ->
 def test_counts_of_the_last_run_keep_the_workers_order(statuses: type[UserStatus]) -> None:
     _ended("done", counts={"a_former_count": 1, "out_of_time": False, "batches": 2, "deleted_rows": 3, "failed": 4})
 
-    last = worker_status(sweep, _NOW, ZoneInfo("UTC")).as_json()["last_run"]
+    last = as_json(worker_status(sweep, _NOW, ZoneInfo("UTC")))["last_run"]
 
     assert list(last["counts"])[:3] == ["deleted_rows", "batches", "out_of_time"]
     assert (last["duration_s"], last["outcome"], len(last["counts"])) == (70, "done", 5)
@@ -99,14 +97,14 @@ def test_open_run_has_no_outcome(statuses: type[UserStatus]) -> None:
     last = worker_status(sweep, _NOW, ZoneInfo("UTC")).last_run
 
     assert last is not None
-    assert (last["outcome"], last["duration_s"]) == (None, None)
+    assert (last.outcome, last.duration_s) == (None, None)
 
 
 @pytest.mark.parametrize(("rows", "rings"), [(4, []), (5, []), (6, ["more than 5 rows wait"])])
 def test_backlog_above_the_threshold_raises_an_alert(add_statuses: AddStatuses, rows: int, rings: list[str]) -> None:
     add_statuses(rows, _AT)
 
-    seen = worker_status(dataclasses.replace(sweep, alerts=AlertThresholds(backlog=5)), _NOW, ZoneInfo("UTC"))
+    seen = worker_status(dataclasses.replace(sweep, alerts=Alerts(backlog=5)), _NOW, ZoneInfo("UTC"))
 
     assert [str(alarm) for alarm in seen.alarms] == rings
 
@@ -124,18 +122,18 @@ def test_long_or_failed_last_run_raises_an_alert(statuses: type[UserStatus]) -> 
 def test_missing_table_is_an_alert_of_its_worker(postgres: Database) -> None:
     seen = worker_status(sweep, _NOW, ZoneInfo("UTC"))
 
-    assert (seen.waiting, seen.oldest, seen.as_json()["backlog"]) == (None, None, None)
+    assert (seen.waiting, seen.oldest, as_json(seen)["backlog"]) == (None, None, None)
     assert [str(alarm) for alarm in seen.alarms] == [
         'the backlog cannot be counted: relation "user_statuses" does not exist'
     ]
 
 
 def test_missing_table_is_no_alert_of_a_disabled_worker(postgres: Database) -> None:
-    assert worker_status(dataclasses.replace(sweep, enabled=False), _NOW, _UTC).alarms == []
+    assert worker_status(changed(sweep, enabled=False), _NOW, _UTC).alarms == []
 
 
 def test_disabled_worker_has_no_next_tick(statuses: type[UserStatus]) -> None:
-    seen = worker_status(dataclasses.replace(sweep, enabled=False), _NOW, ZoneInfo("UTC"))
+    seen = worker_status(changed(sweep, enabled=False), _NOW, ZoneInfo("UTC"))
 
     assert (seen.state, seen.next_tick) == ("disabled", None)
 
@@ -160,11 +158,111 @@ def test_worker_silent_for_over_three_periods_raises_an_alert(
     assert _names() == rings
 
 
-def test_missed_ticks_do_not_clear_the_overdue_alert(statuses: type[UserStatus]) -> None:
-    _ended("done", seconds_ago=400)
-    _ended("missed", seconds_ago=10, took_s=0)
+@pytest.mark.parametrize(
+    ("outcome", "reason", "rings"),
+    [
+        ("missed", "no_scheduler", ["overdue"]),
+        ("skipped", "deduplicated", ["overdue"]),
+        ("skipped", "lease_held", ["overdue"]),
+        ("skipped", "already_done", ["overdue"]),
+        # An operator wanted these.
+        ("skipped", "paused", []),
+    ],
+)
+@pytest.mark.parametrize("has_run", [True, False])
+def test_ticks_that_began_no_run_do_not_clear_the_overdue_alert(
+    statuses: type[UserStatus], outcome: str, reason: str, rings: list[str], has_run: bool
+) -> None:
+    _ended("done" if has_run else outcome, reason=None if has_run else reason, seconds_ago=400)
+    _ended(outcome, reason=reason, seconds_ago=10, took_s=0)
 
-    assert _names() == ["overdue"]
+    assert _names() == rings
+
+
+def _open(*, seconds_ago: float = 5, heartbeat: Any = NOW, counts: Counts | None = None) -> int:
+    run_id: int = Run.insert(
+        worker=sweep.name,
+        trigger="schedule",
+        started_at=_NOW - timedelta(seconds=seconds_ago),
+        heartbeat_at=heartbeat,
+        counts=counts or {},
+        host="worker-1",
+        pid=4711,
+    ).execute()
+    return run_id
+
+
+def test_run_that_has_just_begun_keeps_the_alerts_of_the_last_ended_one(statuses: type[UserStatus]) -> None:
+    exceeded = {"breaker": {"stale": 9, "usual": 1, "allowed": 2, "exact": True, "runs": 1, "action": "alert"}}
+    _ended("failed", error="gone", counts={"failed": 2, **exceeded}, took_s=70)
+    _open(counts={"deleted_rows": 0})
+
+    assert _names(_MINUTE) == ["longest_run", "failed_rows", "last_run", "breaker"]
+
+
+@pytest.mark.parametrize("newer", [0, 60])
+def test_open_run_over_its_longest_duration_raises_the_alert(statuses: type[UserStatus], newer: int) -> None:
+    _open(seconds_ago=61)
+    for _ in range(newer):
+        _ended("skipped", reason="deduplicated", took_s=0)
+        _ended("done", took_s=1)
+
+    assert _names(_MINUTE) == ["longest_run"]
+
+
+@pytest.mark.parametrize(("seconds_ago", "rings"), [(89, []), (90, []), (91, ["stuck"])])
+def test_run_a_minute_over_its_runtime_is_stuck_although_it_sends_heartbeats(
+    statuses: type[UserStatus], seconds_ago: float, rings: list[str]
+) -> None:
+    _open(seconds_ago=seconds_ago)
+
+    assert _names() == rings
+
+
+@pytest.mark.parametrize(("silent_s", "rings"), [(115, []), (125, ["stuck"])])
+def test_silent_run_that_no_run_takes_over_is_stuck(
+    statuses: type[UserStatus], silent_s: float, rings: list[str]
+) -> None:
+    _open(heartbeat=NOW - timedelta(seconds=silent_s))
+    _ended("skipped", reason="deduplicated", seconds_ago=0, took_s=0)
+
+    assert _names() == rings
+
+
+def test_stuck_alert_names_the_oldest_run_and_what_to_do(statuses: type[UserStatus]) -> None:
+    first = _open(seconds_ago=540)
+    _open(seconds_ago=480)
+    _open()
+
+    [alert] = [each for each in worker_status(sweep, _NOW, _UTC).alarms if each.name == "stuck"]
+
+    assert str(alert) == (
+        f"run {first} has not ended since 2025-12-31 23:51:30 UTC, for 9 min, over 1.5 min; 1 more run is stuck. "
+        f"Look: housekeeping runs {first}; then restart its process, worker-1:4711"
+    )
+    assert (alert.value, alert.limit, alert.since) == (540, 90, _NOW - timedelta(seconds=450))
+
+
+@pytest.mark.parametrize(("ends", "rings"), [(False, ["unconfirmed"]), (True, [])])
+def test_run_that_waits_for_a_confirmation_keeps_its_alert_until_a_run_ends(
+    statuses: type[UserStatus], ends: bool, rings: list[str]
+) -> None:
+    guarded = dataclasses.replace(sweep, guard=dataclasses.replace(sweep.guard, first_run=True))
+    found = {"stale": 9_000, "exact": True, "limit": 1_000, "rows": 9_000, "table": "x"}
+    counted = {"unconfirmed": {**found, "worker": sweep.name, "changed": False}}
+    _ended("skipped", reason="unconfirmed", counts=counted)
+    _ended("done" if ends else "skipped", reason=None if ends else "deduplicated", took_s=1)
+    _open()
+
+    assert [each.name for each in worker_status(guarded, _NOW, _UTC).alarms] == rings
+
+
+def test_lost_run_and_long_purge_are_not_stuck(statuses: type[UserStatus]) -> None:
+    _open(seconds_ago=9_000, counts={"purge": {}})
+    _ended("lost", seconds_ago=20, took_s=9_000)
+    _ended("done", seconds_ago=10, took_s=5)
+
+    assert "stuck" not in _names()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +294,7 @@ def test_paused_or_disabled_worker_is_not_overdue(
     _ended("done", seconds_ago=400)
     switch(Override(sweep.name, "paused" if state == "paused" else "narrow", batch_size=5))
 
-    assert _names(AlertThresholds(overdue=limit)) == rings
+    assert _names(Alerts(overdue=limit)) == rings
 
 
 @pytest.mark.parametrize(
@@ -207,11 +305,12 @@ def test_paused_or_disabled_worker_is_not_overdue(
         ("lost_lease", ["last_run"]),
         ("done", []),
         ("partial", []),
-        ("skipped", []),
+        ("skipped", ["last_run"]),
+        ("missed", ["last_run"]),
     ],
 )
 def test_only_the_last_failed_run_raises_an_alert(statuses: type[UserStatus], outcome: str, rings: list[str]) -> None:
-    _ended("failed", seconds_ago=120)
+    _ended("failed", seconds_ago=60)
     _ended(outcome, reason="why")
 
     assert _names() == rings
@@ -233,7 +332,17 @@ def test_three_failed_runs_in_a_row_raise_an_alert(
     for outcome in outcomes:
         _ended(outcome)
 
-    assert [name for name in _names(AlertThresholds(failed_runs=3)) if name != "last_run"] == rings
+    assert [name for name in _names(Alerts(failed_runs=3)) if name != "last_run"] == rings
+
+
+@pytest.mark.parametrize(("limit", "rings"), [(60, ["failed_runs"]), (61, [])])
+def test_alert_about_failed_runs_reads_as_many_runs_as_its_limit(
+    statuses: type[UserStatus], limit: int, rings: list[str]
+) -> None:
+    for _ in range(60):
+        _ended("failed")
+
+    assert [name for name in _names(Alerts(failed_runs=limit)) if name != "last_run"] == rings
 
 
 def test_last_success_is_the_last_run_that_did_its_work(statuses: type[UserStatus]) -> None:
@@ -246,13 +355,13 @@ def test_last_success_is_the_last_run_that_did_its_work(statuses: type[UserStatu
     seen = worker_status(sweep, _NOW, _UTC)
 
     assert seen.last_success == _NOW - timedelta(seconds=800)
-    assert seen.as_json()["last_success"] == "2025-12-31T23:47:10+00:00"
+    assert as_json(seen)["last_success"] == "2025-12-31T23:47:10+00:00"
 
 
 def test_worker_that_never_did_its_work_has_no_last_success(statuses: type[UserStatus]) -> None:
     _ended("failed", reason="gone")
 
-    assert worker_status(sweep, _NOW, _UTC).as_json()["last_success"] is None
+    assert as_json(worker_status(sweep, _NOW, _UTC))["last_success"] is None
 
 
 def test_hourly_rates_come_from_the_last_runs(statuses: type[UserStatus]) -> None:
@@ -262,7 +371,7 @@ def test_hourly_rates_come_from_the_last_runs(statuses: type[UserStatus]) -> Non
     seen = worker_status(sweep, _NOW, _UTC)
 
     assert seen.rates == Rates(drained=60, arrived=90)
-    assert (seen.as_json()["drained_per_hour"], seen.as_json()["arrived_per_hour"]) == (60, 90)
+    assert (as_json(seen)["drained_per_hour"], as_json(seen)["arrived_per_hour"]) == (60, 90)
 
 
 def test_every_alert_is_explained_on_the_page_and_in_the_docs(statuses: type[UserStatus]) -> None:
@@ -277,7 +386,7 @@ def test_every_alert_is_explained_on_the_page_and_in_the_docs(statuses: type[Use
     documented = re.findall(r"^\| `(\w+…?)`", _ALARMS_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     topics = {alert_help.topic(alarm.name) for alarm in rings}
     assert topics == {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "overdue", "unseen", "clock"}
-    assert topics | {"backlog", "breaker", "throttled"} <= set(documented) == set(alert_help.ALERTS)
+    assert topics | {"backlog", "breaker", "throttled", "stuck"} <= set(documented) == set(alert_help.ALERTS)
 
 
 def test_rejected_records_are_shown_by_argument_and_cause(statuses: type[UserStatus]) -> None:
@@ -286,7 +395,7 @@ def test_rejected_records_are_shown_by_argument_and_cause(statuses: type[UserSta
         record(sweep.name, str(rows), found, complete=True, delayed=True, position=(rows,))
     record("another.worker", "", {"x": Rejected(99, {})}, complete=True, delayed=True, position=None)
 
-    shown = worker_status(sweep, datetime.now(UTC), _UTC).as_json()
+    shown = as_json(worker_status(sweep, datetime.now(UTC), _UTC))
 
     assert [each["rows"] for each in shown["rejected"]] == list(range(12, 2, -1))
     assert shown["rejected_more"] == 2
@@ -295,7 +404,11 @@ def test_rejected_records_are_shown_by_argument_and_cause(statuses: type[UserSta
     assert first["since"] <= first["last_at"] < first["not_before"]
 
 
-def test_worker_without_rejected_records_shows_none(statuses: type[UserStatus]) -> None:
-    shown = worker_status(sweep, _NOW, _UTC).as_json()
+def test_failed_runs_are_shown_before_rejected_records(statuses: type[UserStatus]) -> None:
+    for argument, rows in (("1", 99), ("2", 0)):
+        found = {"the cause": Rejected(rows, {"record": {}, "error": "no"})}
+        record(sweep.name, argument, found, complete=False, delayed=True, position=None)
 
-    assert (shown["rejected"], shown["rejected_more"]) == ([], 0)
+    shown = as_json(worker_status(sweep, datetime.now(UTC), _UTC))
+
+    assert [each["argument"] for each in shown["rejected"]] == ["2", "1"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -11,17 +10,14 @@ import pytest
 from peewee import BigIntegerField, DateTimeField
 
 import housekeeping
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import BaseModel, Delete
-from housekeeping.sweeps.insight.state import next_tick
-from housekeeping.sweeps.insight.status import WorkerStatus, worker_status
-from housekeeping.sweeps.insight.statuses import worker_statuses
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Override
-from housekeeping.sweeps.stages.stage import Backlog
+from housekeeping import BaseModel, Delete
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, Locked
+from tests.internals.database import Database
+from tests.internals.insight import WorkerStatus, next_tick, status, worker_statuses
+from tests.internals.ledger import Override, Run
+from tests.internals.sweeps import Backlog
+from tests.internals.workers import status_sweep as sweep
 
 _NOW = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
 _UTC = ZoneInfo("UTC")
@@ -45,10 +41,8 @@ def events(postgres: Database) -> Any:
             table_name = "events"
 
     return housekeeping.Sweep(
-        name="test.events",
-        stale=lambda now: Event.at < now - timedelta(days=1),
-        order=(Event.at, Event.id),
-        action=Delete(),
+        "test.events",
+        housekeeping.Rows(Event, stale=lambda row, now: row.at < now - timedelta(days=1), order="at", action=Delete()),
     )
 
 
@@ -74,27 +68,17 @@ def test_locked_table_is_an_alert_of_its_worker_alone(locked: Locked, add_status
     [alert] = [each for each in statuses.alarms if each.name == "unseen"]
     assert "lock timeout" in alert.text
     assert (statuses.waiting, statuses.counted_at) == (Backlog(5), _NOW - timedelta(minutes=11))
-    assert statuses.last_run is not None and statuses.last_run["outcome"] == "done"
+    assert statuses.last_run is not None and statuses.last_run.outcome == "done"
 
 
-@pytest.mark.slow
-def test_slow_tables_are_read_side_by_side(postgres: Database, events: Any) -> None:
-    # Each count would take a minute.
-    postgres.execute_sql("ALTER TABLE events RENAME TO fast")
-    postgres.execute_sql("CREATE VIEW events AS SELECT id, at FROM fast, pg_sleep(60)")
-    slow = [dataclasses.replace(events, name=f"test.events_{number}") for number in range(6)]
+def test_workers_that_there_is_no_time_for_show_their_ledger(
+    statuses: type[UserStatus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "_BUDGET_S", 0)
 
-    found = read(*slow)
+    [alert] = read(sweep)[sweep.name].alarms
 
-    assert list(found) == [each.name for each in slow]
-    assert all("statement timeout" in str(each.alarms) for each in found.values())
-
-
-def test_worker_that_there_is_no_time_for_shows_its_ledger(statuses: type[UserStatus]) -> None:
-    seen = worker_status(sweep, _NOW, _UTC, count=False)
-
-    assert [each.name for each in seen.alarms] == ["unseen"]
-    assert "took too long" in seen.alarms[0].text
+    assert alert.name == "unseen" and "took too long" in alert.text
 
 
 @pytest.mark.parametrize(

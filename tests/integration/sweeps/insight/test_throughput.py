@@ -5,14 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from housekeeping.cli.commands.plan import print_plan
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.insight.backlog import Rates, last_ended, pace, rates
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.testing import ManualClock
-from housekeeping.workers.user_status_cleanup.worker import sweep
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.conftest import AddStatuses
+from tests.internals.cli import print_plan
+from tests.internals.database import Database
+from tests.internals.insight import Rates, as_json, last_ended, pace, plan, rates
+from tests.internals.ledger import Run
+from tests.internals.workers import status_sweep as sweep
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -48,14 +47,14 @@ def test_arrival_is_processed_rows_plus_backlog_growth(postgres: Database) -> No
     _ran(2, 500, left=250)
 
     # Of the first run only what it left counts: its own work was done before.
-    assert rates(last_ended(sweep)) == Rates(drained=400, arrived=500)
+    assert rates(sweep, last_ended(sweep)) == Rates(drained=400, arrived=500)
 
 
 def test_backlog_counted_up_to_a_limit_leaves_arrival_unknown(postgres: Database) -> None:
     _ran(0, 0, left=10_000, exact=False)
     _ran(1, 300, left=400)
 
-    assert rates(last_ended(sweep)) == Rates(drained=300, arrived=None)
+    assert rates(sweep, last_ended(sweep)) == Rates(drained=300, arrived=None)
 
 
 def test_run_without_a_backlog_count_still_adds_its_rows(postgres: Database) -> None:
@@ -63,7 +62,7 @@ def test_run_without_a_backlog_count_still_adds_its_rows(postgres: Database) -> 
     _ran(1, 200, left=None)
     _ran(2, 100)
 
-    assert rates(last_ended(sweep)) == Rates(drained=150, arrived=150)
+    assert rates(sweep, last_ended(sweep)) == Rates(drained=150, arrived=150)
 
 
 @pytest.mark.parametrize("hours", [[], [1], [1, 1]])
@@ -71,7 +70,7 @@ def test_fewer_than_two_runs_give_no_rate(postgres: Database, hours: list[float]
     for hour in hours:
         _ran(hour, 100)
 
-    assert rates(last_ended(sweep)) is None
+    assert rates(sweep, last_ended(sweep)) is None
 
 
 def test_only_the_workers_own_last_runs_count_oldest_first(postgres: Database) -> None:
@@ -79,8 +78,7 @@ def test_only_the_workers_own_last_runs_count_oldest_first(postgres: Database) -
         _ran(hour, hour, outcome=outcome)
     _ran(9, 9, worker="another")
 
-    assert [run.processed for run in last_ended(sweep)] == [0, 2, 4, 5]
-    assert [run.processed for run in last_ended(sweep, 2)] == [4, 5]
+    assert [run.counts["deleted_rows"] for run in last_ended(sweep)] == [0, 2, 4, 5]
 
 
 def test_pace_is_measured_over_successful_runs(postgres: Database) -> None:
@@ -88,13 +86,7 @@ def test_pace_is_measured_over_successful_runs(postgres: Database) -> None:
     _ran(1, 300, seconds=6, outcome="partial")
     _ran(2, 9000, seconds=1, outcome="failed")
 
-    assert pace(last_ended(sweep)) == 50
-
-
-def test_runs_without_rows_give_no_pace(postgres: Database) -> None:
-    _ran(0, 0)
-
-    assert pace(last_ended(sweep)) is None
+    assert pace(sweep, last_ended(sweep)) == 50
 
 
 def test_plan_estimates_the_duration_from_the_workers_runs(
@@ -106,8 +98,8 @@ def test_plan_estimates_the_duration_from_the_workers_runs(
     planned = plan(sweep, clock=clock)
     print_plan(planned)
 
-    assert (planned.as_json()["expected_s"], planned.as_json()["records_per_s"]) == (60, 2.5)
-    assert planned.as_json()["passes"][0]["expected_s"] == 60
+    assert (as_json(planned)["expected_s"], as_json(planned)["records_per_s"]) == (60, 2.5)
+    assert as_json(planned)["passes"][0]["expected_s"] == 60
     assert capsys.readouterr().out.splitlines()[1].split()[1:5] == ["150", "2", "1", "min"]
 
 
@@ -119,7 +111,7 @@ def test_plan_without_history_has_no_duration(
     planned = plan(sweep, clock=clock)
     print_plan(planned)
 
-    assert (planned.as_json()["expected_s"], planned.as_json()["records_per_s"]) == (None, None)
+    assert (as_json(planned)["expected_s"], as_json(planned)["records_per_s"]) == (None, None)
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["1", "1", "unknown"]
 
 
@@ -140,20 +132,8 @@ def test_plan_without_stale_rows_takes_no_time(
     planned = plan(sweep, clock=clock)
     print_plan(planned)
 
-    assert json.loads(json.dumps(planned.as_json()))["expected_s"] == 0
+    assert json.loads(json.dumps(as_json(planned)))["expected_s"] == 0
     assert capsys.readouterr().out.splitlines()[1].split()[1:] == ["0", "0", "-", "-", "-"]
-
-
-def test_plan_before_init_counts_without_history(
-    add_statuses: AddStatuses, postgres: Database, clock: ManualClock
-) -> None:
-    add_statuses(3, "'2026-01-01 00:00:00+00'::timestamptz")
-    schema = Run._meta.schema
-    postgres.execute_sql(f'ALTER TABLE "{schema}".runs RENAME TO runs_elsewhere')
-
-    planned = plan(sweep, clock=clock)
-
-    assert (planned.stale.rows, planned.pace) == (3, None)
 
 
 @pytest.mark.parametrize(("minutes", "known"), [(9.9, False), (10, True)])
@@ -161,4 +141,4 @@ def test_rate_needs_ten_minutes_of_observation(postgres: Database, minutes: floa
     _ran(0, 0)
     _ran(minutes / 60, 40_000)
 
-    assert (rates(last_ended(sweep)) is not None) == known
+    assert (rates(sweep, last_ended(sweep)) is not None) == known

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.action_log import logged_actions, record_action
-from housekeeping.sweeps.ledger.models import Action
+from housekeeping import Settings
+from tests.internals.database import Database
+from tests.internals.insight import as_json
+from tests.internals.ledger import Action, logged_actions, record_action
 
 
 def test_action_is_logged_with_user_target_and_result(postgres: Database) -> None:
@@ -18,7 +18,7 @@ def test_action_is_logged_with_user_target_and_result(postgres: Database) -> Non
 
     [logged] = logged_actions(10)
     assert (logged.user, logged.action, logged.target, logged.result) == ("kim", "pause", "w", "w is paused")
-    assert json.dumps(logged.as_json())
+    assert json.dumps(as_json(logged))
 
 
 def test_failed_action_is_logged_with_its_error(postgres: Database) -> None:

@@ -10,21 +10,18 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from housekeeping.core.errors import ClocksDiffer
-from housekeeping.database.clock_skew import database_now
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.explain import why
-from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger import run_start
-from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
 from tests.integration.conftest import AddStatuses, SetAhead
 from tests.integration.metrics.conftest import Exported
 from tests.integration.metrics.conftest import exported as exported
 from tests.integration.sweeps.conftest import History
 from tests.integration.sweeps.engine.sizing import SMALL
+from tests.internals.core import ClocksDiffer
+from tests.internals.database import database_now
+from tests.internals.engine import run_sweep
+from tests.internals.insight import dry_run, plan, why, worker_status
+from tests.internals.ledger import Run, run_start
+from tests.internals.workers import status_sweep as sweep
 
 TWO_DAYS = timedelta(days=2)
 TOMORROW = "now() + interval '1 day'"

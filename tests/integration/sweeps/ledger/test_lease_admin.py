@@ -9,17 +9,14 @@ from datetime import timedelta
 import pytest
 import redis
 
-from housekeeping.core.errors import HousekeepingError, LeaseLost, RedisUnavailable
-from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry.context import MessageContext, current_message
-from housekeeping.database.connection import Database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.leases.store import RedisLeaseStore
-from housekeeping.sweeps.ledger import run_start, runs
-from housekeeping.sweeps.ledger.lease_admin import HeldLease, UnknownLease, held_leases, release_lease
-from housekeeping.sweeps.ledger.models import Lease, Run
+from housekeeping import ExclusiveLease, Settings
 from tests.faults import at_step, once
 from tests.integration.leases.own_connection import own_connection
+from tests.internals.core import HousekeepingError, LeaseLost, MessageContext, RedisUnavailable, current_message
+from tests.internals.database import Database
+from tests.internals.insight import as_json
+from tests.internals.leases import Lease, RedisLeaseStore
+from tests.internals.ledger import HeldLease, Run, UnknownLease, held_leases, release_lease, run_start, runs
 from tests.session_settings import set_in_session
 
 TTL = timedelta(minutes=10)
@@ -31,10 +28,10 @@ Release = Callable[[], HeldLease]
 
 
 @pytest.fixture
-def run_at_work(postgres: Database, redis_client: redis.Redis) -> run_start.Attempt:
+def run_at_work(postgres: Database, redis_client: redis.Redis) -> run_start.RunStart:
     """A run that holds the lease, as a worker process has it."""
     message = current_message.set(MessageContext("message-1"))
-    lease = ExclusiveLease(KEY, TTL, with_epoch=False, worker=WORKER)
+    lease = ExclusiveLease(KEY, TTL, worker=WORKER)
     token = lease.try_obtain()
     current_message.reset(message)
     assert token is not None
@@ -53,7 +50,7 @@ def release(redis_client: redis.Redis, settings: Settings) -> Release:
     return lambda: release_lease(redis_client, settings.namespace, KEY)
 
 
-def commits_nothing(postgres: Database, run: run_start.Attempt) -> bool:
+def commits_nothing(postgres: Database, run: run_start.RunStart) -> bool:
     """Whether the run's next batch is refused."""
     try:
         with postgres.atomic():
@@ -63,7 +60,7 @@ def commits_nothing(postgres: Database, run: run_start.Attempt) -> bool:
     return False
 
 
-def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: run_start.Attempt) -> None:
+def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: run_start.RunStart) -> None:
     (held,) = listed()
 
     assert (held.key, held.worker, held.message_id) == (KEY, WORKER, "message-1")
@@ -76,11 +73,9 @@ def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work:
 def test_leases_of_application_code_are_listed(
     listed: List, postgres: Database, redis_client: redis.Redis, settings: Settings
 ) -> None:
-    fenced = ExclusiveLease("b", TTL)
+    fenced = ExclusiveLease("b", TTL, fenced=True)
     fenced.try_obtain()
-    with postgres.atomic():
-        fenced.fence()
-    ExclusiveLease("a", TTL, with_epoch=False).try_obtain()
+    ExclusiveLease("a", TTL).try_obtain()
     RedisLeaseStore(redis_client, settings.namespace).obtain("c", "a token of another release", TTL)
 
     assert [(held.key, held.worker, held.epoch, held.run_id) for held in listed()] == [
@@ -91,7 +86,7 @@ def test_leases_of_application_code_are_listed(
 
 
 def test_foreign_redis_keys_do_not_hide_leases(
-    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     prefix = f"{settings.namespace}:lease:".encode()
     redis_client.set(prefix + b"\xff", b"\xfe", ex=60)
@@ -105,7 +100,7 @@ def test_foreign_redis_keys_do_not_hide_leases(
 
 
 def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
-    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
     assert [(held.remaining_s, held.run_id) for held in listed()] == [(None, run_at_work.run_id)]
@@ -115,39 +110,39 @@ def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
 
 
 def test_lost_lease_and_its_successor_are_both_listed(
-    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
-    ExclusiveLease(KEY, TTL, with_epoch=False).try_obtain()
+    ExclusiveLease(KEY, TTL).try_obtain()
 
     assert {(held.run_id, held.remaining_s is None) for held in listed()} == {(run_at_work.run_id, True), (None, False)}
 
 
 def test_holder_of_a_released_lease_commits_nothing(
-    release: Release, run_at_work: run_start.Attempt, postgres: Database
+    release: Release, run_at_work: run_start.RunStart, postgres: Database
 ) -> None:
     # L3: whether it still lives or only sleeps
     assert release().run_id == run_at_work.run_id
 
     assert commits_nothing(postgres, run_at_work)
-    assert ExclusiveLease(KEY, TTL).try_obtain() is not None
-    assert Lease.get().epoch == 3
+    assert ExclusiveLease(KEY, TTL, fenced=True).try_obtain() is not None
+    assert run_at_work.fence is not None and Lease.get().epoch > run_at_work.fence.epoch + 1
     # It closes its own row, or the next run does, so that the next run resumes from its cursor.
     assert Run.get().outcome is None
 
 
 def test_holder_is_fenced_off_before_redis_releases_the_lease(
-    release: Release, run_at_work: run_start.Attempt, postgres: Database
+    release: Release, run_at_work: run_start.RunStart, postgres: Database, redis_client: redis.Redis
 ) -> None:
     # L3: else it could commit beside its successor
     harmless: list[bool] = []
 
     def away() -> None:
         harmless.append(commits_nothing(postgres, run_at_work))
-        raise RedisUnavailable("connection refused")
+        raise redis.ConnectionError("connection refused")
 
     with (
-        at_step(RedisLeaseStore, "release", "before", away),
+        at_step(type(redis_client), "transaction", "before", away),
         pytest.raises(RedisUnavailable, match="its holder can no longer commit, but it stays in Redis"),
     ):
         release()
@@ -156,40 +151,40 @@ def test_holder_is_fenced_off_before_redis_releases_the_lease(
 
 
 def test_release_leaves_a_successor_that_began_meanwhile(
-    release: Release, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
+    release: Release, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L1, L3
     successors: list[ExclusiveLease] = []
 
     def begin_a_successor() -> None:
         redis_client.delete(f"{settings.namespace}:lease:{KEY}")
-        successors.append(ExclusiveLease(KEY, TTL))
+        successors.append(ExclusiveLease(KEY, TTL, fenced=True))
         successors[0].try_obtain()
 
     # The release has read the database, and reads Redis now.
     with (
-        at_step(RedisLeaseStore, "owner", "before", once(begin_a_successor)),
+        at_step(type(redis_client), "get", "before", once(begin_a_successor)),
         pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"),
     ):
         release()
 
     assert successors[0].renew()
-    assert (Lease.get().epoch, Lease.get().holder) == (2, successors[0].owner())
+    assert Lease.get().holder == successors[0].owner()
 
 
 def test_release_of_an_expected_holder_leaves_its_successor(
-    listed: List, run_at_work: run_start.Attempt, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     [meant] = listed()
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
-    successor = ExclusiveLease(KEY, TTL)
+    successor = ExclusiveLease(KEY, TTL, fenced=True)
     successor.try_obtain()
 
     with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
         release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
 
     assert successor.renew()
-    assert (Lease.get().epoch, Lease.get().holder) == (2, successor.owner())
+    assert Lease.get().holder == successor.owner()
 
 
 def test_two_holders_in_one_process_are_distinguished(
@@ -205,12 +200,12 @@ def test_two_holders_in_one_process_are_distinguished(
         release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
 
     assert successor.exists()
-    assert meant.token and meant.token not in str(meant) and "token" not in meant.as_json()
+    assert meant.token and meant.token not in str(meant) and "token" not in as_json(meant)
 
 
 def test_lease_known_only_from_its_open_run_can_be_released(
     release: Release,
-    run_at_work: run_start.Attempt,
+    run_at_work: run_start.RunStart,
     redis_client: redis.Redis,
     settings: Settings,
     postgres: Database,
@@ -243,11 +238,9 @@ def test_release_of_a_free_lease_is_rejected(release: Release, postgres: Databas
     assert not Lease.select().exists(), "nobody was fenced off"
 
 
-def test_release_fences_off_a_holder_that_has_not_fenced_yet(
-    release: Release, postgres: Database, redis_client: redis.Redis
-) -> None:
+def test_release_fences_off_a_plain_holder(release: Release, postgres: Database, redis_client: redis.Redis) -> None:
     # L3: Redis may fail just then
-    held = ExclusiveLease(KEY, TTL)
+    held = ExclusiveLease(KEY, TTL, fenced=True)
     token = held.try_obtain()
 
     release()
@@ -258,7 +251,7 @@ def test_release_fences_off_a_holder_that_has_not_fenced_yet(
 
 
 def test_open_transaction_of_the_holder_prevents_the_release(
-    release: Release, run_at_work: run_start.Attempt, settings: Settings, postgres: Database
+    release: Release, run_at_work: run_start.RunStart, settings: Settings, postgres: Database
 ) -> None:
     # L3: it has asked for its epoch, and may commit at any moment
     own = own_connection(settings)

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Switch, SwitchChange
-from housekeeping.sweeps.ledger.overrides import Override, override_of, overrides, resume, switch
+from tests.internals.database import Database
+from tests.internals.ledger import Override, Switch, override_of, overrides, resume, switch
 
 LATER = datetime.now(UTC) + timedelta(hours=2)
 
@@ -28,19 +27,7 @@ def test_later_override_replaces_the_earlier_one(postgres: Database) -> None:
     assert (there.state, there.batch_size, there.reason) == ("paused", None, "enough")
 
 
-def test_every_override_and_its_end_are_recorded(postgres: Database) -> None:
-    switch(Override("w", "paused", "first"))
-    switch(Override("w", "narrow", "second", batch_size=3))
-    resume("w", "bob@host")
-
-    changes = SwitchChange.select(SwitchChange.state, SwitchChange.reason, SwitchChange.said_by).order_by(
-        SwitchChange.id
-    )
-    assert list(changes.tuples()) == [("paused", "first", None), ("narrow", "second", None), ("on", None, "bob@host")]
-
-
 def test_resume_without_an_override_returns_false(postgres: Database) -> None:
     switch(Override("w", "paused", until=datetime.now(UTC) - timedelta(seconds=1)))
 
     assert (resume("w"), resume("unknown"), overrides()) == (False, False, {})
-    assert SwitchChange.select().where(SwitchChange.state == "on").count() == 0

@@ -10,12 +10,11 @@ from typing import Any, Final
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import MAIN
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.run_list import RUNNING, Position, RunFilter, read_page
 from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.statements import watch_statements
+from tests.internals.core import MAIN
+from tests.internals.database import Database
+from tests.internals.ledger import RUNNING, Position, Run, RunFilter, read_page
 
 pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
 
@@ -68,14 +67,6 @@ def explained(postgres: Database, filters: Iterable[RunFilter]) -> dict[str, lis
 def without_index(scans: dict[str, list[tuple[str, int]]]) -> dict[str, list[tuple[str, int]]]:
     """Return the pages that read a table without an index, or far more rows than they show."""
     return {sql: found for sql, found in scans.items() if any("Seq" in kind or n > MOST_READ for kind, n in found)}
-
-
-def test_usual_filters_read_few_of_a_hundred_thousand_runs_by_an_index(postgres: Database) -> None:
-    many_runs(postgres, END)
-
-    scans = explained(postgres, FILTERS[:: len(FILTERS) // 16])
-
-    assert len(scans) >= 32 and without_index(scans) == {}
 
 
 @pytest.mark.slow

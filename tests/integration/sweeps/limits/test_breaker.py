@@ -7,36 +7,29 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import dramatiq
 import pytest
-from dramatiq.brokers.stub import StubBroker
 
-from housekeeping.core.errors import BreakerTripped
-from housekeeping.core.settings import BreakerSettings, WorkerSettings
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.explain import why
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits import breaker
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.registration import register
-from housekeeping.sweeps.stages.stage import Backlog
-from housekeeping.testing import ManualClock
+from housekeeping import Guard, Sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.conftest import History
 from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL
+from tests.internals.core import BreakerSettings, BreakerTripped, WorkerSettings
+from tests.internals.database import Database, database
+from tests.internals.engine import RowGuard, run_sweep
+from tests.internals.insight import why, worker_status
+from tests.internals.ledger import NOW, Counts, Run, RunRow
+from tests.internals.sweeps import Backlog
 
 
 def with_breaker(**limits: Any) -> Sweep:
-    return dataclasses.replace(SMALL, breaker=Breaker(**limits, action="stop"))
+    return changed(SMALL, **limits, guard_action="stop")
 
 
 STOPPING = with_breaker()
-WIDE = dataclasses.replace(STOPPING, batch_size=5000)
+WIDE = changed(STOPPING, batch=5000)
 
 
 def test_breaker_trips_above_ten_thousand_rows_before_any_change(
@@ -116,15 +109,19 @@ def test_more_than_the_share_of_the_table_trips_the_breaker(
     result = run_sweep(with_breaker(share=0.5))
 
     assert result.reason == reason
-    assert reason is None or "more than 50 rows are stale;" in str(result.error)
+    assert reason is None or "51 rows are stale;" in str(result.error)
     assert reason is None or "the breaker allows 50;" in str(result.error)
 
 
-def test_share_does_not_apply_to_a_table_without_statistics(add_statuses: AddStatuses, history: History) -> None:
-    history(10, 1)
-    add_statuses(100, DUE)
+@pytest.mark.parametrize(("due", "reason"), [(50, None), (51, "breaker")])
+def test_share_is_of_the_rows_that_the_table_has_now(add_statuses: AddStatuses, due: int, reason: str | None) -> None:
+    add_statuses(5000, "now() + interval '1 day'", first_id=10_000)
+    database.execute_sql("ANALYZE user_statuses")
+    UserStatus.delete().where(UserStatus.user_id >= 10_000).execute()  # PostgreSQL's statistics still have them
+    add_statuses(due, DUE)
+    add_statuses(100 - due, "now() + interval '1 day'", first_id=1000)
 
-    assert run_sweep(with_breaker(share=0.5)).outcome == "done"
+    assert run_sweep(with_breaker(share=0.5)).reason == reason
 
 
 def test_disabled_breaker_never_trips(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
@@ -156,28 +153,6 @@ def test_tripped_breaker_is_not_retried_and_alerts_until_confirmed(
     assert result.exit_code == 1
 
 
-def test_message_of_a_run_stopped_by_its_breaker_ends_without_error(
-    add_statuses: AddStatuses, history: History, low_floor: None, last_run: Callable[[], Run]
-) -> None:
-    history(10, 0)
-    add_statuses(11, DUE)
-    broker = StubBroker()
-    broker.add_middleware(_Options())
-
-    register(broker, dataclasses.replace(STOPPING, schedule=None)).fn()
-
-    assert last_run().reason == "breaker"
-
-
-class _Options(dramatiq.Middleware):
-    """Knows the options of the library's actors, and does nothing."""
-
-    @property
-    def actor_options(self) -> set[str]:
-        known = {"idempotent", "feature_category", "data_consistency", "sweep", "deduplicate", "deduplication"}
-        return known | {"rediscovered"}
-
-
 def test_tripped_breaker_keeps_the_cursor_of_an_interrupted_run(
     add_statuses: AddStatuses, history: History, low_floor: None
 ) -> None:
@@ -191,7 +166,7 @@ def test_tripped_breaker_keeps_the_cursor_of_an_interrupted_run(
     history_of_ten(SMALL.name)
     tripped = run_sweep(first)
     add_statuses(1, LONG_DUE, first_id=1000)
-    gone_on = run_sweep(dataclasses.replace(first, breaker=Breaker(None, action="stop")))
+    gone_on = run_sweep(changed(first, times_history=None, guard_action="stop"))
 
     assert (tripped.reason, gone_on.counts["deleted_rows"]) == ("breaker", 21)
 
@@ -207,45 +182,27 @@ def history_of_ten(worker: str) -> None:
     Run.update(**values).where(Run.id == Run.select(Run.id).order_by(Run.id.desc()).limit(1)).execute()
 
 
-def test_breaker_costs_one_bounded_count_and_only_with_a_history(
-    add_statuses: AddStatuses, history: History, statements: list[str]
-) -> None:
-    add_statuses(25, DUE)
-
-    def sent() -> list[str]:
-        before = len(statements)
-        run_sweep(STOPPING)
-        return statements[before:]
-
-    sent()  # the first run of all
-    without = sent()
-    history(10, 1)
-    with_history = sent()
-
-    counting = [sql for sql in with_history if sql.startswith("SELECT COUNT") and '"user_statuses"' in sql]
-    assert len(with_history) == len(without) + 2, "the count and its own timeout"
-    assert len(counting) == 2 and all(" LIMIT " in sql for sql in counting), "before the run, and at its end"
-
-
 def test_worker_whose_own_limit_is_lower_has_no_breaker(postgres: Database, clock: ManualClock) -> None:
     countless: Any = type("Countless", (), {"backlog": lambda *_: Backlog(10_000, exact=False)})()
 
-    limited, over = (dataclasses.replace(SMALL, name="limited", options={"max_deletes": 10_000 + n}) for n in (0, 1))
+    limited, over = (changed(SMALL, name="limited", options={"max_deletes": 10_000 + n}) for n in (0, 1))
 
-    bounded = breaker.check(limited, [1] * 10, [countless], clock.now(), 7)
-    found = breaker.check(over, [1] * 10, [countless], clock.now(), 7)
+    history = [RunRow("done", None, None, {"deleted_rows": 1})] * 10
 
-    assert bounded is None
-    assert found is not None and found.exceeded
-    assert "housekeeping plan limited 7; to continue: housekeeping run limited 7 --confirm" in found.refusal
+    bounded, found = (RowGuard(sweep, [countless], clock.now(), 7) for sweep in (limited, over))
+
+    assert bounded.breaker(history) is None
+    assert found.breaker(history) is not None and found.exceeded and found.worker == "limited 7"
 
 
 def test_breaker_is_configured_by_a_setting() -> None:
     settings = WorkerSettings(breaker=BreakerSettings(share=0.25))
 
-    assert SMALL.configured(settings).breaker == Breaker(times_history=100, share=0.25)
-    assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(action="limit"))).breaker.action == "limit"
-    assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(times_history=None))).breaker == Breaker(None, None)
+    assert SMALL.configured(settings).guard == Guard(times_history=100, share=0.25, first_run=False)
+    assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(action="limit"))).guard.action == "limit"
+    assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(times_history=None))).guard == Guard(
+        None, None, first_run=False
+    )
 
 
 def test_why_names_the_commands_to_continue(add_statuses: AddStatuses, history: History, low_floor: None) -> None:

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import redis
-from peewee import AutoField
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import Database, database
-from housekeeping.database.primary_key import restore_declared_key
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.stages.stage import Backlog
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.testing import ManualClock
-from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import drop_running
+from housekeeping import Delete, Guard, Sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep as statuses_sweep
+from tests.declarations import changed
 from tests.faults import at_step, lose_database
 from tests.integration.conftest import AddStatuses
 from tests.integration.own_stages import with_stages
 from tests.integration.sweeps.conftest import History
-from tests.integration.sweeps.engine.sizing import DUE, SMALL, past_runs
+from tests.integration.sweeps.engine.sizing import DUE, SMALL
+from tests.internals.core import DeclarationError
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.insight import worker_status
+from tests.internals.ledger import Counts
+from tests.internals.sweeps import Backlog, TableStage
+from tests.internals.workers import status_sweep as statuses_sweep
 
 FLOOD = 10_001
 
@@ -63,63 +56,12 @@ def test_flood_of_statuses_is_deleted_with_an_alert(
     ]
 
 
-@pytest.fixture
-def builds(postgres: Database, redis_client: redis.Redis) -> Iterator[type[Build]]:
-    postgres.create_tables([Build])
-    yield Build
-    restore_declared_key(Build)
-
-
-def test_flood_of_stuck_builds_is_dropped_with_an_alert(builds: type[Build], clock: ManualClock) -> None:
-    past_runs(50, 3, worker=drop_running.name, counted_as="dropped")
-    long_ago = "timestamp '2025-12-30' + interval '1 millisecond' * n"
-    database.execute_sql(
-        "INSERT INTO ci_builds (id, type, status, created_at, updated_at, project_id) "
-        f"SELECT n, 'Ci::Build', 'running', {long_ago}, {long_ago}, 1 FROM generate_series(1, {FLOOD}) AS n"
-    )
-
-    result = run_sweep(drop_running, clock=clock)
-
-    assert (result.outcome, result.counts["dropped"]) == ("done", FLOOD)
-    assert len(alerts(drop_running, clock)) == 1
-
-
-class Session(BaseModel):
-    id = AutoField()
-    expires_at = UtcDateTimeField()
-
-    class Meta:
-        table_name = "sessions"
-
-
-own = Sweep(
-    name="sessions.expired",
-    stale=lambda now: Session.expires_at <= now,
-    order=(Session.expires_at, Session.id),
-    action=Delete(),
-)
-
-
-def test_flood_of_an_own_sweep_is_cleared_with_an_alert(postgres: Database, clock: ManualClock) -> None:
-    postgres.create_tables([Session])
-    past_runs(50, 3, worker=own.name, counted_as="deleted_rows")
-    database.execute_sql(
-        "INSERT INTO sessions (expires_at) SELECT timestamptz '2025-12-31' + interval '1 ms' * n "
-        f"FROM generate_series(1, {FLOOD}) AS n"
-    )
-
-    result = run_sweep(own, clock=clock)
-
-    assert (result.outcome, result.counts["deleted_rows"]) == ("done", FLOOD)
-    assert len(alerts(own, clock)) == 1
-
-
 def test_alert_stays_while_the_flood_lasts_and_ends_after_a_normal_run(
     add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
 ) -> None:
     history(10, 0)
     add_statuses(60, DUE)
-    hasty = dataclasses.replace(SMALL, max_runtime=timedelta(seconds=1))
+    hasty = changed(SMALL, runtime=timedelta(seconds=1))
 
     def late(counts: Counts) -> None:
         clock.advance(timedelta(seconds=2))
@@ -224,9 +166,9 @@ def test_count_that_times_out_alerts_and_only_stop_fails(
     history(10, 0)
     add_statuses(25, DUE)
     slow = with_stages(SMALL, _SlowToCount, first_count=iter(["SELECT pg_sleep(30)"]))
-    breaker = Breaker(action=action)
+    breaker = Guard(action=action)
 
-    result = run_sweep(dataclasses.replace(slow, breaker=breaker, max_runtime=timedelta(milliseconds=200)), clock=clock)
+    result = run_sweep(changed(slow, guard=breaker, runtime=timedelta(milliseconds=200)), clock=clock)
 
     assert (result.outcome, result.reason) == (outcome, reason)
     assert result.counts["deleted_rows"] == {"alert": 25, "limit": 10, "stop": 0}[action]
@@ -251,10 +193,10 @@ def test_database_that_goes_away_in_the_count_fails_the_run(add_statuses: AddSta
 
 
 def test_unknown_breaker_action_is_rejected() -> None:
-    with pytest.raises(DeclarationError, match="action is 'halt'; write 'alert', 'limit', 'stop'"):
-        Breaker(action="halt")  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="action is 'halt'; write 'alert', 'limit' or 'stop'"):
+        Guard(action="halt")  # type: ignore[arg-type]
 
 
 def test_count_name_reserved_by_the_engine_is_rejected() -> None:
     with pytest.raises(DeclarationError, match="counts 'throttled'; give this count another name"):
-        dataclasses.replace(SMALL, counts=("deleted_rows", "throttled"))
+        changed(SMALL, action=Delete(rows_counted_as="throttled"))

@@ -6,30 +6,28 @@ import dataclasses
 from datetime import timedelta
 
 import pytest
-from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.stages.stage import Stage
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.testing import ManualClock
+from housekeeping import Sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.conftest import AddStatuses
+from tests.declarations import changed
+from tests.integration.conftest import AddStatuses, Plant
 from tests.integration.sweeps.conftest import History
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, Sizes, past_runs
 from tests.integration.sweeps.limits.test_breaker_alert import alerts
 from tests.integration.sweeps.orders import Order, Outside, add
 from tests.integration.sweeps.orders import sweep as orders_sweep
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Counts
+from tests.internals.sweeps import Stage, TableStage
+from tests.internals.workers import status_sweep as sweep
 
-LIMITED = dataclasses.replace(SMALL, breaker=Breaker(action="limit"))
+LIMITED = changed(SMALL, guard_action="limit")
 
 
 def test_flood_is_deleted_in_two_runs(add_statuses: AddStatuses, history: History, clock: ManualClock) -> None:
-    worker = dataclasses.replace(sweep, breaker=Breaker(action="limit"))
+    worker = changed(sweep, guard_action="limit")
     history(50, 3)
     add_statuses(10_001, DUE)
 
@@ -54,26 +52,10 @@ def test_last_batch_shrinks_to_the_limit(
     add_statuses(stale, DUE)
     sizes = Sizes()
 
-    result = run_sweep(dataclasses.replace(LIMITED, breaker=Breaker(1, action="limit")), on_batch=sizes)
+    result = run_sweep(changed(LIMITED, times_history=1, guard_action="limit"), on_batch=sizes)
 
     assert (result.outcome, UserStatus.select().count()) == (outcome, left)
     assert sizes.seen == [10, 10, stale - left - 20]
-
-
-def test_limit_holds_for_rows_that_become_stale_in_the_run(
-    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
-) -> None:
-    history(10, 0)
-    add_statuses(10, DUE)
-    small = dataclasses.replace(LIMITED, batch_size=5)
-
-    def more(counts: Counts) -> None:
-        if counts["batches"] == 1:
-            add_statuses(100, DUE, first_id=1000)
-
-    result = run_sweep(dataclasses.replace(small, breaker=Breaker(5, action="limit")), clock=clock, on_batch=more)
-
-    assert result.counts["deleted_rows"] == 10
 
 
 def test_rows_that_become_stale_in_the_run_alert_at_the_limit(
@@ -86,7 +68,7 @@ def test_rows_that_become_stale_in_the_run_alert_at_the_limit(
         if counts["batches"] == 1:
             add_statuses(100, DUE, first_id=1000)
 
-    result = run_sweep(dataclasses.replace(LIMITED, batch_size=5), clock=clock, on_batch=more)
+    result = run_sweep(changed(LIMITED, batch=5), clock=clock, on_batch=more)
 
     assert (result.reason, result.counts["deleted_rows"]) == ("breaker", 10)
     assert alerts(LIMITED, clock)[0].startswith("more than 10 rows are stale; ")
@@ -106,9 +88,7 @@ def test_limit_counts_the_rows_of_all_stages(
             dataclasses.replace(whole, name="high", stale=lambda now: whole.stale(now) & (UserStatus.user_id > 8)),
         ]
 
-    staged = dataclasses.replace(
-        LIMITED, stages=halves, stale=None, order=(), action=None, event=None, event_columns={}
-    )
+    staged = dataclasses.replace(LIMITED, stages=halves)
     first = run_sweep(staged, clock=clock)
     left = [row.user_id for row in UserStatus.select().order_by(UserStatus.user_id)]
     second = run_sweep(staged, clock=clock)
@@ -119,16 +99,11 @@ def test_limit_counts_the_rows_of_all_stages(
 
 
 def test_rows_that_cannot_be_deleted_do_not_pin_the_next_run(
-    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock, admin: Connection
+    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock, plant: Plant
 ) -> None:
     history(10, 0)
     add_statuses(35, DUE)
-    with admin.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN IF OLD.user_id <= 12 THEN RAISE 'kept'; END IF; RETURN OLD; END $$;"
-            "CREATE TRIGGER refuse BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
+    plant("DELETE ON user_statuses", "OLD.user_id <= 12", "RAISE 'kept'")
 
     deleted = [run_sweep(LIMITED, clock=clock).counts["deleted_rows"] for _ in range(3)]
 
@@ -141,20 +116,11 @@ def test_calls_of_an_own_sweep_are_limited(postgres: Database, low_floor: None, 
     past_runs(10, 0, worker="shop.stuck_orders", counted_as="moved_rows")
     add(23)
     outside = Outside()
-    limited = orders_sweep(outside, breaker=Breaker(action="limit"), batch_size=4)
+    limited = orders_sweep(outside, guard_action="limit", batch=4)
 
     reasons = [run_sweep(limited, clock=clock).reason for _ in range(3)]
 
     assert (reasons, outside.asked) == (["breaker", "breaker", None], list(range(1, 24)))
-
-
-def test_shards_share_the_limit(
-    add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
-) -> None:
-    history(10, 0)
-    add_statuses(30, DUE)
-
-    assert run_sweep(dataclasses.replace(LIMITED, shards=2), clock=clock).counts["deleted_rows"] == 5
 
 
 def test_limited_runs_do_not_make_the_flood_usual(

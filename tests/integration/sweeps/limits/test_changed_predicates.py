@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
@@ -10,31 +9,32 @@ from typing import Any
 
 import pytest
 
-from housekeeping.database.connection import database
-from housekeeping.sweeps import Sweep, run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.ledger import history
-from housekeeping.sweeps.ledger.models import NOW, Run
-from housekeeping.testing import ManualClock
-from housekeeping.workers.old_runs.worker import sweep as old_runs
+from housekeeping import Sweep
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.sweeps.engine.sizing import past_runs
 from tests.integration.sweeps.limits.visits import NAME, OLD, Visit, old
 from tests.integration.sweeps.limits.visits import visits as visits
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.insight import plan
+from tests.internals.ledger import NOW, Run, history
+from tests.internals.workers import old_runs_sweep as old_runs
 
 
-def changed_to(stale: Callable[[datetime], Any], **given: Any) -> Sweep:
-    return dataclasses.replace(OLD, stale=stale, **given)
+def changed_to(stale: Callable[[Any, datetime], Any], **given: Any) -> Sweep:
+    return changed(OLD, stale=stale, **given)
 
 
-BOTS = changed_to(lambda now: (Visit.at < now) & (Visit.bot == False))  # noqa: E712
+BOTS = changed_to(lambda row, now: (row.at < now) & (row.bot == False))  # noqa: E712
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         BOTS,
-        changed_to(lambda now: Visit.at < now + timedelta(days=1), stale_after=timedelta(days=1)),
-        changed_to(lambda now: (Visit.at < now) | (Visit.bot == True)),  # noqa: E712
+        changed_to(lambda row, now: row.at < now + timedelta(days=1), age=timedelta(days=1)),
+        changed_to(lambda row, now: (row.at < now) | (row.bot == True)),  # noqa: E712
     ],
     ids=["condition", "age", "wider"],
 )
@@ -73,7 +73,7 @@ def test_values_of_the_time_and_of_lists_may_change(
     visits: Callable[[int, int], None], clock: ManualClock, lists: Any
 ) -> None:
     sweeps = [
-        changed_to(lambda now, ids=ids: (Visit.at < now) & ~Visit.id.in_(ids))  # type: ignore[misc]
+        changed_to(lambda row, now, ids=ids: (row.at < now) & ~row.id.in_(ids))  # type: ignore[misc]
         for ids in lists
     ]
     visits(10, 0)
@@ -110,15 +110,6 @@ def test_run_that_did_not_complete_leaves_the_question_open(
     visits(2000, 0)
 
     assert run_sweep(BOTS, clock=clock).reason == "unconfirmed"
-
-
-def test_sweep_that_ran_before_an_upgrade_needs_no_confirmation(
-    visits: Callable[[int, int], None], clock: ManualClock
-) -> None:
-    past_runs(1, 0, "done", None, worker=NAME)
-    visits(2000, 0)
-
-    assert run_sweep(OLD, clock=clock).outcome == "done"
 
 
 def test_fingerprint_is_written_once_a_day_and_shown_nowhere(

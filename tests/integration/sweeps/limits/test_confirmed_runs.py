@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.testing import ManualClock
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.conftest import History
 from tests.integration.sweeps.engine.sizing import DUE, SMALL
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Run
 
 
 @pytest.mark.parametrize("action", ["stop", "limit"])
@@ -28,7 +27,7 @@ def test_confirmed_run_processes_more_than_its_breaker_allows(
     add_statuses(100, DUE)
 
     with caplog.at_level("INFO"):
-        result = run_sweep(dataclasses.replace(SMALL, breaker=Breaker(action=action)), clock=clock, confirmed=True)  # type: ignore[arg-type]
+        result = run_sweep(changed(SMALL, guard_action=action), clock=clock, confirmed=True)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 100)
     assert last_run().counts["confirmed"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,14 @@ from contextlib import contextmanager
 import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection
-from psycopg2.extras import PhysicalReplicationConnection
+from psycopg2.extras import LogicalReplicationConnection, PhysicalReplicationConnection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.limits.db_health import DbHealth, read_health
+from housekeeping import Settings
 from tests.conftest import Urls
 from tests.integration.conftest import AddStatuses, Locked
+from tests.internals.database import Database, connect_to, database
+from tests.internals.embedded import embedded
+from tests.internals.engine import DbHealth, read_health
 
 OURS = ['"user_statuses"']
 _WITHOUT_REPLICA = pytest.mark.one_server_only(reason="a server without replicas has no lag")
@@ -147,6 +149,54 @@ def test_replication_lag_is_known_to_a_monitoring_role(
     until(lags)
 
     assert seen[-1] <= time.monotonic() - began
+
+
+@pytest.fixture
+def logical_consumer() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The URL of a server whose changes a consumer of a logical slot reads; called, it confirms those it has read."""
+    with embedded.start(redis=False) as servers:
+        with contextlib.closing(psycopg2.connect(servers.database_url)) as session:
+            session.autocommit = True
+            session.cursor().execute("ALTER SYSTEM SET wal_level = logical")
+        servers.restart("postgres")
+        consumer = psycopg2.connect(servers.database_url, connection_factory=LogicalReplicationConnection)
+        cursor = consumer.cursor()
+        cursor.execute("CREATE PUBLICATION changes FOR ALL TABLES")
+        cursor.create_replication_slot("changes", output_plugin="pgoutput")
+        cursor.start_replication("changes", options={"proto_version": "1", "publication_names": "changes"})
+
+        def confirm() -> None:
+            while (message := cursor.read_message()) is not None:
+                end = message.wal_end
+                cursor.send_feedback(write_lsn=end, flush_lsn=end, apply_lsn=end, reply=True)
+
+        yield servers.database_url, confirm
+        consumer.close()
+
+
+@pytest.mark.slow
+def test_lagging_consumer_of_a_logical_slot_is_no_standby(
+    logical_consumer: tuple[str, Callable[[], None]], postgres: Database
+) -> None:
+    url, confirm = logical_consumer
+    session = psycopg2.connect(url)
+    session.autocommit = True
+    cursor = session.cursor()
+    cursor.execute("CREATE TABLE orders AS SELECT n FROM generate_series(1, 1000) AS n")
+
+    def lags() -> bool:
+        confirm()
+        cursor.execute("SELECT coalesce(max(extract(epoch FROM replay_lag)), 0) FROM pg_stat_replication")
+        return bool(cursor.fetchone()[0] > 0)
+
+    until(lags)
+    database.initialize(connect_to(url))
+    try:
+        assert read_health(['"orders"']).replication_lag_s == 0.0
+    finally:
+        database.close()
+        database.initialize(postgres)
+        session.close()
 
 
 def test_replication_lag_is_unknown_to_an_unprivileged_role(

@@ -6,25 +6,39 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from math import ceil
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pytest
+from dramatiq.brokers.redis import RedisBroker
+from peewee import BigAutoField
+from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import database
-from housekeeping.sweeps import Breaker, Delete, Sweep, TableStage, run_sweep
-from housekeeping.sweeps.insight.alerts import Alert
-from housekeeping.sweeps.insight.explain import why
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.stages.stage import Backlog
-from housekeeping.testing import ManualClock
+from housekeeping import Alerts, BaseModel, Delete, Settings, Sweep, UtcDateTimeField
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed, stage_of
+from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.own_stages import with_stages
 from tests.integration.sweeps.engine.sizing import past_runs
 from tests.integration.sweeps.limits.visits import NAME, OLD, Visit, old
 from tests.integration.sweeps.limits.visits import visits as visits
+from tests.internals.database import Database, database
+from tests.internals.engine import (
+    AT_LEAST,
+    FLOOR,
+    ONE_IN,
+    RowGuard,
+    bounded_counts,
+    register,
+    run_sweep,
+    stale_if_outgrown,
+)
+from tests.internals.insight import Alert, backlog_alerts, plan, why, worker_status
+from tests.internals.ledger import Run, RunRow
+from tests.internals.sweeps import Backlog, TableStage, stages_of
 
 UTC = ZoneInfo("UTC")
 
@@ -61,7 +75,7 @@ def test_first_run_is_skipped_with_any_breaker_action(
 ) -> None:
     visits(2000, 0)
 
-    result = run_sweep(dataclasses.replace(OLD, breaker=Breaker(action=action)), clock=clock, force=True)
+    result = run_sweep(changed(OLD, guard_action=action), clock=clock, force=True)
 
     assert (result.outcome, result.reason, Visit.select().count()) == ("skipped", "unconfirmed", 2000)
 
@@ -131,26 +145,219 @@ def test_stages_through_one_table_are_counted_together(visits: Callable[[int, in
     stages = [
         TableStage(
             name=name,
-            stale=partial(old, bot),
-            order=OLD.order,
+            stale=partial(old, bot, Visit),
+            order=stage_of(OLD).order,
             action=Delete(),
         )
         for name, bot in (("people", False), ("bots", True))
     ]
-    sweep = Sweep(name=NAME, stages=lambda sweep: stages, counts=("deleted_rows",), progress_counts=("deleted_rows",))
+    sweep = Sweep(NAME, lambda sweep: stages)
     Visit.update(bot=True).where(Visit.id <= 500).execute()
 
     assert run_sweep(sweep, clock=clock).reason == "unconfirmed"
 
 
-def test_large_table_is_estimated_and_not_read_through(visits: Callable[[int, int], None], clock: ManualClock) -> None:
-    visits(21_000, 89_000)
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize(("stale", "outcome"), [(24_000, "done"), (24_001, "skipped")])
+def test_table_of_over_100000_rows_is_compared_with_its_own_rows(
+    visits: Callable[[int, int], None], clock: ManualClock, stale: int, outcome: str, analyzed: bool
+) -> None:
+    visits(stale, 120_000 - stale)
+    if analyzed:
+        database.execute_sql("ANALYZE visit")
 
-    before = run_sweep(OLD, clock=clock, force=True).reason
+    assert run_sweep(OLD, clock=clock).outcome == outcome
+
+
+@pytest.mark.parametrize(("rows", "statistics"), [(2000, 2_000_000), (120_000, 2_000_000), (120_000, 10)])
+def test_wrong_statistics_do_not_decide(
+    visits: Callable[[int, int], None],
+    clock: ManualClock,
+    settings: Settings,
+    admin: Connection,
+    rows: int,
+    statistics: int,
+) -> None:
+    visits(rows, 0)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pg_class SET reltuples = %s, relpages = pg_relation_size(oid) / 8192 WHERE oid = %s::regclass",
+            (statistics, f"{settings.namespace}.visit"),
+        )
+
+    assert run_sweep(OLD, clock=clock).reason == "unconfirmed"
+
+
+class OtherVisit(BaseModel):
+    id = BigAutoField()
+    at = UtcDateTimeField()
+
+
+#: Sizes around each number up to which rows are counted, or a limit begins.
+SIZES: Final = (
+    *(999, 1000, 1001, 9_999, 10_000, 10_001, 99_999, 100_000, 100_001),
+    *(499_999, 500_000, 500_001, 999_999, 1_000_000, 1_000_001),
+)
+
+
+class Sizes(TableStage):
+    """Stage whose table has these numbers of stale and other rows, as far as a count goes."""
+
+    stale_rows = 0
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        return Backlog(min(self.stale_rows, limit), self.stale_rows <= limit)
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch, visits: Callable[[int, int], None]) -> Callable[[int, int, int], None]:
+    """Sets what counts find: the stale rows, all rows, and PostgreSQL's estimate of these."""
+
+    def set_sizes(stale: int, rows: int, estimate: int) -> None:
+        monkeypatch.setattr(Sizes, "stale_rows", stale)
+        monkeypatch.setattr(bounded_counts, "count_rows", lambda tables, limit, max_runtime: min(rows, limit))
+        monkeypatch.setattr(bounded_counts, "estimated_rows", lambda tables, max_runtime: estimate)
+
+    return set_sizes
+
+
+@pytest.mark.parametrize("stale", SIZES)
+def test_first_run_over_a_fifth_is_unconfirmed_at_any_size(
+    simulate: Callable[[int, int, int], None], clock: ManualClock, stale: int
+) -> None:
+    sweep = with_stages(OLD, Sizes)
+
+    for rows in (stale, 5 * stale - 1, 5 * stale, 5 * stale + 1, 60 * stale):
+        for estimate in (0, rows // 10, rows, 10 * rows):
+            simulate(stale, rows, estimate)
+
+            found = RowGuard(sweep, stages_of(sweep), clock.now()).first_run()
+
+            over_a_fifth = stale >= AT_LEAST and stale > rows // ONE_IN
+            beyond_estimate = stale > max(100_000, ceil(estimate / ONE_IN))  # a confirmation too many does no harm
+            assert (found is not None) is (over_a_fifth or beyond_estimate), (rows, estimate)
+
+
+@pytest.mark.parametrize("stale", (1, 2, *SIZES))
+def test_breaker_by_share_is_exceeded_above_it_at_any_size(
+    simulate: Callable[[int, int, int], None], clock: ManualClock, stale: int
+) -> None:
+    for share in (0.01, 0.2, 0.3, 0.5, 1):
+        sweep = changed(with_stages(OLD, Sizes), times_history=None, share=share)
+        enough = ceil(stale / Fraction(str(share)))
+        for rows in (stale, enough - 1, enough, enough + 1, 20 * enough):
+            for estimate in (rows, 10 * rows):
+                simulate(stale, rows, estimate)
+
+                guard = RowGuard(sweep, stages_of(sweep), clock.now())
+
+                assert guard.breaker([]) is not None and guard.exceeded is (stale > Fraction(str(share)) * rows)
+
+
+@pytest.mark.parametrize("stale", SIZES)
+def test_breaker_by_history_is_exceeded_above_it_at_any_size(
+    simulate: Callable[[int, int, int], None], clock: ManualClock, stale: int
+) -> None:
+    sweep = changed(with_stages(OLD, Sizes), times_history=1)
+    simulate(stale, 2 * stale, 0)
+
+    for most in (stale - 1, stale, stale + 1):
+        guard = RowGuard(sweep, stages_of(sweep), clock.now())
+        history = [RunRow("done", None, None, {sweep.progress_counts[0]: most})] * 10
+
+        assert guard.breaker(history) is not None and guard.exceeded is (stale > max(FLOOR, most))
+
+
+@pytest.mark.parametrize("stale", SIZES)
+def test_backlog_alert_rings_above_its_threshold_at_any_size(
+    simulate: Callable[[int, int, int], None], clock: ManualClock, stale: int
+) -> None:
+    for most in (0, stale - 1, stale, stale + 1, 20 * stale):
+        sweep = dataclasses.replace(with_stages(OLD, Sizes), alerts=Alerts(backlog=most))
+        simulate(stale, stale, stale)
+
+        assert [each.name for each in alerts(clock, sweep)] == (["backlog"] if stale > most else [])
+
+
+def test_count_that_ends_below_the_threshold_is_no_backlog_alert() -> None:
+    sweep = dataclasses.replace(OLD, alerts=Alerts(backlog=50_000))
+
+    assert [*backlog_alerts(sweep, Backlog(10_000, exact=False))] == []
+    assert [each.name for each in backlog_alerts(sweep, Backlog(50_000, exact=False))] == ["backlog"]
+
+
+@pytest.mark.parametrize("stale", SIZES)
+def test_plan_is_outgrown_above_twice_its_rows_at_any_size(
+    simulate: Callable[[int, int, int], None], stale: int
+) -> None:
+    sweep = with_stages(OLD, Sizes)
+    simulate(stale, stale, stale)
+
+    for seen in (stale // 2 - 1, stale // 2, ceil(stale / 2), stale):
+        found = stale_if_outgrown(sweep, None, Backlog(seen))
+
+        assert (found is not None) is (stale > max(2 * seen, seen + 1000))
+
+
+def test_tables_of_several_stages_are_compared_each_by_itself(
+    visits: Callable[[int, int], None], postgres: Database, clock: ManualClock
+) -> None:
+    visits(1000, 9000)
+    postgres.create_tables([OtherVisit])
+    database.execute_sql("INSERT INTO other_visit (at) SELECT '2025-01-01+00' FROM generate_series(1, 1000)")
+    stages = [
+        TableStage(
+            name=model.__name__, stale=lambda now, m=model: m.at < now, order=(model.at, model.id), action=Delete()
+        )
+        for model in (Visit, OtherVisit)
+    ]
+    sweep = Sweep(NAME, lambda sweep: stages)
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert (result.reason, result.counts["unconfirmed"]["table"]) == ("unconfirmed", '"other_visit"')
+
+
+def test_table_named_with_and_without_its_schema_is_counted_once(
+    visits: Callable[[int, int], None], settings: Settings, clock: ManualClock
+) -> None:
+    visits(1000, 2000)
+    Visit.update(bot=True).where(Visit.id <= 500).execute()
+    visit: Any = Visit
+    with_schema: Any = type("Visit", (Visit,), {"Meta": type("Meta", (), {"schema": settings.namespace})})
+    stages = [
+        TableStage(
+            name=name,
+            stale=lambda now, m=model, bot=bot: (m.at < now) & (m.bot == bot),
+            order=(model.at, model.id),
+            action=Delete(),
+        )
+        for name, model, bot in (("people", visit, False), ("bots", with_schema, True))
+    ]
+    sweep = Sweep(NAME, lambda sweep: stages)
+
+    assert run_sweep(sweep, clock=clock).reason == "unconfirmed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [600_000, 1_000_000])
+@pytest.mark.parametrize("scheduled", [False, True], ids=["foreground", "scheduled"])
+def test_first_run_of_a_large_stale_table_changes_nothing(
+    visits: Callable[[int, int], None], housekeeping_broker: RedisBroker, rows: int, scheduled: bool
+) -> None:
+    visits(rows, 0)
     database.execute_sql("ANALYZE visit")
-    after = run_sweep(OLD, clock=clock).outcome
+    sweep = dataclasses.replace(OLD, schedule="* * * * *")
 
-    assert (before, after) == ("unconfirmed", "done")
+    if scheduled:
+        register(housekeeping_broker, sweep).send_with_options(tick="2026-01-01T00:00:00+00:00")
+        StepWorker(housekeeping_broker, sweep.queue).run()
+    else:
+        run_sweep(sweep)
+
+    run = Run.get()
+    assert (run.outcome, run.reason, run.trigger) == ("skipped", "unconfirmed", "schedule" if scheduled else "cli")
+    assert run.counts["unconfirmed"]["stale"] >= 100_000 and Visit.select().count() == rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +369,7 @@ class _SlowToCount(TableStage):
 
 def test_first_run_that_cannot_count_in_time_is_skipped(visits: Callable[[int, int], None], clock: ManualClock) -> None:
     visits(3, 0)
-    slow = dataclasses.replace(OLD, max_runtime=timedelta(milliseconds=200))
+    slow = changed(OLD, runtime=timedelta(milliseconds=200))
 
     result = run_sweep(with_stages(slow, _SlowToCount), clock=clock)
 
@@ -176,7 +383,7 @@ def test_share_of_the_breaker_holds_for_the_first_run(
 ) -> None:
     visits(stale, 100 - stale)
     database.execute_sql("ANALYZE visit")
-    sweep = dataclasses.replace(OLD, breaker=Breaker(share=0.5, action="stop"))
+    sweep = changed(OLD, share=0.5, guard_action="stop")
 
     result = run_sweep(sweep, clock=clock)
 
@@ -187,4 +394,4 @@ def test_share_of_the_breaker_holds_for_the_first_run(
 def test_sweep_that_says_so_needs_no_confirmation(visits: Callable[[int, int], None], clock: ManualClock) -> None:
     visits(2000, 0)
 
-    assert run_sweep(dataclasses.replace(OLD, confirm_first_run=False), clock=clock).outcome == "done"
+    assert run_sweep(changed(OLD, first_run=False), clock=clock).outcome == "done"

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
-from housekeeping import Sweep
-from housekeeping.core.settings import WorkerSettings
-from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Override, switch
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.sweeps.limits.throttle import ThrottleLimits
-from housekeeping.testing import ManualClock
-from tests.integration.conftest import AddStatuses
+from housekeeping import Sweep, Throttle
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
+from tests.integration.conftest import AddStatuses, Plant
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, Impatient, Sizes
+from tests.internals.core import WorkerSettings
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Counts, Override, Run, switch
 
 #: Batches of ten rows, in a run of at most ten minutes, without other throttles.
-LONG = dataclasses.replace(SMALL, max_runtime=timedelta(minutes=10), throttle=ThrottleLimits(None, None))
+LONG = changed(SMALL, runtime=timedelta(minutes=10), throttle=Throttle(None, None))
 
 
 def paced(sweep: Sweep = LONG, **settings: float) -> Sweep:
@@ -61,13 +58,17 @@ def test_batch_has_at_most_the_rows_of_one_second(add_statuses: AddStatuses, clo
     assert stopping.waits == pytest.approx([3 / 3.5, 3 / 3.5])
 
 
-def test_shards_share_the_rows_per_second(add_statuses: AddStatuses, clock: ManualClock) -> None:
-    add_statuses(25, DUE)
+def test_rows_that_fail_count_toward_the_rows_per_second(
+    add_statuses: AddStatuses, clock: ManualClock, plant: Plant
+) -> None:
+    add_statuses(20, DUE)
+    plant("DELETE ON user_statuses", "OLD.user_id <= 4", "RAISE EXCEPTION 'not this one'")
     stopping = Impatient(clock)
 
-    run_sweep(paced(dataclasses.replace(LONG, shards=4), max_rows_per_s=40.0), clock=clock, stopping=stopping)
+    result = run_sweep(paced(max_rows_per_s=20.0), clock=clock, stopping=stopping)
 
-    assert stopping.waits == [1.0, 1.0]
+    assert (result.counts["deleted_rows"], result.counts["failed"]) == (16, 4)
+    assert stopping.waits == [0.5, 0.5]
 
 
 def test_run_rests_a_multiple_of_each_batch_between_transactions(add_statuses: AddStatuses, clock: ManualClock) -> None:
@@ -95,7 +96,7 @@ def test_run_ends_instead_of_waiting_beyond_its_time_limit(
 ) -> None:
     add_statuses(100, DUE)
     stopping = Impatient(clock)
-    short = dataclasses.replace(LONG, max_runtime=timedelta(seconds=25))
+    short = changed(LONG, runtime=timedelta(seconds=25))
 
     first = run_sweep(paced(short, max_rows_per_s=0.1), clock=clock, stopping=stopping)
 
@@ -106,7 +107,7 @@ def test_run_ends_instead_of_waiting_beyond_its_time_limit(
 
 def test_first_batch_is_processed_whatever_the_pace(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(3, DUE)
-    short = dataclasses.replace(LONG, max_runtime=timedelta(seconds=1))
+    short = changed(LONG, runtime=timedelta(seconds=1))
 
     result = run_sweep(paced(short, max_rows_per_s=0.001), clock=clock, stopping=Impatient(clock))
 
@@ -157,23 +158,14 @@ def test_wait_ends_when_the_clock_stands_still(add_statuses: AddStatuses, clock:
 
     stopping = Standing(clock)
 
-    run_sweep(paced(dataclasses.replace(LONG, shards=2), max_rows_per_s=10.0), clock=clock, stopping=stopping)
+    run_sweep(paced(LONG, max_rows_per_s=5.0), clock=clock, stopping=stopping)
 
     assert stopping.waits == [1.0] * 4
 
 
-def test_run_without_a_pace_never_waits(add_statuses: AddStatuses, clock: ManualClock) -> None:
-    add_statuses(95, DUE)
-    stopping = Impatient(clock)
-
-    result = run_sweep(LONG, clock=clock, stopping=stopping)
-
-    assert (result.outcome, stopping.waits) == ("done", [])
-
-
 def test_settings_replace_the_fields_of_the_sweep() -> None:
-    declared = dataclasses.replace(LONG, max_rows_per_s=100.0, rest=1.0)
+    declared = changed(LONG, rows_per_s=100.0, rest=1.0)
 
     assert declared.configured(WorkerSettings()) == declared
-    changed = declared.configured(WorkerSettings(max_rows_per_s=None, rest=0.5))
-    assert (changed.max_rows_per_s, changed.rest) == (None, 0.5)
+    configured = declared.configured(WorkerSettings(max_rows_per_s=None, rest=0.5))
+    assert (configured.limits.rows_per_s, configured.limits.rest) == (None, 0.5)

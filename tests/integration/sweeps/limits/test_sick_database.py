@@ -4,10 +4,10 @@ reached; the next one goes on where it stopped, and nothing is done or counted t
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -16,19 +16,19 @@ import pytest
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.runs import Counts
+from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.conftest import AddStatuses, Locked
+from tests.declarations import changed
+from tests.integration.conftest import AddStatuses, Locked, Plant
+from tests.internals.database import Database, connect_to, database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Counts, Run
+from tests.internals.workers import status_sweep as sweep
 from tests.session_settings import set_in_session
 
 _DIRECT = pytest.mark.direct_only(reason="it ends or counts the server's connections, which a pooler hides")
 
-SMALL = dataclasses.replace(sweep, batch_size=10)
+SMALL = changed(sweep, batch=10)
 DUE = "now() - interval '1 hour' + interval '1 millisecond' * n"
 #: Makes the deletion of each status from the 21st on do this first, in PL/pgSQL.
 Sicken = Callable[[str], None]
@@ -49,17 +49,8 @@ def fifty(add_statuses: AddStatuses) -> None:
 
 
 @pytest.fixture
-def sicken(admin: Connection) -> Sicken:
-    def plant(body: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(
-                "CREATE OR REPLACE FUNCTION sick() RETURNS trigger LANGUAGE plpgsql AS "
-                f"$$ BEGIN IF OLD.user_id > 20 THEN {body}; END IF; RETURN OLD; END $$;"
-                "DROP TRIGGER IF EXISTS sick ON user_statuses;"
-                "CREATE TRIGGER sick BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION sick()"
-            )
-
-    return plant
+def sicken(plant: Plant) -> Sicken:
+    return partial(plant, "DELETE ON user_statuses", "OLD.user_id > 20")
 
 
 @pytest.fixture
@@ -114,6 +105,7 @@ def test_row_that_stays_locked_fails_the_run_and_the_next_continues(
     assert _totals() == 50
 
 
+@pytest.mark.slow
 def test_statement_timeout_fails_the_run_and_the_next_continues(
     resumed: Callable[[], bool], sicken: Sicken, last_run: Callable[[], Run]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import UTC, timedelta
 from typing import Any
@@ -10,20 +9,19 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings, ThrottleSettings, WorkerSettings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.status import worker_status
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.limits.throttle import ThrottleLimits
-from housekeeping.sweeps.limits.wal_health import WalRate, WalState, read_wal
-from housekeeping.testing import ManualClock
+from housekeeping import Settings, Throttle
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, Impatient
+from tests.internals.core import SettingsError, ThrottleSettings, WorkerSettings
+from tests.internals.database import Database
+from tests.internals.engine import WalRate, WalState, read_wal, run_sweep
+from tests.internals.insight import worker_status
+from tests.internals.ledger import Run
 from tests.session_settings import set_in_session
 
-LONG = dataclasses.replace(SMALL, max_runtime=timedelta(minutes=10))
+LONG = changed(SMALL, runtime=timedelta(minutes=10))
 OFF: dict[str, Any] = {"replication_lag_s": None, "waiting_locks": None}
 MB = 1024 * 1024
 
@@ -59,12 +57,13 @@ def slot(admin: Connection) -> Iterator[None]:
 
 
 def test_wal_rate_is_measured_between_two_looks() -> None:
-    rate = WalRate(Wal(WalState(100 * MB, 5 * MB), WalState(106 * MB, 0.0), WalState(1 * MB, 0.0), WalState(None)))
+    rate = WalRate(Wal(WalState(100 * MB, 5.0), WalState(106 * MB, 0.0), WalState(1 * MB, 0.0), WalState(None)))
 
-    first, second, after_failover, unknown = (rate.look(now) for now in (10.0, 12.0, 14.0, 16.0))
+    first, is_first = rate.look(10.0), rate.is_first
+    second, after_failover, unknown = (rate.look(now) for now in (12.0, 14.0, 16.0))
 
-    assert (first.mb_per_s, first.is_first, first.slot_lag_mb) == (None, True, 5.0)
-    assert (second.mb_per_s, second.is_first, second.slot_lag_mb) == (3.0, False, 0.0)
+    assert (first.mb_per_s, is_first, first.slot_lag_mb) == (None, True, 5.0)
+    assert (second.mb_per_s, rate.is_first, second.slot_lag_mb) == (3.0, False, 0.0)
     assert (after_failover.mb_per_s, unknown.mb_per_s, unknown.slot_lag_mb) == (0.0, None, None)
 
 
@@ -74,9 +73,9 @@ def test_postgres_reports_wal_and_the_slowest_slot(postgres: Database, admin: Co
         cursor.execute("CREATE TABLE filling AS SELECT repeat('x', 1000) AS text FROM generate_series(1, 2000)")
     after = read_wal()
 
-    assert before.position is not None and after.position is not None and after.slot_lag is not None
+    assert before.position is not None and after.position is not None and after.slot_lag_mb is not None
     assert after.position - before.position > 2_000_000
-    assert after.slot_lag > 2_000_000 and after.trouble is None
+    assert after.slot_lag_mb > 2 and after.trouble is None
 
 
 def test_slot_that_is_lost_keeps_no_wal(postgres: Database, settings: Settings) -> None:
@@ -87,8 +86,8 @@ def test_slot_that_is_lost_keeps_no_wal(postgres: Database, settings: Settings) 
         postgres.execute_sql(f"CREATE OR REPLACE VIEW pg_replication_slots AS {slots.format(status)}")
         found.append(read_wal())
 
-    assert found[0].slot_lag and found[0].slot_lag > MB
-    assert (found[1].slot_lag, found[1].trouble) == (0, None)
+    assert found[0].slot_lag_mb and found[0].slot_lag_mb > 1
+    assert (found[1].slot_lag_mb, found[1].trouble) == (0, None)
 
 
 def test_wal_of_the_run_itself_throttles_it_from_the_second_look_on(
@@ -96,10 +95,10 @@ def test_wal_of_the_run_itself_throttles_it_from_the_second_look_on(
 ) -> None:
     add_statuses(1000, DUE)
     stopping = Impatient(clock)
-    limits = ThrottleLimits(**OFF, wal_mb_per_s=0.000001)
+    limits = Throttle(**OFF, wal_mb_per_s=0.000001)
 
     result = run_sweep(
-        dataclasses.replace(LONG, throttle=limits),
+        changed(LONG, throttle=limits),
         clock=clock,
         stopping=stopping,
         on_batch=lambda counts: clock.advance(timedelta(seconds=0.5)),
@@ -118,7 +117,7 @@ def test_slot_that_keeps_too_much_wal_throttles(
     add_statuses(1000, DUE)
 
     result = run_sweep(
-        dataclasses.replace(LONG, throttle=ThrottleLimits(**OFF, slot_lag_mb=limit)),
+        changed(LONG, throttle=Throttle(**OFF, slot_lag_mb=limit)),
         clock=clock,
         stopping=Impatient(clock),
     )
@@ -131,7 +130,7 @@ def test_reason_of_a_custom_function_throttles_and_is_recorded(
     add_statuses: AddStatuses, clock: ManualClock, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(1000, DUE)
-    own = dataclasses.replace(LONG, throttle=ThrottleLimits(**OFF, custom=too_busy))
+    own = changed(LONG, throttle=Throttle(**OFF, custom=too_busy))
 
     for _ in range(3):
         result = run_sweep(own, clock=clock, stopping=Impatient(clock))
@@ -147,7 +146,7 @@ def test_run_continues_when_the_custom_function_stops_asking(add_statuses: AddSt
     add_statuses(30, DUE)
     reasons = iter(["busy", "busy\nstill", None])
     stopping = Impatient(clock)
-    own = dataclasses.replace(LONG, throttle=ThrottleLimits(**OFF, custom=lambda: next(reasons)))
+    own = changed(LONG, throttle=Throttle(**OFF, custom=lambda: next(reasons)))
 
     result = run_sweep(own, clock=clock, stopping=stopping)
 
@@ -166,7 +165,7 @@ def test_custom_function_that_fails_is_logged_once_and_ignored(
     add_statuses: AddStatuses, clock: ManualClock, caplog: pytest.LogCaptureFixture, function: Any, error: str
 ) -> None:
     add_statuses(50, DUE)
-    own = dataclasses.replace(LONG, throttle=ThrottleLimits(**OFF, custom=function))
+    own = changed(LONG, throttle=Throttle(**OFF, custom=function))
 
     with caplog.at_level("INFO"):
         result = run_sweep(own, clock=clock, on_batch=lambda counts: clock.advance(timedelta(seconds=2)))
@@ -179,7 +178,7 @@ def test_custom_function_that_fails_is_logged_once_and_ignored(
 def test_custom_function_is_set_by_its_dotted_name() -> None:
     settings = WorkerSettings(gates=ThrottleSettings(custom=f"{__name__}.not_busy", wal_mb_per_s=50, slot_lag_mb=1000))
 
-    throttle = LONG.configured(settings).throttle
+    throttle = LONG.configured(settings).limits.throttle
 
     assert throttle.custom is not None and throttle.custom() is None
     assert (throttle.wal_mb_per_s, throttle.slot_lag_mb, throttle.replication_lag_s) == (50, 1000, 30)

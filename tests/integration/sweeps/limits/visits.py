@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from peewee import BigAutoField, BooleanField
 
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps import BaseModel, Breaker, Delete, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Delete, Guard, Limits, Rows, Sweep, UtcDateTimeField
+from tests.internals.database import Database, database
 
 NAME = "shop.visits"
 
@@ -22,12 +22,10 @@ class Visit(BaseModel):
 
 
 OLD = Sweep(
-    name=NAME,
-    stale=lambda now: Visit.at < now,
-    order=(Visit.at, Visit.id),
-    action=Delete(),
-    batch_size=10_000,
-    breaker=Breaker(times_history=None),
+    NAME,
+    Rows(Visit, stale=lambda row, now: row.at < now, order="at", action=Delete()),
+    limits=Limits(batch=10_000),
+    guard=Guard(times_history=None),
 )
 
 
@@ -45,5 +43,5 @@ def visits(postgres: Database) -> Callable[[int, int], None]:
     return add
 
 
-def old(bot: bool, now: datetime) -> Any:
-    return (Visit.at < now) & (Visit.bot == bot)
+def old(bot: bool, row: Any, now: datetime) -> Any:
+    return (row.at < now) & (row.bot == bot)

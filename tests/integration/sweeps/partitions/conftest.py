@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.database.connection import Database
 from tests.integration.sweeps.partitions import events
+from tests.internals.database import Database
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ from typing import Any, Final
 from peewee import BigIntegerField, BooleanField, CompositeKey
 
 from housekeeping import BaseModel, DropPartitions, Sweep, UtcDateTimeField
-from housekeeping.database.connection import database
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.ledger import runs
-from housekeeping.sweeps.ledger.models import NOW as DATABASE_NOW
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.testing import ManualClock
+from housekeeping.testing.stubs import ManualClock
+from tests.internals.database import database
+from tests.internals.engine import RunResult, run_sweep
+from tests.internals.ledger import NOW as DATABASE_NOW
+from tests.internals.ledger import DetachedPartition, Run, runs
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: Partition -> its range. The first two are over for longer than `AGE`.
@@ -41,15 +39,15 @@ class Event(BaseModel):
         primary_key = CompositeKey("id", "happened_at")
 
 
-def sweep(*, stale: Any = None, hold: Any = None, **given: Any) -> Sweep:
-    """Drops old events; further options belong to the action."""
-    action = DropPartitions(**{"older_than": AGE, "lock_timeout": timedelta(milliseconds=300), **given})
-    return Sweep(name="shop.old_events", stale=stale, hold=hold, order=(Event.happened_at,), action=action)
+def sweep(**given: Any) -> Sweep:
+    """Return a sweep that drops old events, with further options of its stage."""
+    options = {"older_than": AGE, "lock_timeout": timedelta(milliseconds=300), **given}
+    return Sweep("shop.old_events", DropPartitions(Event, "happened_at", **options))
 
 
-def exported(now: datetime) -> Any:
+def exported(row: Any) -> Any:
     """Condition of events that need not be kept."""
-    return Event.exported == True  # noqa: E712
+    return row.exported == True  # noqa: E712
 
 
 def create(*, has_default: bool = False) -> None:
@@ -98,6 +96,11 @@ def tables() -> list[str]:
         ("events%",),
     )
     return [name for (name,) in rows]
+
+
+def recorded() -> list[str]:
+    """Return the names of the partitions that the ledger has as being detached."""
+    return [row.name.rpartition(".")[2] for row in DetachedPartition.select().order_by(DetachedPartition.name)]
 
 
 def comment_of(table: str) -> str | None:

@@ -11,28 +11,24 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.lease_config import LeaseConfig
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.run_start import begin
-from housekeeping.sweeps.partitions import detaching
-from housekeeping.sweeps.partitions.candidates import Candidates
-from housekeeping.sweeps.partitions.stage import PartitionStage
+from housekeeping import Lease, Settings
 from tests.faults import Crash, at_number, at_step, crash, elsewhere
 from tests.integration.sweeps.partitions.events import (
     AGE,
     KEPT,
     close_killed_runs,
-    comment_of,
     partitions,
+    recorded,
     run,
     sweep,
     tables,
 )
+from tests.internals.database import database
+from tests.internals.engine import RunResult
+from tests.internals.ledger import Run, begin
+from tests.internals.sweeps import Candidates, PartitionStage, partition_catalog
 
-LEASED: Any = dataclasses.replace(sweep(lock_retries=0), lease=LeaseConfig("events", timedelta(minutes=10)))
+LEASED: Any = dataclasses.replace(sweep(lock_retries=0), lease=Lease("events", timedelta(minutes=10)))
 #: Detaching is concurrent only on a direct connection.
 _CONCURRENTLY = pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
 
@@ -92,7 +88,7 @@ def test_run_drops_what_another_run_of_its_worker_has_detached(months: None) -> 
 
 @_CONCURRENTLY
 def test_table_that_another_worker_detached_is_left_to_it(months: None) -> None:
-    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
         run(sweep(keep_table=True))
     close_killed_runs()
 
@@ -102,7 +98,7 @@ def test_table_that_another_worker_detached_is_left_to_it(months: None) -> None:
 
     assert (other.counts["dropped_partitions"], between) == (1, ["events_09", *KEPT])
     assert own.counts["detached_partitions"] == 1
-    assert tables() == ["events_09", *KEPT] and comment_of("events_09") is None
+    assert tables() == ["events_09", *KEPT] and recorded() == []
 
 
 @_CONCURRENTLY
@@ -142,7 +138,7 @@ def test_database_refuses_the_drop_once_another_run_has_begun(
 @_CONCURRENTLY
 def test_run_that_was_taken_over_detaches_nothing(months: None, redis_client: redis.Redis, settings: Settings) -> None:
     """The successor wants to keep the partitions, and closes the sleeping run's row."""
-    older = dataclasses.replace(LEASED, action=dataclasses.replace(LEASED.action, older_than=20 * AGE))
+    older = dataclasses.replace(LEASED, stages=dataclasses.replace(LEASED.stages, older_than=20 * AGE))
     successor = Another(older)
 
     def take_over() -> None:
@@ -154,24 +150,24 @@ def test_run_that_was_taken_over_detaches_nothing(months: None, redis_client: re
         zombie = run(LEASED)
 
     assert zombie.outcome == "lost_lease" and successor.count("dropped_partitions") == 0
-    assert len(partitions()) == 4 and comment_of("events_09") is None
+    assert len(partitions()) == 4 and recorded() == []
 
 
 @pytest.mark.slow
 @_CONCURRENTLY
-def test_mark_stays_while_another_run_detaches(months: None, redis_client: redis.Redis, settings: Settings) -> None:
-    """The successor of a sleeping run cannot drop the partition, and does not remove the mark."""
+def test_record_stays_while_another_run_detaches(months: None, redis_client: redis.Redis, settings: Settings) -> None:
+    """The successor of a sleeping run cannot drop the partition, and does not remove the record."""
     successor = Another(LEASED)
 
     def take_over() -> None:
         assert redis_client.delete(f"{settings.namespace}:lease:events")
         elsewhere(successor.run)()
 
-    with at_step(detaching, "detach_concurrently", "before", at_number(1, take_over)):
+    with at_step(partition_catalog, "detach_concurrently", "before", at_number(1, take_over)):
         zombie = run(LEASED)
-    detached = "events_09" not in partitions(), comment_of("events_09")
+    detached = "events_09" not in partitions(), recorded()
     last = run(LEASED)
 
     assert (zombie.outcome, successor.count("skipped_partitions")) == ("lost_lease", 2)
-    assert detached[0] and "housekeeping drops this table" in str(detached[1])
+    assert detached[0] and detached[1] == ["events_09"]
     assert last.counts["dropped_partitions"] == 2 and tables() == KEPT

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from housekeeping.database.connection import database
-from housekeeping.sweeps import run_sweep
-from housekeeping.testing import ManualClock
+import pytest
+
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.sweeps.partitions.events import NOW, run, sweep, tables
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
 
 
 def _fill(rows: int) -> None:
@@ -25,7 +27,15 @@ def test_first_run_that_drops_many_rows_waits_for_a_confirmation(months: None) -
     assert confirmed.counts["dropped_partitions"] == 2
 
 
-def test_first_run_that_drops_few_rows_needs_no_confirmation(months: None) -> None:
-    _fill(979)  # with ten of each of two months, 999
+@pytest.mark.parametrize(
+    ("in_ended", "in_others", "reason"), [(110_000, 300_000, "unconfirmed"), (60_000, 300_000, None)]
+)
+def test_partitions_are_compared_by_their_rows_and_not_by_old_statistics(
+    months: None, in_ended: int, in_others: int, reason: str | None
+) -> None:
+    _fill(in_ended)
+    database.execute_sql(
+        "INSERT INTO events SELECT n, '2025-12-15', true FROM generate_series(1001, 1000 + %s) AS n", (in_others,)
+    )
 
-    assert run(sweep()).counts["dropped_partitions"] == 2
+    assert run(sweep()).reason == reason

@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.doctor import partitions as doctor
-from housekeeping.sweeps import Delete, Sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.partitions import detaching
-from housekeeping.sweeps.partitions.hint import hint_of
-from housekeeping.testing import ManualClock
+from housekeeping import Delete, Rows, Settings, Sweep
+from housekeeping.testing.stubs import ManualClock
 from tests.faults import Crash, at_step, crash
 from tests.integration.sweeps.partitions.events import NOW, Event, create, run, sweep
+from tests.internals.database import Database, database
+from tests.internals.doctor import partitions as doctor
+from tests.internals.insight import plan
+from tests.internals.sweeps import hint_of, partition_catalog
 from tests.session_settings import set_in_session
 
 
-def _deleting(stale: Any = lambda limit: Event.happened_at < limit, **given: Any) -> Sweep:
-    order = (Event.happened_at, Event.id)
-    return Sweep(name="shop.events", stale=stale, stale_after=timedelta(days=40), order=order, action=Delete(), **given)
+def _deleting(stale: Any = lambda row, limit: row.happened_at < limit) -> Sweep:
+    return Sweep("shop.events", Rows(Event, stale=stale, order="happened_at", age=timedelta(days=40), action=Delete()))
 
 
 def _warnings(of: Sweep) -> list[str]:
@@ -40,7 +37,7 @@ def test_plan_of_a_delete_names_partitions_that_are_stale_as_a_whole(either_way:
 def test_plan_of_a_delete_on_some_rows_has_no_hint(months: None) -> None:
     database.execute_sql("UPDATE events SET exported = NULL WHERE happened_at = '2025-09-04'")
 
-    found = _warnings(_deleting(lambda limit: (Event.happened_at < limit) & (Event.exported == True)))  # noqa: E712
+    found = _warnings(_deleting(lambda row, limit: (row.happened_at < limit) & (row.exported == True)))  # noqa: E712
 
     assert found == []
 
@@ -65,7 +62,7 @@ def test_table_without_partitions_has_no_hint(postgres: Database) -> None:
 
 
 def _findings(settings: Settings, of: Sweep) -> list[Any]:
-    return list(doctor.examine(settings, {of.name: of}))
+    return list(doctor.examine_partitions(settings, {of.name: of}))
 
 
 def test_doctor_names_partitions_that_a_delete_could_drop(postgres: Database, settings: Settings) -> None:
@@ -89,7 +86,7 @@ def test_doctor_counts_partitions_and_the_reasons_of_those_that_stay(months: Non
 
 @pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
 def test_doctor_names_tables_that_a_removed_worker_has_detached(months: None, settings: Settings) -> None:
-    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
         run(sweep())
 
     findings = _findings(settings, dataclasses.replace(sweep(), name="shop.renamed"))

@@ -11,27 +11,27 @@ import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps import Sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.partitions import detaching
-from housekeeping.testing import ManualClock
+from housekeeping import Sweep
 from housekeeping.testing.points import Ended, run_in_process
+from housekeeping.testing.stubs import ManualClock
 from tests.faults import Crash, at_step, crash
 from tests.integration.conftest import Locked
 from tests.integration.sweeps.partitions.events import (
     KEPT,
     NOW,
     close_killed_runs,
-    comment_of,
     create,
     exported,
     partitions,
+    recorded,
     run,
     sweep,
     tables,
 )
+from tests.internals.database import Database, database
+from tests.internals.insight import plan
+from tests.internals.ledger import Run
+from tests.internals.sweeps import partition_catalog
 
 #: Detaching is concurrent only on a direct connection.
 _CONCURRENTLY = pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
@@ -72,7 +72,7 @@ def test_run_killed_at_any_point_is_finished_by_the_next(
         assert [name for name in partitions() if name != "events_other"] == KEPT, where
         left = [name for name in tables() if name != "events_other"]
         assert left == (["events_09", "events_10", *KEPT] if keep_table else KEPT), where
-        assert [comment_of(name) for name in left] == [None] * len(left), where
+        assert recorded() == [], where
         assert _sum(count) == 2, where
         points = ended.points
 
@@ -81,15 +81,15 @@ def test_run_killed_at_any_point_is_finished_by_the_next(
 
 @_CONCURRENTLY
 def test_run_killed_between_detach_and_drop_is_finished_by_the_next(months: None) -> None:
-    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
         run(sweep())
-    between = partitions(), tables(), comment_of("events_09")
+    between = partitions(), tables(), recorded()
 
     close_killed_runs()
     result = run(sweep())
 
     assert between[0] == ["events_10", *KEPT] and between[1] == ["events_09", "events_10", *KEPT]
-    assert "housekeeping drops this table" in str(between[2])
+    assert between[2] == ["events_09"]
     assert (tables(), result.counts["dropped_partitions"]) == (KEPT, 2)
 
 
@@ -118,19 +118,20 @@ def test_detachment_of_another_partition_is_left_to_its_owner(months: None, admi
 
 
 @_CONCURRENTLY
-def test_detached_table_whose_mark_is_removed_is_kept(months: None) -> None:
-    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+def test_detached_table_that_is_renamed_is_kept(months: None) -> None:
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
         run(sweep())
-    database.execute_sql("COMMENT ON TABLE events_09 IS NULL")
+    database.execute_sql("ALTER TABLE events_09 RENAME TO events_to_keep")
 
     result = run(sweep())
 
-    assert result.counts["dropped_partitions"] == 1 and "events_09" in tables()
+    assert result.counts["dropped_partitions"] == 1 and "events_to_keep" in tables()
+    assert recorded() == []
 
 
 @_CONCURRENTLY
 def test_detached_table_that_is_too_young_now_is_attached_again(months: None) -> None:
-    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
         run(sweep())
     old = sweep(older_than=timedelta(days=4000))
 
@@ -139,12 +140,12 @@ def test_detached_table_that_is_too_young_now_is_attached_again(months: None) ->
 
     assert [row["stays"] for row in planned] == ["its range is no longer over"]
     assert (result.outcome, result.counts["skipped_partitions"]) == ("done", 1)
-    assert len(partitions()) == 4 and comment_of("events_09") is None
+    assert len(partitions()) == 4 and recorded() == []
 
 
 @_CONCURRENTLY
 def test_detached_table_whose_range_is_taken_stays_detached(months: None) -> None:
-    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "after", crash):
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
         run(sweep())
     database.execute_sql("CREATE TABLE events_new PARTITION OF events FOR VALUES FROM ('2025-09-01') TO ('2025-10-01')")
 
@@ -155,12 +156,12 @@ def test_detached_table_whose_range_is_taken_stays_detached(months: None) -> Non
 
 
 @_CONCURRENTLY
-def test_mark_of_a_partition_that_stays_is_removed(months: None) -> None:
-    with pytest.raises(Crash), at_step(detaching, "detach_concurrently", "before", crash):
+def test_record_of_a_partition_that_stays_is_removed(months: None) -> None:
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "before", crash):
         run(sweep())
-    marked = comment_of("events_09")
+    before = recorded()
     database.execute_sql("UPDATE events SET exported = false WHERE happened_at < '2025-10-01'")
 
     run(sweep(stale=exported))
 
-    assert marked is not None and comment_of("events_09") is None and "events_09" in partitions()
+    assert (before, recorded()) == (["events_09"], []) and "events_09" in partitions()

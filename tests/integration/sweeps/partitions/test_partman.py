@@ -9,9 +9,9 @@ import pytest
 from peewee import BareField
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps import BaseModel, DropPartitions, Sweep, UtcDateTimeField, run_sweep
+from housekeeping import BaseModel, DropPartitions, Settings, Sweep, UtcDateTimeField
+from tests.internals.database import Database, database
+from tests.internals.engine import run_sweep
 
 #: pg_partman takes over a second to create and drop the partitions of each table.
 pytestmark = pytest.mark.slow
@@ -81,11 +81,7 @@ def _partitions(table: str) -> list[tuple[str, str]]:
 def test_same_retention_leaves_the_same_partitions(partman: str, unit: str, number: int, age: str) -> None:
     _create(partman, unit, number)
     before: Any = {bounds for bounds, _ in _partitions("visits")}
-    old = Sweep(
-        name="shop.old_visits",
-        order=(Visit.happened_at,),
-        action=DropPartitions(older_than=timedelta(days=int(age.split()[0]))),
-    )
+    old = Sweep("shop.old_visits", DropPartitions(Visit, "happened_at", older_than=timedelta(days=int(age.split()[0]))))
 
     database.execute_sql(f"UPDATE {partman}.part_config SET retention = %s, retention_keep_table = false", (age,))
     database.execute_sql(f"SELECT {partman}.run_maintenance(%s)", (f"{partman}.reference",))

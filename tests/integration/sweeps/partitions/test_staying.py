@@ -9,24 +9,25 @@ from typing import Any
 import pytest
 from peewee import BigIntegerField
 
-from housekeeping.database.connection import database
-from housekeeping.sweeps import BaseModel, run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.partitions.stage import PartitionStage
-from housekeeping.testing import ManualClock
+from housekeeping import BaseModel
+from housekeeping.testing.stubs import ManualClock
 from tests.faults import at_number, at_step, instead_of_pauses
 from tests.integration.conftest import Locked
 from tests.integration.sweeps.partitions.events import (
     NOW,
     ROWS,
     Event,
-    comment_of,
     exported,
     partitions,
+    recorded,
     run,
     sweep,
     tables,
 )
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.insight import plan
+from tests.internals.sweeps import PartitionStage
 
 
 def _reasons(**given: Any) -> dict[str, str | None]:
@@ -47,7 +48,7 @@ def test_partition_with_a_row_that_is_not_stale_stays(either_way: None, value: s
 
 
 def test_time_in_the_predicate_is_that_of_the_run(months: None) -> None:
-    result = run(sweep(stale=lambda now: Event.happened_at < now))
+    result = run(sweep(stale=lambda row, now: row.happened_at < now))
 
     assert result.counts["dropped_partitions"] == 2
 
@@ -103,7 +104,7 @@ def test_view_created_after_the_check_keeps_its_partition(either_way: None) -> N
 
     assert result.outcome == "done", result.error
     assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
-    assert "events_09" in partitions() and comment_of("events_09") is None
+    assert "events_09" in partitions() and recorded() == []
 
 
 def test_partition_that_stays_is_no_backlog(months: None) -> None:
@@ -117,7 +118,7 @@ def test_predicate_on_a_table_that_is_missing_fails_the_run(either_way: None) ->
     class Bill(BaseModel):
         event_id = BigIntegerField(primary_key=True)
 
-    result = run(sweep(stale=lambda now: Event.id.in_(Bill.select(Bill.event_id))))
+    result = run(sweep(stale=lambda row: row.id.in_(Bill.select(Bill.event_id))))
 
     assert result.outcome == "failed" and '"bill" does not exist' in str(result.error)
 
@@ -130,7 +131,7 @@ def test_row_written_after_the_check_keeps_its_partition(either_way: None) -> No
 
     assert result.outcome == "done", result.error
     assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
-    assert "events_09" in partitions() and comment_of("events_09") is None
+    assert "events_09" in partitions() and recorded() == []
     assert Event.select().where(Event.happened_at < datetime(2025, 10, 1, tzinfo=UTC)).count() == ROWS + 1
 
 
@@ -141,7 +142,7 @@ class HeldEvent(BaseModel):
         table_name = "held_events"
 
 
-@pytest.mark.parametrize("hold", [lambda: Event.id == 99, lambda: HeldEvent.event_id == Event.id])
+@pytest.mark.parametrize("hold", [lambda row: row.id == 99, lambda row: HeldEvent.event_id == row.id])
 def test_row_on_hold_keeps_its_partition(months: None, hold: Any) -> None:
     database.execute_sql("CREATE TABLE held_events (event_id bigint PRIMARY KEY)")
     database.execute_sql("INSERT INTO held_events VALUES (99)")
@@ -163,7 +164,7 @@ def test_locked_partition_is_tried_again_and_then_stays(either_way: None, locked
     again = run(sweep())
 
     assert result.outcome == "done", result.error
-    assert result.counts["skipped_partitions"] >= 1 and comment_of("events_11") is None
+    assert result.counts["skipped_partitions"] >= 1 and recorded() == []
     assert again.counts["dropped_partitions"] + result.counts["dropped_partitions"] == 2
     assert [name for name in tables() if name != "events_other"] == ["events_11", "events_12"]
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.ledger.schema import use_database
-from housekeeping.testing import ManualClock
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.sweeps.orders import Order, sweep
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import use_database
 
 
 def asking(asked: Path) -> Callable[[Order], None]:

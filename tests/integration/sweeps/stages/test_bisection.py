@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import Delete, Sweep
-from housekeeping.database.connection import Database, database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.limits.declared import ThrottleLimits
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.testing import ManualClock
+from housekeeping import Delete, Guard, Limits, Sweep, Throttle
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from housekeeping.workers.user_status_cleanup.worker import sweep
-from tests.integration.conftest import AddStatuses, Locked
+from tests.declarations import changed, stage_of
+from tests.integration.conftest import AddStatuses, Locked, Plant
 from tests.integration.sweeps.engine.executed import SMALL
 from tests.integration.sweeps.engine.sizing import DUE, Impatient
-from tests.integration.sweeps.orders import Order, Outside, add
-from tests.integration.sweeps.orders import sweep as orders_sweep
+from tests.internals.database import database
+from tests.internals.engine import batches, run_sweep
+from tests.internals.ledger import Run
+from tests.internals.sweeps import TableStage, bad_rows
+from tests.internals.workers import status_sweep as sweep
 from tests.session_settings import set_in_session
 
 #: Makes the deletion of the statuses that the SQL condition holds for do this first, in PL/pgSQL.
-Plant = Callable[[str, str], None]
+OnDelete = Callable[[str, str], None]
 
 
 @pytest.fixture
-def on_delete(statuses: type[UserStatus], admin: Connection) -> Plant:
-    def plant(condition: str, body: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(
-                "CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-                f"$$ BEGIN IF {condition} THEN {body}; END IF; RETURN OLD; END $$;"
-                "DROP TRIGGER IF EXISTS slow ON user_statuses;"
-                "CREATE TRIGGER slow BEFORE DELETE ON user_statuses FOR EACH ROW EXECUTE FUNCTION slow()"
-            )
-
-    return plant
+def on_delete(statuses: type[UserStatus], plant: Plant) -> OnDelete:
+    return partial(plant, "DELETE ON user_statuses")
 
 
 def _left() -> list[int]:
@@ -51,11 +40,11 @@ def _left() -> list[int]:
 
 @pytest.mark.parametrize("slow", [1, pytest.param(150, marks=pytest.mark.slow), 350])
 def test_row_slower_than_the_statement_timeout_fails_alone(
-    add_statuses: AddStatuses, on_delete: Plant, reported: list[dict[str, Any]], slow: int
+    add_statuses: AddStatuses, on_delete: OnDelete, reported: list[dict[str, Any]], slow: int
 ) -> None:
     add_statuses(350, DUE)
     on_delete(f"OLD.user_id = {slow}", "PERFORM pg_sleep(60)")
-    set_in_session(database, "statement_timeout = '1s'")
+    set_in_session(database, "statement_timeout = '300ms'")
 
     result = run_sweep(sweep)
 
@@ -64,7 +53,7 @@ def test_row_slower_than_the_statement_timeout_fails_alone(
 
 
 def test_row_whose_trigger_waits_for_a_lock_fails_alone(
-    add_statuses: AddStatuses, on_delete: Plant, admin: Connection, locked: Locked
+    add_statuses: AddStatuses, on_delete: OnDelete, admin: Connection, locked: Locked
 ) -> None:
     add_statuses(30, DUE)
     with admin.cursor() as cursor:
@@ -81,18 +70,18 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
 
 
 @pytest.mark.slow
-def test_table_of_slow_rows_is_processed_in_smaller_batches(add_statuses: AddStatuses, on_delete: Plant) -> None:
+def test_table_of_slow_rows_is_processed_in_smaller_batches(add_statuses: AddStatuses, on_delete: OnDelete) -> None:
     add_statuses(60, DUE)
     on_delete("true", "PERFORM pg_sleep(0.05)")
     set_in_session(database, "statement_timeout = '1s'")
 
-    result = run_sweep(dataclasses.replace(sweep, batch_size=30))
+    result = run_sweep(changed(sweep, batch=30))
 
     assert (result.outcome, result.counts["deleted_rows"], _left()) == ("done", 60, [])
 
 
-def test_run_fails_after_three_probes_when_everything_times_out(
-    add_statuses: AddStatuses, on_delete: Plant, statements: list[str]
+def test_run_fails_after_a_few_probes_when_everything_times_out(
+    add_statuses: AddStatuses, on_delete: OnDelete, statements: list[str]
 ) -> None:
     add_statuses(50, DUE)
     on_delete("true", "PERFORM pg_sleep(60)")
@@ -102,11 +91,12 @@ def test_run_fails_after_three_probes_when_everything_times_out(
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("failed", 0)
     assert result.reason == "database: canceling statement due to statement timeout"
-    batches = [sql for sql in statements if "DELETE" in sql or "EXECUTE" in sql]
-    assert len(batches) == 4, "the batch, and three of its rows"
+    sent = [sql for sql in statements if "DELETE" in sql or "EXECUTE" in sql]
+    assert len(sent) == 4, "the batch, and three of its rows"
 
 
-def test_next_run_continues_behind_the_batch_that_timed_out(add_statuses: AddStatuses, on_delete: Plant) -> None:
+@pytest.mark.slow
+def test_next_run_continues_behind_the_batch_that_timed_out(add_statuses: AddStatuses, on_delete: OnDelete) -> None:
     add_statuses(50, DUE)
     on_delete("OLD.user_id <= 10", "PERFORM pg_sleep(60)")
     set_in_session(database, "statement_timeout = '300ms'")
@@ -120,32 +110,14 @@ def test_next_run_continues_behind_the_batch_that_timed_out(add_statuses: AddSta
     assert (last.outcome, last.counts["deleted_rows"], _left()) == ("done", 10, [])
 
 
-def test_same_error_on_twenty_rows_ends_the_run_with_one_report(
-    add_statuses: AddStatuses, on_delete: Plant, reported: list[dict[str, Any]], last_run: Callable[[], Run]
-) -> None:
-    add_statuses(100, DUE)
-    on_delete("true", "RAISE EXCEPTION 'not today'")
-
-    first, second = run_sweep(sweep), run_sweep(sweep)
-
-    assert (first.outcome, first.counts["failed"], second.counts["failed"]) == ("failed", 20, 20)
-    assert last_run().reason == "20 rows in a row failed with the same error: not today"
-    assert [about["rows"] for about in reported if "samples" in about] == [20], "one report, none for the second run"
-
-
-def test_next_run_continues_behind_rows_with_the_same_error(add_statuses: AddStatuses, on_delete: Plant) -> None:
-    add_statuses(100, DUE)
-    on_delete("OLD.user_id BETWEEN 31 AND 60", "RAISE EXCEPTION 'not today'")
-
-    for _ in range(3):
-        run_sweep(sweep)
-
-    assert _left() == list(range(31, 61)), "all others are gone"
-
-
 def test_throttled_run_that_left_a_stage_fails_with_the_error_of_its_rows(
-    add_statuses: AddStatuses, on_delete: Plant, clock: ManualClock, last_run: Callable[[], Run]
+    add_statuses: AddStatuses,
+    on_delete: OnDelete,
+    clock: ManualClock,
+    last_run: Callable[[], Run],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(batches, "MOST_FAILURES", 20)
     add_statuses(1000, DUE)
     on_delete("OLD.user_id <= 100", "RAISE EXCEPTION 'not today'")
 
@@ -154,42 +126,60 @@ def test_throttled_run_that_left_a_stage_fails_with_the_error_of_its_rows(
         return TableStage(
             name=name,
             stale=lambda now: stale(now) & condition,
-            order=sweep.order,
+            order=stage_of(sweep).order,
             action=Delete(),
             batch_size=10,
         )
 
     two_stages = Sweep(
-        name="shop.two_stages",
-        stages=lambda _: [part("bad", UserStatus.user_id <= 100), part("good", UserStatus.user_id > 100)],
-        counts=("deleted_rows", "batches"),
-        progress_counts=("deleted_rows",),
-        max_runtime=timedelta(minutes=10),
-        throttle=ThrottleLimits(replication_lag_s=None, waiting_locks=None, custom=lambda: "checkout is slow"),
-        confirm_first_run=False,
+        "shop.two_stages",
+        lambda _: [part("bad", UserStatus.user_id <= 100), part("good", UserStatus.user_id > 100)],
+        limits=Limits(
+            runtime=timedelta(minutes=10),
+            throttle=Throttle(replication_lag_s=None, waiting_locks=None, custom=lambda: "checkout is slow"),
+        ),
+        guard=Guard(first_run=False),
     )
 
     result = run_sweep(two_stages, clock=clock, stopping=Impatient(clock))
 
     assert 0 < result.counts["deleted_rows"] < 900, "throttled in the second stage"
     assert (result.outcome, last_run().cursor["pass"]) == ("failed", "bad")
-    assert last_run().reason == "20 rows in a row failed with the same error: not today"
+    assert last_run().reason == "20 rows in a row failed, the last one with: not today"
 
 
-def test_row_that_a_trigger_keeps_without_an_error_is_counted_as_failed(
-    add_statuses: AddStatuses, on_delete: Plant
+@pytest.mark.slow
+def test_batch_that_takes_too_long_is_left_to_the_next_run(
+    add_statuses: AddStatuses, on_delete: OnDelete, monkeypatch: pytest.MonkeyPatch, last_run: Callable[[], Run]
 ) -> None:
-    add_statuses(20, DUE)
-    on_delete("OLD.user_id IN (3, 4)", "RETURN NULL")
+    add_statuses(40, DUE)
+    on_delete("OLD.user_id IN (2, 4, 7)", "PERFORM pg_sleep(60)")
+    set_in_session(database, "statement_timeout = '300ms'")
+    monkeypatch.setattr(bad_rows, "BISECTION_S", 0.5)
 
     result = run_sweep(SMALL)
 
-    assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == ("done", 18, 2)
-    assert _left() == [3, 4]
+    assert [user_id for user_id in _left() if user_id > 10] == [], "the batches behind it"
+    assert (result.outcome, result.counts["out_of_time"]) == ("failed", False)
+    assert last_run().reason == "database: canceling statement due to statement timeout"
+    assert last_run().cursor is None, "the next run begins with the rows that were not tried"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_batch_with_many_slow_rows_does_not_end_a_long_run(add_statuses: AddStatuses, on_delete: OnDelete) -> None:
+    add_statuses(60, DUE)
+    on_delete("OLD.user_id <= 40 AND OLD.user_id % 3 = 0", "PERFORM pg_sleep(60)")
+    set_in_session(database, "statement_timeout = '3s'")
+
+    result = run_sweep(changed(sweep, batch=40, runtime=timedelta(minutes=25)))
+
+    assert (result.outcome, result.counts["out_of_time"]) == ("failed", False)
+    assert [user_id for user_id in _left() if user_id > 40] == []
 
 
 def test_shutdown_during_a_bisection_ends_the_run_before_the_batch(
-    add_statuses: AddStatuses, on_delete: Plant, last_run: Callable[[], Run]
+    add_statuses: AddStatuses, on_delete: OnDelete, last_run: Callable[[], Run]
 ) -> None:
     add_statuses(20, DUE)
     on_delete("OLD.user_id = 4", "RAISE EXCEPTION 'not this one'")
@@ -200,22 +190,3 @@ def test_shutdown_during_a_bisection_ends_the_run_before_the_batch(
     assert (stopped.outcome, stopped.reason) == ("partial", "shutdown")
     assert (resumed.outcome, resumed.counts["failed"], _left()) == ("done", 1, [4])
     assert stopped.counts["deleted_rows"] + resumed.counts["deleted_rows"] == 19
-
-
-@pytest.mark.slow
-def test_row_too_slow_to_change_after_its_call_fails_alone(postgres: Database, admin: Connection) -> None:
-    postgres.create_tables([Order])
-    add(12)
-    with admin.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN IF OLD.id = 3 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
-            "CREATE TRIGGER slow BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slow()"
-        )
-    set_in_session(database, "statement_timeout = '1s'")
-    outside = Outside()
-
-    result = run_sweep(orders_sweep(outside, batch_size=6), clock=ManualClock())
-
-    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 11, 1)
-    assert outside.asked == list(range(1, 13)), "each was called for once"

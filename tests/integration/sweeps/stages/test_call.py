@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,17 @@ from peewee import AutoField
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.settings import WorkerSettings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import (
-    BaseModel,
-    Call,
-    CallStage,
-    Delete,
-    Sweep,
-    TableStage,
-    Transition,
-    UtcDateTimeField,
-    run_sweep,
-)
-from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.runs import Counts
-from housekeeping.testing import ManualClock
+from housekeeping import BaseModel, Call, Delete, Rows, Sweep, Transition, UtcDateTimeField
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.conftest import Locked
 from tests.integration.sweeps.orders import HOUR, NOW, Order, Outside, add, expired, machine, stuck, sweep
 from tests.integration.sweeps.stages import killed_call
+from tests.internals.core import DeclarationError, WorkerSettings
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.insight import dry_run, plan
+from tests.internals.ledger import Counts, Run
+from tests.internals.sweeps import CallStage, TableStage
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +45,6 @@ def test_function_is_called_for_each_stale_row_before_its_change(clock: ManualCl
     assert (result.outcome, result.reason) == ("done", None)
     assert result.counts == {"moved_rows": 7, "failed": 0, "batches": 2, "out_of_time": False}
     assert outside.asked == expired() == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_function_gets_the_row_with_all_columns(clock: ManualClock) -> None:
-    add(1)
-    seen: list[str] = []
-
-    run_sweep(sweep(lambda order: seen.append(order.reference)), clock=clock)
-
-    assert seen == ["order 1"]
 
 
 def test_function_is_called_without_transaction_or_row_lock(
@@ -128,7 +110,7 @@ def test_time_limit_is_checked_between_calls_and_the_next_run_resumes(clock: Man
         asked.append(order.id)
         clock.advance(timedelta(seconds=40))
 
-    worker = sweep(take_long, max_runtime=timedelta(minutes=1))
+    worker = sweep(take_long, runtime=timedelta(minutes=1))
     first, second = run_sweep(worker, clock=clock), run_sweep(worker, clock=clock)
 
     assert (first.outcome, first.reason, first.counts["moved_rows"]) == ("partial", "out_of_time", 2)
@@ -144,8 +126,8 @@ def test_resumed_run_retries_a_failed_row_last(
     def stop(counts: Counts) -> None:
         stopping.set()
 
-    first = run_sweep(sweep(outside, batch_size=2), clock=clock, on_batch=stop, stopping=stopping)
-    second = run_sweep(sweep(outside, batch_size=2), clock=clock)
+    first = run_sweep(sweep(outside, batch=2), clock=clock, on_batch=stop, stopping=stopping)
+    second = run_sweep(sweep(outside, batch=2), clock=clock)
 
     assert (first.outcome, first.reason, first.counts["moved_rows"]) == ("partial", "shutdown", 2), "heard after a call"
     assert (second.outcome, outside.asked) == ("done", [1, 2, 3, 4, 5, 6, 1])
@@ -170,6 +152,7 @@ def test_plan_and_dry_run_call_nothing(clock: ManualClock) -> None:
     assert (outside.asked, expired(), Run.select().count()) == ([], [], 0)
 
 
+@pytest.mark.slow
 def test_rows_of_a_process_killed_before_the_commit_are_called_again(
     environment: dict[str, str], clock: ManualClock, tmp_path: Path
 ) -> None:
@@ -198,19 +181,6 @@ def test_second_run_calls_nothing(clock: ManualClock) -> None:
     assert (again.outcome, again.counts["moved_rows"], outside.asked) == ("done", 0, [1, 2, 3])
 
 
-def test_rows_are_deleted_after_their_call(clock: ManualClock) -> None:
-    add(3)
-    outside = Outside(3)
-    worker = Sweep(
-        name="shop.old_orders", stale=stuck, order=(Order.updated_at, Order.id), action=Call(outside, then=Delete())
-    )
-
-    result = run_sweep(worker, clock=clock)
-
-    assert (result.counts["deleted_rows"], result.counts["failed"]) == (2, 1)
-    assert [order.id for order in Order.select()] == [3]
-
-
 @pytest.mark.parametrize("stale_after_s", [7198, 7199, 7200])
 def test_stale_age_is_a_setting(clock: ManualClock, stale_after_s: float) -> None:
     add(2)  # 7199 and 7198 seconds old
@@ -226,7 +196,8 @@ def test_call_in_a_plain_table_stage_is_rejected(kind: Callable[..., TableStage]
     def declare() -> Sweep:
         action = Call(print, then=Transition(machine, "expire"))
         order = (Order.updated_at, Order.id)
-        return Sweep(name="shop.x", stages=lambda sweep: [kind(name="rows", stale=stuck, order=order, action=action)])
+        stale = partial(stuck, Order)
+        return Sweep("shop.x", lambda sweep: [kind(name="rows", stale=stale, order=order, action=action)])
 
     if kind is CallStage:
         assert declare().declared_stages()
@@ -246,10 +217,13 @@ def test_order_column_may_have_the_longest_name(postgres: Database) -> None:
     Parcel.create(due=NOW)
     called: list[int] = []
     parcels = Sweep(
-        name="shop.parcels",
-        stale=lambda now: Parcel.due < now,
-        order=(Parcel.due, Parcel.id),
-        action=Call(lambda parcel: called.append(parcel.id), then=Delete()),
+        "shop.parcels",
+        Rows(
+            Parcel,
+            stale=lambda row, now: row.due < now,
+            order="due",
+            action=Call(lambda parcel: called.append(parcel.id), then=Delete()),
+        ),
     )
 
     result = run_sweep(parcels)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from peewee import AutoField, IntegerField
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import BaseModel, Call, Delete, Sweep, run_sweep
-from housekeeping.testing import ManualClock
+from housekeeping import BaseModel, Call, Delete, Rows, Sweep
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.sweeps.orders import Order, Outside, add, expired, sweep
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
 from tests.session_settings import set_in_session
 
 
@@ -43,21 +44,12 @@ def test_unavailable_service_fails_the_run_after_its_successes_commit(clock: Man
     away = refused_connection()
     outside = Outside(3, error=away)
 
-    result = run_sweep(sweep(outside, batch_size=10), clock=clock)
+    result = run_sweep(sweep(outside, batch=10), clock=clock)
 
     assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("failed", 2, 0)
     assert result.error is away
     assert outside.asked == [1, 2, 3, 3], "the rows behind it are left alone"
     assert expired() == [1, 2]
-
-
-def test_service_unavailable_at_the_first_row_changes_nothing(clock: ManualClock) -> None:
-    add(3)
-    outside = Outside(1, error=ConnectionResetError("reset"))
-
-    result = run_sweep(sweep(outside), clock=clock)
-
-    assert (result.outcome, result.reason, outside.asked, expired()) == ("failed", "reset", [1], [])
 
 
 def test_timeout_fails_its_row_unless_declared_as_unavailability(clock: ManualClock) -> None:
@@ -80,17 +72,6 @@ def test_error_raised_from_none_has_no_cause() -> None:
     error.__suppress_context__ = True
 
     assert (before, call.is_unavailable(error)) == (True, False)
-
-
-def test_row_rejected_by_the_database_fails_alone(clock: ManualClock, postgres: Database) -> None:
-    add(5)
-    refuse(postgres, 2, "BEFORE UPDATE", "TRIGGER")
-    outside = Outside(4)
-
-    result = run_sweep(sweep(outside), clock=clock)
-
-    assert (result.outcome, result.counts["moved_rows"], result.counts["failed"]) == ("done", 3, 2)
-    assert (outside.asked, expired()) == ([1, 2, 3, 4, 5], [1, 3, 5])
 
 
 def test_row_rejected_at_the_commit_fails_alone(clock: ManualClock, postgres: Database) -> None:
@@ -151,11 +132,10 @@ def test_row_whose_value_cannot_be_read_fails_alone(postgres: Database, reported
     postgres.execute_sql("INSERT INTO parcel (size) VALUES (1), (7), (2)")
     called: list[str] = []
     parcels = Sweep(
-        name="shop.parcels",
-        stale=lambda now: Parcel.id > 0,
-        always_stale=True,
-        order=(Parcel.id,),
-        action=Call(lambda parcel: called.append(parcel.size), then=Delete()),
+        "shop.parcels",
+        Rows(
+            Parcel, stale=lambda row: row.id > 0, action=Call(lambda parcel: called.append(parcel.size), then=Delete())
+        ),
     )
 
     result = run_sweep(parcels)

@@ -9,10 +9,10 @@ import pytest
 from peewee import BigIntegerField, CompositeKey, IntegerField, TextField
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
+from housekeeping import BaseModel, Delete, Limits, Rows, Sweep, UtcDateTimeField
 from tests.integration.pausing import changed_in_the_gap, pausing
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
 
 
 class Visit(BaseModel):
@@ -27,11 +27,9 @@ class Visit(BaseModel):
 
 
 VISITS = Sweep(
-    name="shop.visits",
-    stale=lambda now: Visit.at < now,
-    order=(Visit.at, Visit.id, Visit.region),
-    action=Delete(),
-    batch_size=3,
+    "shop.visits",
+    Rows(Visit, stale=lambda row, now: row.at < now, order=("at", "id", "region"), action=Delete()),
+    limits=Limits(batch=3),
 )
 _COLUMNS = "(id bigint, region int, at timestamptz, note text, PRIMARY KEY (id, region))"
 PLAIN = (f"CREATE TABLE visits {_COLUMNS} WITH (fillfactor = 50)",)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from peewee import SQL, BigAutoField, BigIntegerField, CompositeKey, Expression, Tuple
+from peewee import SQL, BigAutoField, BigIntegerField, CompositeKey, Expression, Select, Tuple, fn
 
-from housekeeping import BaseModel, Delete, Sweep, UtcDateTimeField
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.stages.actions import Action, Write
-from housekeeping.sweeps.stages.stage import Batch, BatchResult
-from housekeeping.sweeps.stages.table_stage import TableStage
+from housekeeping import BaseModel, Delete, Limits, Rows, Sweep, UtcDateTimeField
 from tests.integration.sweeps.orders import Order, add, stuck
+from tests.internals.core import DeclarationError
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.insight import plan
+from tests.internals.sweeps import Action, Batch, BatchResult, TableStage, Write
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ def orders(postgres: Database) -> None:
 
 
 def _sweep(action: Action) -> Sweep:
-    order = (Order.updated_at, Order.id)
-    return Sweep(name="shop.removed", stale=stuck, order=order, action=action, batch_size=5)
+    rows = Rows(Order, stale=stuck, order="updated_at", action=action)
+    return Sweep("shop.removed", rows, limits=Limits(batch=5))
 
 
 def test_action_may_count_more_than_its_statement(orders: None) -> None:
@@ -127,8 +125,8 @@ def readings(postgres: Database) -> None:
 
 
 def _readings(action: Action, model: Any = Reading) -> Sweep:
-    order = (model.happened_at, model.id)
-    return Sweep(name="shop.readings", stale=lambda now: model.happened_at < now, order=order, action=action)
+    rows = Rows(model, stale=lambda row, now: row.happened_at < now, order="happened_at", action=action)
+    return Sweep("shop.readings", rows)
 
 
 def _left() -> tuple[int, int]:
@@ -164,3 +162,83 @@ def test_action_that_returns_and_compares_the_whole_key_is_accepted(readings: No
     result = run_sweep(_readings(DeleteWithNotes(returned=returned)))
 
     assert (result.outcome, result.counts["deleted_notes"], _left()) == ("done", 3, (3, 3))
+
+
+class ReadingMark(BaseModel):
+    id = BigAutoField()
+    note_id = BigIntegerField()
+
+
+@dataclass(frozen=True)
+class DeleteWithOtherNotes(Delete):
+    """Deletes readings, and notes that its `others` selects.
+
+    Attributes:
+      others: Returns the further statements, given the first one, the stage and the condition of the batch's rows.
+    """
+
+    others: Callable[[Any, TableStage, Any], Sequence[Any]] = lambda gone, table, chosen: ()
+    names: Sequence[str] = ("gone", "notes")
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return self.names
+
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
+        gone = Reading.delete().where(chosen).returning(*table.key).cte("gone")
+        return Write([gone, *self.others(gone, table, chosen)], self.counted_as)
+
+
+def _by_predicate(gone: Any, table: TableStage, chosen: Any) -> Sequence[Any]:
+    stale = ReadingNote.reading_at < SQL("'2026-01-01'")
+    return [ReadingNote.delete().where(stale).returning(ReadingNote.id).cte("notes")]
+
+
+def _by_condition_of_the_batch(gone: Any, table: TableStage, chosen: Any) -> Sequence[Any]:
+    ids = ReadingNote.reading_id.in_(Reading.select(Reading.id).where(chosen))
+    return [ReadingNote.delete().where(ids).returning(ReadingNote.id).cte("notes")]
+
+
+def _by_existence(gone: Any, table: TableStage, chosen: Any) -> Sequence[Any]:
+    found = Select((gone,), [fn.COUNT(SQL("1"))]) > 0
+    return [ReadingNote.delete().where(found).returning(ReadingNote.id).cte("notes")]
+
+
+@pytest.mark.parametrize("others", [_by_predicate, _by_condition_of_the_batch, _by_existence])
+def test_statement_that_ignores_the_changed_rows_is_refused_beforehand(readings: None, others: Any) -> None:
+    sweep = _readings(DeleteWithOtherNotes(others=others))
+
+    with pytest.raises(DeclarationError) as planned:
+        plan(sweep)
+    result = run_sweep(sweep)
+
+    assert (result.outcome, result.reason, _left()) == ("failed", str(planned.value), (6, 6))
+    reason = str(result.reason)
+    assert "statement 2 of its action's Write (notes) does not read the rows that the first one (gone)" in reason
+    assert reason.endswith("Tuple(...).in_(gone.select(gone.c.id, gone.c.happened_at))")
+
+
+def _in_a_chain(gone: Any, table: TableStage, chosen: Any) -> Sequence[Any]:
+    same = Tuple(ReadingNote.reading_id, ReadingNote.reading_at).in_(gone.select(gone.c.id, gone.c.happened_at))
+    notes = ReadingNote.delete().where(same).returning(ReadingNote.id).cte("notes")
+    marks = ReadingMark.delete().where(ReadingMark.note_id.in_(notes.select(notes.c.id)))
+    return [notes, marks.returning(ReadingMark.id).cte("marks")]
+
+
+def _in_raw_sql(gone: Any, table: TableStage, chosen: Any) -> Sequence[Any]:
+    same = SQL("(reading_id, reading_at) IN (SELECT id, happened_at FROM gone)")
+    return [ReadingNote.delete().where(same).returning(ReadingNote.id).cte("notes")]
+
+
+@pytest.mark.parametrize(
+    ("others", "names"), [(_in_a_chain, ("gone", "notes", "marks")), (_in_raw_sql, ("gone", "notes"))]
+)
+def test_statement_that_follows_the_changed_rows_is_accepted(
+    readings: None, postgres: Database, others: Any, names: Sequence[str]
+) -> None:
+    postgres.create_tables([ReadingMark])
+    postgres.execute_sql("INSERT INTO reading_mark (note_id) SELECT id FROM reading_note")
+
+    result = run_sweep(_readings(DeleteWithOtherNotes(others=others, names=names)))
+
+    assert (result.outcome, [result.counts[name] for name in names], _left()) == ("done", [3] * len(names), (3, 3))

@@ -10,14 +10,12 @@ import pytest
 from peewee import AutoField, TextField
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import BaseModel, Call, StateMachine, Sweep, Transition, UtcDateTimeField
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import Database
-from housekeeping.database.times import NaiveUtcDateTimeField, statement_time
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.registry import declared_by
+from housekeeping import BaseModel, Call, Limits, Rows, StateMachine, Sweep, Transition, UtcDateTimeField
 from tests.database_times import DatabaseTimes
 from tests.integration.sweeps.orders import Status
+from tests.internals.core import DeclarationError
+from tests.internals.database import Database, NaiveUtcDateTimeField, statement_time
+from tests.internals.engine import declared_by, run_sweep
 from tests.session_settings import set_in_session
 
 OLD = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,11 +51,14 @@ EXPIRE = Transition(machine, "expire", changes=changes)
 
 def sweep(action: Any = EXPIRE, batch_size: int = 1) -> Sweep:
     return Sweep(
-        name="shop.parcels",
-        stale=lambda now: (Parcel.status == Status.PENDING) & (Parcel.due_at < now),
-        order=(Parcel.due_at, Parcel.id),
-        action=action,
-        batch_size=batch_size,
+        "shop.parcels",
+        Rows(
+            Parcel,
+            stale=lambda row, now: (row.status == Status.PENDING) & (row.due_at < now),
+            order="due_at",
+            action=action,
+        ),
+        limits=Limits(batch=batch_size),
     )
 
 

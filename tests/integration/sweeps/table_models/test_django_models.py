@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 from django.db import connection, models
-from peewee import DecimalField, Field, JSONField, TextField, UUIDField
+from peewee import Field
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 
-from housekeeping import Call, Delete, StateMachine, Sweep, Transition, UtcDateTimeField, events
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import Action, model_of, run_sweep
-from housekeeping.testing import assert_survives_kill
+from housekeeping import Call, Delete, Event, Limits, Rows, StateMachine, Sweep, Transition, events
+from housekeeping.testing.assertions import assert_survives_kill
+from tests.declarations import changed, stage_of
 from tests.integration.sweeps.table_models import django_shop as shop
+from tests.internals.core import DeclarationError
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.sweeps import Action, model_of
 from tests.session_settings import NEEDS_SESSION
 
 TOKYO = "tests.integration.sweeps.table_models"
@@ -61,14 +63,8 @@ def left() -> list[Any]:
 
 
 def expired(action: Action | None = None, **options: Any) -> Sweep:
-    return Sweep.on(
-        shop.Session,
-        name="shop.expired",
-        stale=lambda row, now: row.expires <= now,
-        order="expires",
-        action=action or Delete(),
-        **options,
-    )
+    rows = Rows(shop.Session, stale=lambda row, now: row.expires <= now, order="expires", action=action or Delete())
+    return changed(Sweep("shop.expired", rows), **options)
 
 
 def fields_of(table: object) -> dict[str, Field]:
@@ -80,7 +76,7 @@ def test_stale_rows_of_django_model_are_deleted_in_batches(tables: None) -> None
     now = datetime.now(UTC)
     add_sessions(None, *(now - timedelta(hours=n) for n in range(1, 6)), now + timedelta(hours=1))
 
-    result = run_sweep(expired(batch_size=2))
+    result = run_sweep(expired(batch=2))
 
     assert result.counts["deleted_rows"] == 5
     assert left() == [now + timedelta(hours=1), None]
@@ -97,30 +93,16 @@ def test_fields_have_django_names_and_database_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("id", UUIDField),
-        ("expires", UtcDateTimeField),
-        ("state", TextField),
-        ("details", JSONField),
-        ("price", DecimalField),
-    ],
-)
-def test_field_has_the_type_of_its_column(name: str, kind: type[Field]) -> None:
-    assert type(fields_of(shop.Session)[name]) is kind
-
-
-@pytest.mark.parametrize(
     "stale",
     [
-        lambda row, now: row.details["kind"] == "bot",
-        lambda row, now: row.tags.contains("bot"),
-        lambda row, now: row.address == "10.0.0.1",
-        lambda row, now: row.price > 5,
-        lambda row, now: row.customer_id.is_null(False),
-        lambda row, now: row.state == shop.Session.State.CLOSED,
-        lambda row, now: row.secret == b"\x00s",
-        lambda row, now: row.index_ == 7,
+        lambda row: row.details["kind"] == "bot",
+        lambda row: row.tags.contains("bot"),
+        lambda row: row.address == "10.0.0.1",
+        lambda row: row.price > 5,
+        lambda row: row.customer_id.is_null(False),
+        lambda row: row.state == shop.Session.State.CLOSED,
+        lambda row: row.secret == b"\x00s",
+        lambda row: row.index_ == 7,
     ],
 )
 def test_predicate_on_each_column_type_finds_its_rows(tables: None, stale: Any) -> None:
@@ -129,7 +111,7 @@ def test_predicate_on_each_column_type_finds_its_rows(tables: None, stale: Any) 
     bot = {"details": {"kind": "bot"}, "tags": ["bot", "x"], "address": "10.0.0.1", "price": 6, "customer": customer}
     add_sessions(None, **bot, state="closed", secret=b"\x00s", index=7)
 
-    result = run_sweep(Sweep.on(shop.Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
+    result = run_sweep(Sweep("shop.bots", Rows(shop.Session, stale=stale, action=Delete())))
 
     assert (result.counts["deleted_rows"], left()) == (1, [NOW])
 
@@ -165,7 +147,7 @@ def test_event_carries_the_named_columns(tables: None) -> None:
         told.extend(rows)
 
     with event.connected_to(note):
-        run_sweep(expired(event=event, event_columns={"session": "id", "ended": "expires_at"}))
+        run_sweep(expired(event=Event(event, session="id", ended="expires_at")))
 
     assert told == [{"session": session.pk, "ended": NOW}]
 
@@ -175,20 +157,21 @@ def test_event_carries_the_named_columns(tables: None) -> None:
 def test_killed_run_on_uuid_keys_resumes(tables: None) -> None:
     add_sessions(*(NOW - timedelta(hours=n) for n in range(5)))
 
-    assert assert_survives_kill(expired(batch_size=2))
+    assert assert_survives_kill(expired(batch=2))
 
 
 def test_rows_with_composite_key_in_quoted_schema_are_deleted(order_lines: None, admin: Connection) -> None:
     with admin.cursor() as cursor:
         cursor.execute("INSERT INTO \"order\".line SELECT 1, n, date '2026-01-01' + n FROM generate_series(1, 5) AS n")
-        sweep = Sweep.on(
-            shop.OrderLine,
-            name="shop.lines",
-            always_stale=True,
-            stale=lambda row, now: row.touched_on <= date(2026, 1, 4),
-            order="touched_on",
-            action=Delete(),
-            batch_size=2,
+        sweep = Sweep(
+            "shop.lines",
+            Rows(
+                shop.OrderLine,
+                stale=lambda row: row.touched_on <= date(2026, 1, 4),
+                order="touched_on",
+                action=Delete(),
+            ),
+            limits=Limits(batch=2),
         )
 
         run_sweep(sweep)
@@ -197,10 +180,10 @@ def test_rows_with_composite_key_in_quoted_schema_are_deleted(order_lines: None,
 
 
 def test_order_defaults_to_the_primary_key() -> None:
-    lines = Sweep.on(shop.OrderLine, name="a", stale=lambda row, now: row.touched_on < now, action=Delete())
+    lines = Sweep("a", Rows(shop.OrderLine, stale=lambda row, now: row.touched_on < now, action=Delete()))
 
-    assert [column.name for column in lines.order] == ["order_id", "line"]
-    assert [column.name for column in expired().order] == ["expires", "id"]
+    assert [column.name for column in stage_of(lines).order] == ["order_id", "line"]
+    assert [column.name for column in stage_of(expired()).order] == ["expires", "id"]
 
 
 def test_proxy_model_is_read_as_its_concrete_model(tables: None) -> None:
@@ -213,9 +196,8 @@ def test_proxy_model_is_read_as_its_concrete_model(tables: None) -> None:
     [
         (shop.Dated, "shop.Dated is abstract, so it has no table; name a model that has one"),
         (shop.Invoice, r"in several tables \(shop_document, shop_invoice\); .* declare it on the parent"),
-        (shop.Session.State, "is no table; it should be a Django model, a SQLAlchemy Table or mapped class, or"),
+        (shop.Session.State, "is no table; it should be a Django model, a SQLAlchemy Table or mapped class, a"),
         (shop.Session.objects, "is no table"),
-        ("shop.Session", "'shop.Session' is no table"),
         ([shop.Session], "is no table"),
     ],
 )
@@ -235,16 +217,11 @@ def test_model_is_rejected_before_django_setup(monkeypatch: pytest.MonkeyPatch) 
         model_of(Early)
 
 
-def test_order_by_missing_column_is_rejected_with_the_columns() -> None:
-    with pytest.raises(
-        DeclarationError, match="^shop.a: Session has no column 'ends'; its columns are id, customer_id"
-    ):
-        Sweep.on(shop.Session, name="shop.a", stale=lambda row, now: row.expires < now, order="ends", action=Delete())
-
-
 def test_predicate_on_missing_column_is_rejected_with_the_columns() -> None:
-    with pytest.raises(DeclarationError, match="^shop.a: stale: Session has no column 'ends'; its columns are id,"):
-        Sweep.on(shop.Session, name="shop.a", stale=lambda row, now: row.ends < now, action=Delete()).stages_for_run()[
+    with pytest.raises(
+        DeclarationError, match="^shop.a: stale reads row.ends, but Session has no column 'ends'; its columns are id,"
+    ):
+        Sweep("shop.a", Rows(shop.Session, stale=lambda row, now: row.ends < now, action=Delete())).stages_for_run()[
             0
         ].oldest(NOW)
 

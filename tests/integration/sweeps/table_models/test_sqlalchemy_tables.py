@@ -8,20 +8,20 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from peewee import Field, JSONField, TextField, UUIDField
+from peewee import Field, JSONField, UUIDField
 from psycopg2.extensions import parse_dsn
 from sqlalchemy import BigInteger, Column, DateTime, Engine, MetaData, Table, create_engine, insert, join, select
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase, registry
 from sqlalchemy.orm import Session as OrmSession
 
-from housekeeping import Delete, StateMachine, Sweep, Transition, UtcDateTimeField
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import NaiveUtcDateTimeField, model_of, run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.table_models.columns import EnumField, SqlField
+from housekeeping import Delete, Guard, Limits, Rows, StateMachine, Sweep, TableStage, Transition, UtcDateTimeField
+from tests.declarations import stage_of
 from tests.integration.sweeps.table_models import sqlalchemy_shop as shop
+from tests.internals.core import DeclarationError
+from tests.internals.database import Database, NaiveUtcDateTimeField
+from tests.internals.engine import run_sweep
+from tests.internals.sweeps import EnumField, SqlField, model_of
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 Session = shop.Session
@@ -58,13 +58,10 @@ def fields_of(table: object) -> dict[str, Field]:
 def test_stale_rows_of_mapped_class_are_deleted_in_batches(engine: Engine) -> None:
     add_sessions(engine, *(Session(expires=NOW - timedelta(hours=n)) for n in range(5)), Session())
 
-    sweep = Sweep.on(
-        Session,
-        name="shop.expired",
-        stale=lambda row, now: row.expires <= now,
-        order=("expires",),
-        action=Delete(),
-        batch_size=2,
+    sweep = Sweep(
+        "shop.expired",
+        Rows(Session, stale=lambda row, now: row.expires <= now, order=("expires",), action=Delete()),
+        limits=Limits(batch=2),
     )
 
     assert (run_sweep(sweep).counts["deleted_rows"], left(engine)) == (5, [None])
@@ -78,16 +75,17 @@ def test_stale_rows_of_table_with_composite_key_are_deleted(engine: Engine) -> N
         ]
         connection.execute(insert(shop.lines), rows)
 
-    sweep = Sweep.on(
-        shop.lines,
-        name="shop.lines",
-        always_stale=True,
-        stale=lambda row, now: (row.touched_at < NOW - timedelta(days=1)) & (row.mood == shop.Mood.GLAD),
-        action=Delete(),
-        batch_size=2,
+    sweep = Sweep(
+        "shop.lines",
+        Rows(
+            shop.lines,
+            stale=lambda row: (row.touched_at < NOW - timedelta(days=1)) & (row.mood == shop.Mood.GLAD),
+            action=Delete(),
+        ),
+        limits=Limits(batch=2),
     )
 
-    assert [column.name for column in sweep.order] == ["order_id", "line no"]
+    assert [column.name for column in stage_of(sweep).order] == ["order_id", "line no"]
     assert run_sweep(sweep).counts["deleted_rows"] == 3
     assert fields_of(shop.lines)["delete_"].column_name == "delete"
 
@@ -109,13 +107,13 @@ def test_fields_have_attribute_names_and_column_types() -> None:
 @pytest.mark.parametrize(
     "stale",
     [
-        lambda row, now: row.mood == shop.Mood.SAD,
-        lambda row, now: row.mood.in_([shop.Mood.SAD]),
-        lambda row, now: row.mood == "SAD",
-        lambda row, now: row.details["kind"] == "bot",
-        lambda row, now: row.tags.contains("bot"),
-        lambda row, now: row.address == "10.0.0.1",
-        lambda row, now: row.seen_at <= NOW,
+        lambda row: row.mood == shop.Mood.SAD,
+        lambda row: row.mood.in_([shop.Mood.SAD]),
+        lambda row: row.mood == "SAD",
+        lambda row: row.details["kind"] == "bot",
+        lambda row: row.tags.contains("bot"),
+        lambda row: row.address == "10.0.0.1",
+        lambda row: row.seen_at <= NOW,
     ],
 )
 def test_predicate_on_each_column_type_finds_its_rows(engine: Engine, stale: Any) -> None:
@@ -123,7 +121,7 @@ def test_predicate_on_each_column_type_finds_its_rows(engine: Engine, stale: Any
     bot.seen_at = NOW.replace(tzinfo=None)
     add_sessions(engine, Session(expires=NOW), bot)
 
-    result = run_sweep(Sweep.on(Session, name="shop.bots", stale=stale, always_stale=True, action=Delete()))
+    result = run_sweep(Sweep("shop.bots", Rows(Session, stale=stale, action=Delete())))
 
     assert (result.counts["deleted_rows"], left(engine)) == (1, [NOW])
 
@@ -133,8 +131,8 @@ def test_transition_changes_an_enumeration_stored_by_name(engine: Engine) -> Non
     machine = StateMachine(model_of(Session).mood, shop.Mood, {"cheer": ([shop.Mood.SAD], shop.Mood.GLAD)})
 
     result = run_sweep(
-        Sweep.on(
-            Session, name="shop.cheer", stale=lambda row, now: row.expires <= now, action=Transition(machine, "cheer")
+        Sweep(
+            "shop.cheer", Rows(Session, stale=lambda row, now: row.expires <= now, action=Transition(machine, "cheer"))
         )
     )
 
@@ -143,22 +141,15 @@ def test_transition_changes_an_enumeration_stored_by_name(engine: Engine) -> Non
     assert result.counts["moved_rows"] == 1
 
 
-def test_wrong_key_of_a_mapped_class_is_rejected_with_what_to_declare(postgres: Database) -> None:
+def test_order_has_the_key_of_the_table_whatever_the_metadata_declares(postgres: Database) -> None:
     wrong = Table("sa_reading", MetaData(), Column("id", BigInteger, primary_key=True), Column("at", DateTime(True)))
     postgres.execute_sql("CREATE TABLE sa_reading (id bigint, at timestamptz, PRIMARY KEY (id, at))")
-    sweep = Sweep.on(wrong, name="a", stale=lambda row, now: row.at < now, action=Delete())
+    sweep = Sweep("a", Rows(wrong, stale=lambda row, now: row.at < now, action=Delete()))
 
-    with pytest.raises(DeclarationError) as rejected:
-        plan(sweep)
+    (stage,) = sweep.stages_for_run()
 
-    assert str(rejected.value).endswith("are identified by (id, at); declare the primary key (id, at) in sa_reading")
-
-
-def test_model_has_the_schema_of_the_metadata() -> None:
-    table = Table("log", MetaData(schema="audit"), Column("id", primary_key=True))
-
-    meta: Any = model_of(table)._meta
-    assert (meta.schema, meta.table_name, type(meta.primary_key)) == ("audit", "log", SqlField)
+    assert isinstance(stage, TableStage)
+    assert [column.column_name for column in stage.order] == ["id", "at"]
 
 
 class Abstract(shop.Base):
@@ -191,7 +182,7 @@ registry().map_imperatively(
             r"Member are in several tables \(sa_person, sa_member\); .* pass one of them, such as Member.__t",
         ),
         (Joined, "the rows of Joined are in several tables"),
-        (Abstract, "is no table; it should be a Django model, a SQLAlchemy Table or mapped class, or a model derived"),
+        (Abstract, "is no table; it should be a Django model, a SQLAlchemy Table or mapped class, a model derived"),
         (DeclarativeBase, "is no table"),
         (Enum, "is no table"),
         (shop.keyless, "keyless has no primary key; a sweep needs one"),
@@ -207,5 +198,22 @@ def test_table_has_one_model_for_all_sweeps() -> None:
     assert model_of(model_of(shop.lines)) is model_of(shop.lines)
 
 
-def test_text_column_has_a_text_field() -> None:
-    assert type(fields_of(shop.lines)["delete_"]) is TextField
+def test_table_that_is_given_by_its_name_is_read_from_the_catalog(postgres: Database) -> None:
+    postgres.execute_sql("CREATE TABLE named (tenant int, id bigint, at timestamptz, PRIMARY KEY (tenant, id))")
+    postgres.execute_sql("INSERT INTO named SELECT 1, n, now() - interval '1 day' * n FROM generate_series(0, 5) AS n")
+    sweep = Sweep(
+        "shop.named",
+        Rows("named", stale=lambda row, now: row.at < now, order="at", age=timedelta(days=2), action=Delete()),
+        limits=Limits(batch=2),
+        guard=Guard(first_run=False),
+    )
+
+    assert sweep.known_stages() == ()
+    assert run_sweep(sweep).counts["deleted_rows"] == 4
+    assert [column.name for column in stage_of(sweep).order] == ["at", "tenant", "id"]
+    with pytest.raises(
+        DeclarationError, match="shop.named: stale reads row.seen_at, but named has no column 'seen_at'"
+    ):
+        Sweep("shop.named", Rows("named", stale=lambda row, now: row.seen_at < now, action=Delete())).stages_for_run()
+    with pytest.raises(DeclarationError, match="there is no table 'nowhere'"):
+        Sweep("shop.named", Rows("nowhere", stale=lambda row, now: row.at < now, action=Delete())).stages_for_run()

@@ -12,10 +12,10 @@ import django
 from django.db import connection, models
 from django.utils import timezone
 
-from housekeeping import Delete, Settings, Sweep
-from housekeeping.database.connection import connect_to, database
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.ledger import schema
+from housekeeping import Delete, Rows, Settings, Sweep
+from tests.internals.database import connect_to, database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import schema
 
 SOON = timedelta(minutes=30)
 
@@ -39,7 +39,7 @@ def main() -> None:
     Token.objects.create(id="expired", expires_at=timezone.now() - SOON)
     Token.objects.create(id="valid", expires_at=timezone.now() + SOON)
 
-    run_sweep(Sweep.on(Token, name="shop.tokens", stale=lambda row, now: row.expires_at <= now, action=Delete()))
+    run_sweep(Sweep("shop.tokens", Rows(Token, stale=lambda row, now: row.expires_at <= now, action=Delete())))
 
     sys.stdout.write(" ".join(Token.objects.values_list("id", flat=True)))
 

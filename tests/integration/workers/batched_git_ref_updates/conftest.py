@@ -12,18 +12,15 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core import events
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps import actor_registry
-from housekeeping.sweeps.registration import register
-from housekeeping.workers.batched_git_ref_updates.backends import backends
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
+from housekeeping import Settings, events
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.worker import SWEEPS
 from tests.integration.middleware.applications import close_all, installed
 from tests.integration.statements import watch_statements
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository, made
+from tests.internals.database import Database
+from tests.internals.engine import actor_registry, register
+from tests.internals.workers import GIT_SWEEPS as SWEEPS
+from tests.internals.workers import GitCli, backends
 
 #: Adds rows whose ref is an SQL expression that may use n, from 1 on; returns nothing.
 AddDeletions = Callable[..., None]
@@ -94,6 +91,18 @@ def add_refs(deletions: type[Deletion]) -> AddRefs:
 @pytest.fixture
 def pending(deletions: type[Deletion]) -> Pending:
     return lambda: [row.ref for row in Deletion.select().where(Deletion.status == 1).order_by(Deletion.id)]
+
+
+@pytest.fixture
+def pending_elsewhere(deletions: type[Deletion], admin: Connection) -> Pending:
+    """The pending refs as another session sees them, while a run has its transaction open."""
+
+    def read() -> list[str]:
+        with admin.cursor() as cursor:
+            cursor.execute(f"SELECT ref FROM {Deletion._meta.table_name} WHERE status = 1 ORDER BY id")
+            return [ref for (ref,) in cursor.fetchall()]
+
+    return read
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
+from tests.internals.workers import hashed_path
 
 _ENVIRONMENT = {
     "PATH": os.environ.get("PATH", os.defpath),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.workers.batched_git_ref_updates.worker import BATCH_SIZE, cleanup_scheduler
+from housekeeping import Settings, Sweep
+from tests.declarations import changed
 from tests.integration.middleware.applications import queued
+from tests.internals.workers import GIT_BATCH_SIZE as BATCH_SIZE
+from tests.internals.workers import cleanup_scheduler
 
 #: The counts of a run that found nothing.
 NONE: Final = {"total_projects": 0, "enqueued": 0, "deduplicated": 0}
@@ -18,7 +18,7 @@ NONE: Final = {"total_projects": 0, "enqueued": 0, "deduplicated": 0}
 
 def sized(max_projects: int, batch_size: int = BATCH_SIZE) -> Sweep:
     """The scheduler with other limits."""
-    return dataclasses.replace(cleanup_scheduler, batch_size=batch_size, options={"max_projects": max_projects})
+    return changed(cleanup_scheduler, batch=batch_size, options={"max_projects": max_projects})
 
 
 def enqueued(broker: RedisBroker) -> list[int]:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
 from tests.integration.middleware.applications import eventually, queued, working
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
 from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, enqueued
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Run
+from tests.internals.workers import cleanup_scheduler, project_cleanup
 
 
 def test_each_project_with_pending_rows_is_enqueued_once(
@@ -100,22 +98,6 @@ def test_project_done_meanwhile_costs_an_empty_run(
 
     (run,) = Run.select().where(Run.worker == project_cleanup.name)
     assert (run.outcome, run.counts) == ("done", {"total_deletes": 0, "invalid": 0, "failed": 0})
-
-
-def test_run_is_skipped_while_its_lease_is_held(
-    broker: RedisBroker, add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture
-) -> None:
-    # 実行条件, 排他制御, エラーケース一覧 (リース取得失敗): skipped, never waits.
-    caplog.set_level(logging.INFO)
-    add_deletions(1, project="1")
-
-    with ExclusiveLease("batched_git_ref_updates/cleanup_scheduler", timedelta(minutes=10)):
-        result = run_sweep(cleanup_scheduler)
-
-    assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
-    assert enqueued(broker) == []
-    (line,) = [record for record in caplog.records if record.message == "Lease is held elsewhere"]
-    assert line.levelname == "INFO"
 
 
 def test_concurrent_runs_enqueue_each_project_once(

@@ -6,13 +6,15 @@ import pytest
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.worker import BATCH_SIZE, MAX_RUNTIME, cleanup_scheduler
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions
 from tests.integration.workers.batched_git_ref_updates.scheduled import drain, enqueued, sized
+from tests.internals.engine import run_sweep
+from tests.internals.workers import GIT_BATCH_SIZE as BATCH_SIZE
+from tests.internals.workers import GIT_MAX_RUNTIME as MAX_RUNTIME
+from tests.internals.workers import cleanup_scheduler
 
 
 @pytest.mark.parametrize("count", [1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 10 * BATCH_SIZE, 11 * BATCH_SIZE])

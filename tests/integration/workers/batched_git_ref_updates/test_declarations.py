@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -10,13 +9,13 @@ import pytest
 from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.testing import ManualClock
-from housekeeping.workers.batched_git_ref_updates import worker
-from housekeeping.workers.batched_git_ref_updates.worker import LEASE_TTL, SWEEPS, cleanup_scheduler, project_cleanup
-from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
+from housekeeping import Argument, Settings
+from housekeeping.testing.stubs import ManualClock
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions
+from tests.internals.core import SettingsError
+from tests.internals.workers import GIT_SWEEPS as SWEEPS
+from tests.internals.workers import LEASE_TTL, cleanup_scheduler, project_cleanup
+from tests.internals.workers import git_worker as worker
 
 
 def test_schedule_limits_and_labels_match_the_document(broker: RedisBroker) -> None:
@@ -25,11 +24,14 @@ def test_schedule_limits_and_labels_match_the_document(broker: RedisBroker) -> N
     assert lease is not None
     assert (lease.key, lease.ttl) == ("batched_git_ref_updates/cleanup_scheduler", timedelta(minutes=10))
     assert cleanup_scheduler.schedule == "* * * * *"
-    assert (cleanup_scheduler.batch_size, cleanup_scheduler.options["max_projects"]) == (100, 10_000)
-    assert (cleanup_scheduler.feature_category, cleanup_scheduler.data_consistency) == ("gitaly", "sticky")
+    assert (cleanup_scheduler.limits.batch, cleanup_scheduler.options["max_projects"]) == (100, 10_000)
+    assert (cleanup_scheduler.actor["feature_category"], cleanup_scheduler.actor["data_consistency"]) == (
+        "gitaly",
+        "sticky",
+    )
     assert cleanup_scheduler.counts == ("total_projects", "enqueued", "deduplicated")
-    assert (cleanup_scheduler.queue, cleanup_scheduler.argument_name) == ("cronjob", None)
-    assert cleanup_scheduler.max_runtime < LEASE_TTL
+    assert (cleanup_scheduler.queue, cleanup_scheduler.argument) == ("cronjob", None)
+    assert cleanup_scheduler.limits.runtime < LEASE_TTL
     for sweep in SWEEPS:
         actor: Actor[..., Any] = broker.actors[sweep.name]
         assert (actor.options["max_retries"], actor.options["idempotent"]) == (25, True)
@@ -39,24 +41,12 @@ def test_limits_and_labels_match_the_document() -> None:
     # document 58, 備考
     assert project_cleanup.options == {"page_size": 1000, "git_batch_size": 100, "max_deletes": 10_000}
     assert (project_cleanup.queue, project_cleanup.schedule) == ("git_refs", None)
-    assert (project_cleanup.feature_category, project_cleanup.data_consistency) == ("gitaly", "delayed")
+    assert (project_cleanup.actor["feature_category"], project_cleanup.actor["data_consistency"]) == (
+        "gitaly",
+        "delayed",
+    )
     assert project_cleanup.counts == ("total_deletes", "invalid", "failed")
-    assert (project_cleanup.argument_name, project_cleanup.parse_argument("42")) == ("project id", 42)
-
-
-def test_plan_matches_the_run_and_changes_nothing(add_deletions: AddDeletions, pending: Pending) -> None:
-    add_deletions(12)
-    add_deletions(3, "'no ref ' || n")
-    add_deletions(5, project="2")
-
-    scheduler, one = plan(cleanup_scheduler), plan(project_cleanup, 1)
-
-    assert (scheduler.stale.rows, scheduler.stages[0][0].samples) == (2, [{"project_id": 1}, {"project_id": 2}])
-    assert dry_run(cleanup_scheduler).counts == {"total_projects": 2, "enqueued": 0, "deduplicated": 0}
-    assert (one.stale.rows, one.stages[0][0].samples[0]) == (15, {"id": 1, "ref": "refs/heads/1"})
-    assert dry_run(project_cleanup, 1).counts == {"total_deletes": 12, "invalid": 3, "failed": 0}
-    assert len(pending()) == 20
-    json.dumps([scheduler.as_json(), one.as_json()])
+    assert project_cleanup.argument == Argument("project id", int)
 
 
 def test_backlog_of_all_projects_needs_no_argument(add_deletions: AddDeletions) -> None:
@@ -86,7 +76,7 @@ def test_documented_settings_are_accepted(settings: Settings, unbound: None, nam
     sizes = {key: value for key, value in given.items() if key in configured.options}
     assert {key: configured.options[key] for key in sizes} == sizes
     assert configured.schedule == given.get("schedule", sweep.schedule)
-    assert configured.batch_size == given.get("batch_size", sweep.batch_size)
+    assert configured.limits.batch == given.get("batch_size", sweep.limits.batch)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +84,7 @@ def test_documented_settings_are_accepted(settings: Settings, unbound: None, nam
     [
         (cleanup_scheduler.name, {"max_deletes": 5}, "max_deletes"),
         (cleanup_scheduler.name, {"stale_after_s": 5}, "stale_after_s"),
-        (cleanup_scheduler.name, {"max_runtime_s": 600}, "max_runtime must be below"),
+        (cleanup_scheduler.name, {"max_runtime_s": 600}, "limits.runtime must be below"),
         (project_cleanup.name, {"max_projects": 5}, "max_projects"),
         (project_cleanup.name, {"log_records": True}, "log_records"),
         (project_cleanup.name, {"batch_size": 5}, "page_size"),

@@ -1,28 +1,40 @@
-"""Projects whose refs were all rejected: scheduled again after a growing delay, at once when there are new rows."""
+"""Projects whose refs were all rejected, or whose repository is broken: scheduled again after a growing delay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
-from pathlib import PurePath
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePath
+from typing import Any
 
 import pytest
 from dramatiq.brokers.redis import RedisBroker
+from peewee import SQL, fn
+from prometheus_client import CollectorRegistry
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import dry_run
-from housekeeping.sweeps.ledger.models import NOW, Rejection
-from housekeeping.workers.batched_git_ref_updates.backends import backends
-from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefsRefused
-from housekeeping.workers.batched_git_ref_updates.scheduling import deferred_among
-from housekeeping.workers.batched_git_ref_updates.worker import cleanup_scheduler, project_cleanup
+from housekeeping import Settings
+from tests.integration.middleware.applications import eventually, queued, working
 from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
-from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Explained, Pending
-from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Explained, Lines, Pending
+from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository, made
 from tests.integration.workers.batched_git_ref_updates.scheduled import drain, enqueued, sized
 from tests.integration.workers.batched_git_ref_updates.test_statement_costs import INDEX
+from tests.internals.core import Exporter
+from tests.internals.database import database
+from tests.internals.engine import rejection_store, run_sweep
+from tests.internals.insight import Alert, dry_run, worker_status
+from tests.internals.ledger import NOW, Rejection, Run
+from tests.internals.workers import (
+    GitCli,
+    PendingDeletions,
+    RefsRefused,
+    backends,
+    cleanup_scheduler,
+    deferred_among,
+    hashed_path,
+    project_cleanup,
+)
 
 #: The counts of a run that enqueued one project.
 ONE = {"total_projects": 1, "enqueued": 1, "deduplicated": 0}
@@ -35,6 +47,14 @@ def locked(repository: MakeRepository, project_id: int = 1, ref: str = "refs/hea
 
 def let_time_pass() -> None:
     Rejection.update(not_before=NOW - timedelta(seconds=1)).where(Rejection.not_before.is_null(False)).execute()
+
+
+def let_a_minute_pass() -> None:
+    """Move what is remembered a minute into the past."""
+    minute = SQL("interval '1 minute'")
+    Rejection.update(not_before=Rejection.not_before - minute).execute()
+    for cause in rejection_store.reported_at:
+        rejection_store.reported_at[cause] -= 60
 
 
 def test_rejected_project_is_left_out_until_its_delay_has_passed(
@@ -287,3 +307,202 @@ def test_project_without_rejections_is_no_longer_deferred(
     run_sweep(project_cleanup, 2)
 
     assert [row.subject for row in Rejection.select()] == ["1"], "another project's run says nothing of it"
+
+
+#: What breaks a repository: a shell command, run before git with the repository as `$GIT_DIR`.
+BROKEN = {
+    "not_writable": "echo \"fatal: cannot lock ref 'refs/heads/1': Unable to create '$GIT_DIR/refs/heads/1.lock': "
+    'Permission denied" >&2; exit 128',
+    "corrupt": 'echo nonsense > "$GIT_DIR/packed-refs"',
+    "no_repository": 'rm -f "$GIT_DIR/HEAD"',
+    "disk_error": "echo \"fatal: cannot lock ref 'refs/heads/1': Unable to create '$GIT_DIR/refs/heads/1.lock': "
+    'Input/output error" >&2; exit 128',
+}
+
+
+def break_repositories(tmp_path: Path, causes: Mapping[int, str]) -> None:
+    """Let git find the repositories of these projects broken."""
+    program = tmp_path / "git"
+    cases = "".join(f"*{hashed_path(project_id).name}) {BROKEN[cause]};; " for project_id, cause in causes.items())
+    program.write_text(f'#!/bin/sh\ncase "$GIT_DIR" in {cases} esac\nexec git "$@"\n')
+    program.chmod(0o755)
+    backends.replace(deletion=GitCli(str(program)))
+
+
+def failed_runs() -> int:
+    return Run.select().where((Run.worker == project_cleanup.name) & (Run.outcome == "failed")).count()
+
+
+@pytest.fixture
+def project_refs(repository: MakeRepository, add_refs: AddRefs) -> Callable[[], None]:
+    """Add a row to each of five projects."""
+    for project_id in range(1, 6):
+        repository("refs/heads/1", project_id=project_id)
+
+    def add() -> None:
+        for project_id in range(1, 6):
+            add_refs("refs/heads/1", project_id=project_id)
+
+    return add
+
+
+@pytest.fixture
+def failed_runs_metric(export_to: Callable[[Exporter], None]) -> Callable[[], float | None]:
+    """Return the exported alert `failed_runs` of the cleanup: 1 while active."""
+    registry = CollectorRegistry()
+    export_to(Exporter({"registry": registry}))
+    labels = {"worker": project_cleanup.name, "alarm": "failed_runs"}
+    return lambda: registry.get_sample_value("housekeeping_alarm", labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causes", [("not_writable", "corrupt"), ("no_repository", "disk_error")])
+def test_broken_repositories_fail_six_runs_an_hour_each(
+    broker: RedisBroker,
+    project_refs: Callable[[], None],
+    tmp_path: Path,
+    reported: list[dict[str, Any]],
+    pending: Pending,
+    causes: tuple[str, str],
+) -> None:
+    # Each project has a new row in each minute, so that the scheduler would send it.
+    break_repositories(tmp_path, {4: causes[0], 5: causes[1]})
+
+    with working(broker):
+        for _ in range(60):
+            project_refs()
+            run_sweep(cleanup_scheduler)
+            eventually(lambda: not queued(broker, "git_refs"))
+            let_a_minute_pass()
+
+    assert failed_runs() == 2 * len([1, 2, 4, 8, 16, 32])
+    assert len({each["cause"] for each in reported}) == len(reported) == 2, "a report an hour for each cause"
+    assert (queued(broker, "git_refs.DQ"), queued(broker, "git_refs.XQ")) == ([], []), "nothing is retried beside it"
+    assert len(pending()) == 2 * 60, "other projects are cleaned meanwhile"
+
+
+def test_broken_repository_defers_its_project_although_it_has_new_rows(
+    broker: RedisBroker, settings: Settings, project_refs: Callable[[], None], tmp_path: Path
+) -> None:
+    break_repositories(tmp_path, {4: "corrupt"})
+    project_refs()
+    for project_id in range(1, 6):
+        run_sweep(project_cleanup, project_id)
+
+    project_refs()
+    run_sweep(cleanup_scheduler)
+    at_once = drain(broker, settings)
+    let_time_pass()
+    run_sweep(cleanup_scheduler)
+
+    assert (at_once, enqueued(broker)) == ([1, 2, 3, 5], [1, 2, 3, 4, 5])
+
+
+def test_plan_leaves_projects_with_broken_repositories_out(
+    broker: RedisBroker, project_refs: Callable[[], None], tmp_path: Path
+) -> None:
+    break_repositories(tmp_path, {4: "corrupt"})
+    project_refs()
+    run_sweep(project_cleanup, 4)
+    project_refs()
+
+    assert dry_run(cleanup_scheduler).counts["total_projects"] == 4
+    assert run_sweep(cleanup_scheduler).counts["total_projects"] == 4
+
+
+def test_repaired_repository_is_no_longer_deferred(
+    project_refs: Callable[[], None], tmp_path: Path, pending: Pending
+) -> None:
+    break_repositories(tmp_path, {1: "not_writable"})
+    project_refs()
+    run_sweep(project_cleanup, 1)
+    assert (Rejection.get().times, Rejection.get().rows) == (1, 0)
+    break_repositories(tmp_path, {})
+
+    assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 1
+    assert (list(Rejection.select()), len(pending())) == ([], 4)
+
+
+def test_failures_of_a_project_end_with_a_run_that_reached_its_limit(
+    root: Path, add_deletions: AddDeletions, tmp_path: Path
+) -> None:
+    made(root, 1, "refs/heads/1")
+    break_repositories(tmp_path, {1: "not_writable"})
+    add_deletions(31)
+    run_sweep(SMALL, 1)
+    break_repositories(tmp_path, {})
+
+    result = run_sweep(SMALL, 1)
+
+    assert (result.outcome, result.reason, list(Rejection.select())) == ("partial", "limit", [])
+
+
+@pytest.mark.parametrize("cause", ["no_root", "no_git", "no_database"])
+def test_failure_that_concerns_every_project_defers_none(
+    root: Path, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    # Otherwise a long outage would delay the work by up to an hour after its end.
+    made(root, 1, "refs/heads/1")
+    add_deletions(1)
+    if cause == "no_root":
+        (root / "@hashed").rename(root / "unmounted")
+    elif cause == "no_git":
+        monkeypatch.setenv("PATH", "/nowhere")
+    else:
+        monkeypatch.setattr(PendingDeletions, "prepare", lambda self, batch: database.execute_sql("SELECT 1 FROM none"))
+
+    result = run_sweep(project_cleanup, 1)
+
+    assert (result.outcome, result.is_deferred, list(Rejection.select())) == ("failed", False, [])
+
+
+def test_alert_names_broken_projects_while_others_succeed(
+    project_refs: Callable[[], None],
+    tmp_path: Path,
+    failed_runs_metric: Callable[[], float | None],
+    lines: Lines,
+) -> None:
+    break_repositories(tmp_path, {4: "not_writable", 5: "corrupt"})
+
+    for _ in range(3):
+        project_refs()
+        for project_id in (4, 5, 1):
+            run_sweep(project_cleanup, project_id)
+
+    (alert,) = [each for each in alerts() if each.name == "failed_runs"]
+    first = Rejection.select(fn.MIN(Rejection.since)).scalar()
+    assert alert.text.startswith(f"project id 4 (3 runs in a row since {first:%Y-%m-%d %H:%M} UTC: RefDeletionFailed: ")
+    assert ", 5 (3 runs in a row since " in alert.text
+    assert (alert.value, alert.since) == (3, first)
+    assert failed_runs_metric() == 1, "the run of project 1, which succeeded, does not clear it"
+    assert [line.alarm for line in lines("Alert")] == ["failed_runs"] * 2
+
+
+def test_alert_of_a_broken_project_ends_with_its_repair(
+    project_refs: Callable[[], None], tmp_path: Path, failed_runs_metric: Callable[[], float | None]
+) -> None:
+    break_repositories(tmp_path, {4: "not_writable"})
+    project_refs()
+    for _ in range(3):
+        run_sweep(project_cleanup, 4)
+    break_repositories(tmp_path, {})
+    run_sweep(project_cleanup, 4)
+
+    assert [each.name for each in alerts()] == []
+    assert failed_runs_metric() == 0
+
+
+def test_alert_names_projects_of_which_every_row_is_rejected(repository: MakeRepository, add_refs: AddRefs) -> None:
+    locked(repository)
+    add_refs("refs/heads/a")
+    repository(project_id=2)
+    for project_id in (1, 1, 1, 2):
+        run_sweep(project_cleanup, project_id)
+
+    (alert,) = alerts()
+
+    assert alert.text.startswith("project id 1 (3 runs in a row since ")
+
+
+def alerts() -> Sequence[Alert]:
+    return worker_status(project_cleanup, datetime.now(UTC), UTC).alarms

@@ -6,23 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.demo import batched_git_ref_updates as scene
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.workers.batched_git_ref_updates.backends import backends, hashed_path
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare
+from tests.internals.demo import KEPT, count_refs, refs_settings, scenes, seed_refs
+from tests.internals.engine import run_sweep
+from tests.internals.workers import backends, hashed_path, project_cleanup
 
 
 def test_worker_deletes_the_refs_of_the_demo(
     deletions: type[Deletion], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scene, "PROJECTS", 3)
-    assert scene.settings(tmp_path) == {"REPOSITORIES_ROOT": str(root)}
+    monkeypatch.setattr(scenes, "PROJECTS", 3)
+    assert refs_settings(tmp_path) == {"REPOSITORIES_ROOT": str(root)}
     (root / "@hashed").rmdir()
     root.rmdir()
-    line = scene.seed(tmp_path)
-    before = scene.counted()
+    line = seed_refs(tmp_path)
+    before = count_refs()
     backends.use_root(root)
 
     results = [run_sweep(project_cleanup, project) for project in (1, 2, 3)]
@@ -31,8 +30,8 @@ def test_worker_deletes_the_refs_of_the_demo(
     assert before == {"pending": 246, "processed": 0, "refs in the repositories": 234}
     assert [result.outcome for result in results] == ["done"] * 3
     assert [result.counts["invalid"] for result in results] == [3, 3, 0]
-    assert scene.counted() == {"pending": 1, "processed": 245, "refs in the repositories": 10}
+    assert count_refs() == {"pending": 1, "processed": 245, "refs in the repositories": 10}
     bare = Bare.__new__(Bare)
     bare.path = root / hashed_path(3)
-    assert bare.refs() == sorted(scene.KEPT)
+    assert bare.refs() == sorted(KEPT)
     assert bare.git("fsck", "--full") == ""

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from housekeeping.workers.batched_git_ref_updates.git_cli import GitCli
-from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed, RefsRefused, delete_refs
 from tests.integration.workers.batched_git_ref_updates.repositories import Bare
+from tests.internals.workers import GitCli, RefDeletionFailed, RefsRefused, delete_refs
 
 GIT = GitCli()
 Program = Callable[[str], str]
@@ -127,17 +126,6 @@ def test_ref_and_ref_below_it_are_both_deleted(bare: Bare, packed: bool) -> None
 
     assert list(fates.values()) == [None, None]
     assert bare.refs() == []
-
-
-@pytest.mark.slow
-def test_locked_packed_refs_fail_the_repository(bare: Bare) -> None:
-    bare.add("refs/heads/a", "refs/heads/b")
-    (bare.path / "packed-refs.lock").touch()
-
-    with pytest.raises(RefDeletionFailed, match=r"packed-refs\.lock': File exists"):
-        list(delete_refs(GIT, bare.path, ["refs/heads/a", "refs/heads/b"]))
-
-    assert bare.refs() == ["refs/heads/a", "refs/heads/b"]
 
 
 def test_branch_called_packed_refs_is_deleted(bare: Bare) -> None:
@@ -285,10 +273,38 @@ def test_killed_git_fails_the_repository(bare: Bare, program: Program) -> None:
 def test_long_output_is_truncated(bare: Bare, program: Program) -> None:
     talking = program("cat > /dev/null; head -c 20000000 /dev/zero | tr '\0' x >&2; exit 1")
 
-    with pytest.raises(RefsRefused) as refused:
+    with pytest.raises(RefDeletionFailed) as failed:
         GitCli(talking).delete(bare.path, ["refs/heads/a"])
 
-    assert len(str(refused.value)) < 10_000
+    assert len(str(failed.value)) < 10_000
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Permission denied",
+        "Operation not permitted",
+        "Read-only file system",
+        "No space left on device",
+        "Input/output error",
+        "Too many open files",
+        "Stale file handle",
+    ],
+)
+def test_error_of_the_system_is_the_repository_s(bare: Bare, program: Program, reason: str) -> None:
+    answer = f"fatal: cannot lock ref 'refs/heads/a': Unable to create '{bare.path}/refs/heads/a.lock': {reason}"
+    refusing = GitCli(program(f'echo "{answer}" >&2; exit 128'))
+
+    with pytest.raises(RefDeletionFailed, match=reason):
+        list(delete_refs(refusing, bare.path, ["refs/heads/a", "refs/heads/b"]))
+
+
+@pytest.mark.parametrize("answer", ["fatal: out of memory", "fatal: bad object header", ""])
+def test_error_that_names_no_ref_is_the_repository_s(bare: Bare, program: Program, answer: str) -> None:
+    refusing = GitCli(program(f'echo "{answer}" >&2; exit 128'))
+
+    with pytest.raises(RefDeletionFailed):
+        list(delete_refs(refusing, bare.path, ["refs/heads/a", "refs/heads/b"]))
 
 
 def test_refs_are_not_passed_on_the_command_line(bare: Bare, program: Program, tmp_path: Path) -> None:
@@ -302,6 +318,7 @@ def test_refs_are_not_passed_on_the_command_line(bare: Bare, program: Program, t
     assert (tmp_path / "orders").read_bytes() == "delete refs/heads/-d\0\0delete refs/heads/日本\0\0".encode()
 
 
+@pytest.mark.slow
 def test_input_larger_than_a_pipe_does_not_block(bare: Bare) -> None:
     GIT.delete(bare.path, [f"refs/heads/{number:05}/{'x' * 200}" for number in range(2000)])
 

@@ -7,21 +7,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
-from psycopg2.extensions import connection as Connection
 
-from housekeeping import embedded
-from housekeeping.core.redis.client import redis_client as make_redis_client
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.workers.batched_git_ref_updates.backends import backends, hashed_path
-from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.ref_deletion import RefDeletionFailed
-from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.cleaned import SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending, Watched
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+from tests.internals.engine import run_sweep
+from tests.internals.insight import plan
+from tests.internals.workers import RefDeletionFailed, backends, hashed_path, project_cleanup
 
 
 def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(
@@ -146,65 +138,16 @@ def test_only_refs_confirmed_before_a_failure_are_marked(
 
 
 def test_rows_are_marked_only_after_git_confirmed(
-    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
+    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending_elsewhere: Pending
 ) -> None:
     bare = repository(*(f"refs/heads/{number}" for number in range(1, 26)))
     seen: list[tuple[int, int]] = []
-    watched.before = lambda number, refs: seen.append((len(pending()), len(bare.refs())))
+    watched.before = lambda number, refs: seen.append((len(pending_elsewhere()), len(bare.refs())))
     add_deletions(25)
 
     run_sweep(SMALL, 1)
 
-    assert all(rows >= refs for rows, refs in seen)
-
-
-def test_database_outage_after_the_deletion_loses_nothing(
-    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, pending: Pending
-) -> None:
-    # エラーケース一覧: DB接続エラー
-    bare = repository("refs/heads/1", "refs/heads/2")
-
-    def cut(number: int, refs: Sequence[str]) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(
-                "CREATE FUNCTION cut() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$;"
-                f"CREATE TRIGGER cut BEFORE UPDATE ON {Deletion._meta.table_name} EXECUTE FUNCTION cut()"
-            )
-
-    watched.before = cut
-    add_deletions(2)
-
-    first = run_sweep(project_cleanup, 1)
-    with admin.cursor() as cursor:
-        cursor.execute(f"DROP TRIGGER cut ON {Deletion._meta.table_name}")
-    watched.before = lambda number, refs: None
-    still_pending = len(pending())
-    second = run_sweep(project_cleanup, 1)
-
-    assert first.outcome == "failed"
-    assert first.reason is not None and first.reason.startswith("database: ")
-    assert (bare.refs(), still_pending) == ([], 2)
-    assert (second.outcome, second.counts["total_deletes"], pending()) == ("done", 2, [])
-
-
-def test_redis_outage_runs_nothing(
-    settings: Settings, root: Path, add_deletions: AddDeletions, pending: Pending, watched: Watched
-) -> None:
-    # L5
-    add_deletions(1)
-    before = shared_redis.client
-    with embedded.start(postgres=False) as servers:
-        client = make_redis_client(servers.redis_url)
-        shared_redis.use(client, settings.namespace)
-        servers.stop("redis")
-        result = run_sweep(project_cleanup, 1)
-        client.close()
-    shared_redis.client = before
-
-    assert result.outcome == "failed"
-    assert result.reason is not None and "Redis did not answer" in result.reason
-    assert (len(pending()), watched.batches) == (1, [])
+    assert seen == [(25, 25), (25, 20), (15, 15), (15, 10), (5, 5)]
 
 
 def test_application_can_replace_the_backends(add_deletions: AddDeletions, root: Path, pending: Pending) -> None:
@@ -237,16 +180,3 @@ def test_error_in_a_custom_deletion_fails_the_run(
 
     assert run_sweep(project_cleanup, 1).outcome == "failed"
     assert (len(pending()), last_run().error) == (2, "KeyError: 'storage-1'")
-
-
-@pytest.mark.parametrize(("failures", "rings"), [(2, []), (3, ["failed_runs"])])
-def test_three_failed_runs_in_a_row_raise_an_alert(
-    add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture, failures: int, rings: list[str]
-) -> None:
-    # 監視・アラート: errors.
-    add_deletions(1)
-
-    for _ in range(failures):
-        run_sweep(project_cleanup, 1)
-
-    assert [getattr(record, "alarm", "") for record in caplog.records if record.message == "Alert"] == rings

@@ -5,19 +5,22 @@ from __future__ import annotations
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings, WorkerSettings
-from housekeeping.doctor.grants import needed_rights
-from housekeeping.sweeps import run_sweep
+from housekeeping import Settings
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.worker import processed_deletions
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions
+from tests.internals.core import WorkerSettings
+from tests.internals.doctor import needed_rights
+from tests.internals.engine import run_sweep
+from tests.internals.workers import configured_sweeps, processed_deletions
 
 TABLE = "batched_git_ref_updates_deletions"
 
 
 def test_it_runs_daily_and_is_off_by_default(deletions: type[Deletion]) -> None:
-    assert (processed_deletions.schedule, processed_deletions.enabled) == ("50 2 * * *", False)
-    assert run_sweep(processed_deletions).reason == "disabled"
+    sweep = configured_sweeps(Settings.load())[processed_deletions.name]
+
+    assert (sweep.schedule, sweep.enabled) == ("50 2 * * *", False)
+    assert run_sweep(sweep).reason == "disabled"
 
 
 def test_only_rows_processed_over_a_week_ago_are_removed(add_deletions: AddDeletions, admin: Connection) -> None:

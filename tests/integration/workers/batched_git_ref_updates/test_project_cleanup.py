@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import WorkerSettings
-from housekeeping.database.connection import database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.batched_git_ref_updates import cleanup
+from housekeeping import ExclusiveLease
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
-from housekeeping.workers.batched_git_ref_updates.worker import MAX_RUNTIME, project_cleanup
 from tests.database_times import DatabaseTimes
 from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Pending, Watched
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
-from tests.session_settings import set_in_session
+from tests.internals.core import WorkerSettings
+from tests.internals.engine import run_sweep
+from tests.internals.workers import cleanup, project_cleanup
 
 
 def test_refs_are_deleted_and_rows_processed(
@@ -117,42 +112,13 @@ def test_duplicate_requests_delete_the_ref_once(
     assert (result.counts["total_deletes"], pending(), bare.refs()) == (4, [], [])
 
 
-def test_a_second_run_changes_nothing(
-    repository: MakeRepository, add_deletions: AddDeletions, told: list[dict[str, Any]]
-) -> None:
-    # 備考: idempotent!
-    repository()
-    add_deletions(5)
-    run_sweep(project_cleanup, 1)
-    before = list(Deletion.select().order_by(Deletion.id).dicts())
-    told.clear()
-
-    assert run_sweep(project_cleanup, 1).counts == NONE
-    assert list(Deletion.select().order_by(Deletion.id).dicts()) == before
-    assert told == []
-
-
-def test_run_stops_at_its_time_limit_and_the_next_resumes(
-    root: Path, add_deletions: AddDeletions, pending: Pending
-) -> None:
-    # パフォーマンス要件
-    add_deletions(30)
-
-    result = run_sweep(SMALL, 1, clock=ManualClock(tick=2 * MAX_RUNTIME))
-
-    assert (result.outcome, result.reason) == ("partial", "out_of_time")
-    assert result.counts["total_deletes"] == 5, "the batch in hand is finished, and its rows marked"
-    assert run_sweep(SMALL, 1).counts["total_deletes"] == 25
-    assert pending() == []
-
-
 def test_slow_batches_are_committed_in_time_for_the_heartbeat(
-    watched: Watched, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch, pending: Pending
+    watched: Watched, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch, pending_elsewhere: Pending
 ) -> None:
     # A run whose heartbeat is older than a minute counts as lost.
     monkeypatch.setattr(cleanup, "HEARTBEAT", timedelta())
     left: list[int] = []
-    watched.before = lambda number, refs: left.append(len(pending()))
+    watched.before = lambda number, refs: left.append(len(pending_elsewhere()))
     add_deletions(20)
 
     assert run_sweep(SMALL, 1).counts["total_deletes"] == 20
@@ -172,24 +138,3 @@ def test_lease_is_per_project(root: Path, add_deletions: AddDeletions, pending: 
     assert second.outcome == "done"
     assert pending() == ["refs/heads/1"]
     assert (lease.key_for(7), lease.ttl) == ("batched_git_ref_updates/project_cleanup/7", timedelta(minutes=10))
-
-
-@pytest.mark.slow
-def test_row_too_slow_to_mark_fails_alone(
-    repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, pending: Pending
-) -> None:
-    repository()
-    add_deletions(30)
-    with admin.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN IF OLD.id = 3 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
-            "CREATE TRIGGER slow BEFORE UPDATE ON batched_git_ref_updates_deletions "
-            "FOR EACH ROW EXECUTE FUNCTION slow()"
-        )
-    set_in_session(database, "statement_timeout = '1s'")
-
-    result = run_sweep(SMALL, 1)
-
-    assert (result.outcome, result.counts) == ("done", {**NONE, "total_deletes": 29, "failed": 1})
-    assert pending() == ["refs/heads/3"]

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.workers.batched_git_ref_updates.backends import hashed_path
-from housekeeping.workers.batched_git_ref_updates.worker import project_cleanup
 from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Lines, Pending, Watched
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+from tests.internals.engine import run_sweep
+from tests.internals.workers import hashed_path, project_cleanup
 
 
 def test_repository_path_is_the_hash_of_the_project() -> None:
@@ -23,33 +22,12 @@ def test_repository_path_is_the_hash_of_the_project() -> None:
     assert str(hashed_path(1)) == f"@hashed/6b/86/{digest}.git"
 
 
-def test_symbolic_ref_is_deleted_without_its_target(repository: MakeRepository, add_refs: AddRefs) -> None:
-    bare = repository("refs/heads/target")
-    bare.git("symbolic-ref", "refs/heads/alias", "refs/heads/target")
-    add_refs("refs/heads/alias")
-
-    assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 1
-    assert bare.refs() == ["refs/heads/target"]
-
-
 def test_rows_of_a_missing_repository_are_processed(root: Path, add_deletions: AddDeletions, pending: Pending) -> None:
     add_deletions(3)
 
     result = run_sweep(project_cleanup, 1)
 
     assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 3, [])
-
-
-def test_repository_removed_during_the_run_counts_as_deleted(
-    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending: Pending
-) -> None:
-    bare = repository(*(f"refs/heads/{number}" for number in range(1, 16)))
-    watched.before = lambda number, refs: bare.remove() if number == 2 else None
-    add_deletions(15)
-
-    result = run_sweep(SMALL, 1)
-
-    assert (result.outcome, result.counts["total_deletes"], pending()) == ("done", 15, [])
 
 
 def test_ref_deleted_meanwhile_counts_as_deleted(
@@ -92,30 +70,6 @@ def test_locked_ref_among_10_000_fails_alone(
     (line,) = lines("Record rejected")
     assert (line.levelname, line.record) == ("ERROR", {"id": 5005, "project_id": 1, "ref": "refs/heads/5005"})
     assert [line.alarm for line in lines("Alert")] == ["failed_rows"]
-
-
-def test_next_run_processes_rows_that_were_locked(
-    repository: MakeRepository, add_refs: AddRefs, pending: Pending
-) -> None:
-    # 障害時対応
-    bare = repository("refs/heads/a", "refs/heads/b")
-    lock = bare.lock("refs/heads/a")
-    add_refs("refs/heads/a", "refs/heads/b")
-    run_sweep(project_cleanup, 1)
-    lock.unlink()
-
-    assert run_sweep(project_cleanup, 1).counts == {**NONE, "total_deletes": 1}
-    assert (bare.refs(), pending()) == ([], [])
-
-
-def test_ref_that_is_a_folder_of_refs_does_not_exist(
-    repository: MakeRepository, add_refs: AddRefs, pending: Pending
-) -> None:
-    bare = repository("refs/heads/a/b", "refs/heads/c")
-    add_refs("refs/heads/a", "refs/heads/c/d", "refs/heads/c")
-
-    assert run_sweep(project_cleanup, 1).counts == {**NONE, "total_deletes": 3}
-    assert (bare.refs(), pending()) == (["refs/heads/a/b"], [])
 
 
 @pytest.mark.parametrize(

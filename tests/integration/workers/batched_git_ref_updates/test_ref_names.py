@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from housekeeping.workers.batched_git_ref_updates.ref_deletion import is_ref_name
+from tests.internals.workers import is_ref_name
 
 _PIECES = ("a", ".", "..", "/", ".lock", "lock", "@", "{", "@{", "-", "~", " ", "\\", "*", "é", "\u2028", "^", "[", "]")
 
@@ -35,6 +35,7 @@ def test_characters_are_validated_as_by_git() -> None:
     assert differing([form.format(character) for character in characters for form in forms]) == []
 
 
+@pytest.mark.slow
 def test_combinations_are_validated_as_by_git() -> None:
     combinations = ["refs/heads/" + "".join(pieces) for pieces in itertools.product(_PIECES, repeat=3)]
 

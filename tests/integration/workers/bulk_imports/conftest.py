@@ -11,8 +11,8 @@ import pytest
 from blinker import NamedSignal
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import Database
-from housekeeping.workers.bulk_imports.worker import MODELS
+from tests.internals.database import Database
+from tests.internals.workers import IMPORT_MODELS as MODELS
 
 #: The manual clock's time, and the last moment that is not stale then, in SQL.
 NOW = "timestamptz '2026-01-01 00:00:00+00'"

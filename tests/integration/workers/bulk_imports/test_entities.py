@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from housekeeping.core.events import entity_timed_out
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.bulk_imports.worker import sweep
-from tests.database_times import DatabaseTimes
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.integration.conftest import Locked
 from tests.integration.workers.bulk_imports.conftest import EACH, STALE, Tables, heard
+from tests.internals.core import entity_timed_out
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import imports_sweep as sweep
 from tests.session_settings import set_in_session
 
-SMALL = dataclasses.replace(sweep, batch_size=10)
+SMALL = changed(sweep, batch=10)
 #: The state of an entity, and those of its trackers.
 Whole = tuple[int, list[int]]
 
@@ -91,6 +89,26 @@ def test_tracker_kept_by_a_trigger_keeps_its_entity(
     assert (result.counts["timed_out_entities"], result.counts["failed"]) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("table", "condition"),
+    [
+        ("bulk_import_trackers", "OLD.bulk_import_entity_id = 1 AND OLD.status = 1"),
+        ("bulk_import_entities", "OLD.id = 1"),
+    ],
+)
+def test_tracker_or_entity_with_an_undone_change_keeps_both(
+    tables: Tables, clock: ManualClock, whole: Callable[[int], Whole], table: str, condition: str
+) -> None:
+    tables.add_entities(2)
+    tables.add_trackers(EACH, "0, 1")
+    tables.refuse(table, condition, doing="NEW.status := OLD.status")
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert (whole(1), whole(2)) == ((1, [0, 1]), (3, [4, 4]))
+    assert (result.counts["timed_out_entities"], result.counts["failed"]) == (1, 1)
+
+
 def test_entity_with_10_000_trackers_changes_all_of_them(tables: Tables, clock: ManualClock) -> None:
     tables.add_entities(2)
     tables.do(
@@ -152,35 +170,6 @@ def test_a_batch_of_entities_costs_one_message(tables: Tables, clock: ManualCloc
     assert len(batches) == 11, "10 full batches, and one that finds nothing"
 
 
-def test_concurrent_runs_change_each_row_once_without_waiting(
-    postgres: Database, tables: Tables, clock: ManualClock
-) -> None:
-    # 排他制御: safe when run at the same time.
-    tables.add_imports(1000)
-    tables.add_entities(1000)
-    tables.add_trackers(EACH, "1, 3")
-    both = dataclasses.replace(SMALL, options={"page_size": 10, "log_records": False})
-    start, results = threading.Barrier(2), list[RunResult]()
-
-    def run() -> None:
-        with postgres.connection_context():
-            start.wait(timeout=10)
-            results.append(run_sweep(both, clock=clock))
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-
-    assert [result.outcome for result in results] == ["done", "done"]
-    totals = [sum(result.counts[name] for result in results) for name in sweep.counts[:4]]
-    left = sum(status == 1 for status in tables.entities().values())
-    assert totals == [1000 - sum(s == 1 for s in tables.imports().values()), 1000 - left, 2 * (1000 - left), 0]
-    halves = "SELECT count(*) FROM bulk_import_entities e JOIN bulk_import_trackers t ON t.bulk_import_entity_id = e.id"
-    assert tables.do(f"{halves} WHERE (e.status = 3) <> (t.status = 4)") == [(0,)]
-
-
 def test_events_contain_only_changed_entities(
     tables: Tables, locked: Locked, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
@@ -220,7 +209,7 @@ def test_the_batch_never_exceeds_its_size_under_a_nested_loop(
     set_in_session(postgres, "enable_material = off", "enable_sort = off")
     # PostgreSQL 13 has none of it.
     postgres.execute_sql("SELECT set_config(name, 'off', false) FROM pg_settings WHERE name = 'enable_memoize'")
-    small = dataclasses.replace(SMALL, options={"page_size": 10, "log_records": True})
+    small = dataclasses.replace(SMALL, options={**SMALL.options, "page_size": 10})
     sizes: list[tuple[int, int, int]] = []
 
     def note(counts: dict[str, Any]) -> None:
@@ -232,24 +221,6 @@ def test_the_batch_never_exceeds_its_size_under_a_nested_loop(
         *((10, 0, 0), (20, 0, 0), (30, 0, 0), (35, 0, 0)),
         *((35, 10, 20), (35, 20, 40), (35, 30, 60), (35, 35, 70)),
     ]
-
-
-def test_imports_entities_and_trackers_have_the_time_of_their_batch(tables: Tables, times: DatabaseTimes) -> None:
-    tables.add_imports(2)
-    tables.add_entities(2)
-    tables.add_trackers(EACH, "1, 3")
-    small = dataclasses.replace(SMALL, batch_size=1, options={"page_size": 1, "log_records": True})
-
-    run_sweep(small, on_batch=times.note)
-
-    changed = [
-        tables.do(f"SELECT updated_at FROM {table} WHERE status = {timeout} ORDER BY id")
-        for table, timeout in (("bulk_imports", 3), ("bulk_import_entities", 3))
-    ]
-    batches = [[times.batch_of(at) for (at,) in rows] for rows in changed]
-    assert [len(set(each)) for each in batches] == [2, 2] and None not in batches[0] + batches[1]
-    unlike = "FROM bulk_import_trackers JOIN bulk_import_entities AS entity ON entity.id = bulk_import_entity_id "
-    assert tables.do(f"SELECT count(*) {unlike} WHERE bulk_import_trackers.updated_at = entity.updated_at") == [(4,)]
 
 
 def test_tracker_without_times_is_changed(tables: Tables, clock: ManualClock) -> None:

@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 from peewee import SQL
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.results import RunResult
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import Batch
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.testing import ManualClock
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity
-from housekeeping.workers.bulk_imports.worker import sweep
 from tests.faults import at_number, at_step
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, Tables
+from tests.internals.database import Database
+from tests.internals.engine import RunResult, run_sweep
+from tests.internals.sweeps import Batch, TableStage
+from tests.internals.workers import imports_sweep as sweep
 
 _LOCK = 65
 _WAIT = SQL(f"waits_here({_LOCK})")

@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.database.primary_key import restore_declared_key
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import dry_run
-from housekeeping.testing import ManualClock
-from housekeeping.workers import configured_sweeps
+from housekeeping import Settings, Sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.bulk_imports.models import BulkImportEntity
-from housekeeping.workers.bulk_imports.worker import MODELS
-from tests.integration.workers.bulk_imports.conftest import LIMIT, STALE
+from tests.integration.workers.bulk_imports.conftest import STALE
+from tests.internals.core import SettingsError
+from tests.internals.database import Database, connect_to, database, restore_declared_key
+from tests.internals.engine import run_sweep
+from tests.internals.workers import IMPORT_MODELS as MODELS
+from tests.internals.workers import configured_sweeps
 
 #: Each row in a partition of its own; the stale predicate's index on each.
 _PARTITIONED = """
@@ -97,21 +94,6 @@ def partitioned(settings: Settings, do: Do) -> Iterator[Sweep]:
     database.initialize(before)
 
 
-def test_partitioned_tables_with_more_columns_and_a_prefix_are_cleaned(
-    partitioned: Sweep, do: Do, clock: ManualClock
-) -> None:
-    found = dry_run(partitioned, clock=clock).counts
-
-    result = run_sweep(partitioned, clock=clock)
-
-    expected = {"timed_out_imports": 20, "timed_out_entities": 20, "timed_out_trackers": 60}
-    assert result.counts == found == expected | {"failed": 0, "out_of_time": False}
-    by_status = "SELECT status, count(*) FROM {} GROUP BY status ORDER BY status"
-    assert do(by_status.format("p_bulk_imports")) == [(2, 10), (3, 30)]
-    assert do(by_status.format("p_bulk_import_entities")) == [(2, 10), (3, 30)]
-    assert do(by_status.format("p_bulk_import_trackers")) == [(0, 20), (1, 20), (2, 40), (3, 20), (4, 60)]
-
-
 def test_entities_without_their_labels_are_timed_out(
     partitioned: Sweep, do: Do, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,18 +105,6 @@ def test_entities_without_their_labels_are_timed_out(
     lines = [vars(record) for record in caplog.records if record.message == "BulkImports::Entity stale"]
     assert (result.outcome, result.counts["timed_out_entities"], len(lines)) == ("done", 20, 20)
     assert all("bulk_import_id" in line and "source_full_path" not in line for line in lines)
-
-
-def test_session_time_zone_does_not_matter(partitioned: Sweep, do: Do, clock: ManualClock) -> None:
-    assert database.execute_sql("SHOW timezone").fetchone() == ("Pacific/Kiritimati",)
-    do("UPDATE p_bulk_imports SET status = 2; UPDATE p_bulk_import_entities SET status = 2")
-    at_the_limit = f"{LIMIT} + interval '1 microsecond' * (id - 2)"
-    do(f"UPDATE p_bulk_imports SET status = 1, updated_at = {at_the_limit} WHERE id <= 3")
-
-    result = run_sweep(partitioned, clock=clock)
-
-    assert result.counts["timed_out_imports"] == 1
-    assert do("SELECT id FROM p_bulk_imports WHERE status = 3") == [(1,)]
 
 
 def test_interrupted_run_resumes_in_another_time_zone(partitioned: Sweep, do: Do, clock: ManualClock) -> None:

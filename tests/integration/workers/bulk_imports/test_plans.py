@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.sweeps.stages.stage import Batch
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.testing import ManualClock
-from housekeeping.workers.bulk_imports.worker import sweep
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.statements import watch_statements
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.insight import dry_run, plan
+from tests.internals.sweeps import Batch, TableStage
+from tests.internals.workers import imports_sweep as sweep
 
 
 def test_plan_counts_the_rows_that_the_run_changes(tables: Tables, clock: ManualClock) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from peewee import IntegrityError, OperationalError
 
-from housekeeping.core.errors import IllegalEvent, RecordChanged
-from housekeeping.database.connection import Database
-from housekeeping.testing import ManualClock
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker, StatefulModel
-from housekeeping.workers.bulk_imports.states import ImportStatus, TrackerStatus
 from tests.integration.conftest import Locked
 from tests.integration.workers.bulk_imports.conftest import NOW, STALE, Tables
+from tests.internals.core import IllegalEvent
+from tests.internals.database import Database
+from tests.internals.workers import ImportStatus, TrackerStatus
 from tests.session_settings import set_in_session
 
 #: Event -> (states it may come from, state it leads to), by the numbers in document 65.
@@ -141,53 +141,6 @@ def test_wait_for_a_tracker_ends_at_the_lock_timeout(tables: Tables, locked: Loc
         entity.cleanup_stale()
 
     assert (tables.entities(), tables.trackers(), entity.status) == ({1: 1}, [0, 1], 1)
-
-
-def test_illegal_event_changes_no_tracker(tables: Tables) -> None:
-    tables.add_entities(1, status=2)
-    tables.add_trackers(1, "1")
-
-    with pytest.raises(IllegalEvent, match="^BulkImportEntity 1 is finished: cleanup_stale is allowed from created"):
-        BulkImportEntity.get_by_id(1).cleanup_stale()
-
-    assert (tables.entities(), tables.trackers()) == ({1: 2}, [1])
-
-
-def test_a_record_that_finished_after_it_was_read_stays_finished(tables: Tables) -> None:
-    tables.add_imports(1)
-    tables.add_entities(1, of=1)
-    one, entity = BulkImport.get_by_id(1), BulkImportEntity.get_by_id(1)
-    tables.do("UPDATE bulk_imports SET status = 2; UPDATE bulk_import_entities SET status = 2")
-
-    with pytest.raises(IllegalEvent):
-        one.cleanup_stale()
-    with pytest.raises(RecordChanged, match="BulkImportEntity 1 became finished during fail"):
-        entity.fail()
-
-    assert (tables.imports(), tables.entities()) == ({1: 2}, {1: 2})
-    assert (one.status, entity.status) == (ImportStatus.FINISHED, ImportStatus.FINISHED)
-
-
-def test_saving_another_column_keeps_the_newer_status(tables: Tables) -> None:
-    tables.add_entities(1)
-    entity = BulkImportEntity.get_by_id(1)
-    tables.do("UPDATE bulk_import_entities SET status = 2")
-
-    entity.destination_name = "renamed"
-    entity.save()
-
-    assert tables.do("SELECT status, destination_name FROM bulk_import_entities") == [(2, "renamed")]
-
-
-def test_event_is_rolled_back_with_its_transaction(tables: Tables, postgres: Database) -> None:
-    tables.add_entities(1)
-    tables.add_trackers(1, "1")
-
-    with postgres.atomic() as transaction:
-        BulkImportEntity.get_by_id(1).cleanup_stale()
-        transaction.rollback()
-
-    assert (tables.entities(), tables.trackers()) == ({1: 1}, [1])
 
 
 def test_records_read_and_write_states_by_name(tables: Tables, clock: ManualClock) -> None:

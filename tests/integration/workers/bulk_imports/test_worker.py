@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.events import entity_timed_out, import_timed_out
-from housekeeping.core.settings import WorkerSettings
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.bulk_imports.worker import MAX_RUNTIME, MODELS, sweep
+from housekeeping.testing.stubs import ManualClock
 from tests.database_times import DatabaseTimes
+from tests.declarations import changed
 from tests.integration.conftest import Locked
-from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, STALE, Tables, heard
+from tests.integration.workers.bulk_imports.conftest import FRESH, LIMIT, STALE, Tables, heard
+from tests.internals.core import SettingsError, WorkerSettings, entity_timed_out, import_timed_out
+from tests.internals.engine import run_sweep
+from tests.internals.workers import IMPORT_MODELS as MODELS
+from tests.internals.workers import imports_sweep as sweep
 
 #: Small pages, so that few rows make several batches.
-SMALL = dataclasses.replace(sweep, batch_size=10, options={"page_size": 10, "log_records": True})
+SMALL = changed(sweep, batch=10, options={"page_size": 10, "log_records": True})
 NOTHING = {
     "timed_out_imports": 0,
     "timed_out_entities": 0,
@@ -56,6 +55,19 @@ def test_only_created_and_started_rows_time_out(tables: Tables, clock: ManualClo
     after = {10 + status: 3 if status in (0, 1) else status for status in ALL_STATES}
     assert {id: status for id, status in tables.imports().items() if id < 100} == after
     assert tables.entities() == after
+
+
+def test_import_with_an_entity_being_added_is_timed_out(tables: Tables, locked: Locked, clock: ManualClock) -> None:
+    # The foreign key of the new entity locks its import, but only its key.
+    tables.add_imports(2, STALE)
+
+    with locked(
+        "INSERT INTO bulk_import_entities (bulk_import_id, source_type, source_full_path, project_id, status) "
+        "VALUES (1, 0, 'a/b', 7, 0)"
+    ):
+        result = run_sweep(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["timed_out_imports"]) == ("done", 2)
 
 
 def test_open_trackers_time_out_with_their_entity(tables: Tables, clock: ManualClock) -> None:
@@ -126,7 +138,7 @@ def test_next_batch_starts_after_the_time_before_the_change(tables: Tables, cloc
     # 処理フロー, Keysetページネーション. All have one time but for their ids; 25 batches, each row met once.
     tables.add_imports(50, STALE)
     tables.add_entities(50, f"{STALE} - interval '1 hour' * (n % 3)")
-    shortest = dataclasses.replace(SMALL, batch_size=2, options={"page_size": 2, "log_records": True})
+    shortest = changed(SMALL, batch=2, options={"page_size": 2, "log_records": True})
 
     with heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
         result = run_sweep(shortest, clock=clock)
@@ -170,53 +182,6 @@ def test_record_lines_can_be_disabled(
     assert lines("BulkImport stale") == lines("BulkImports::Entity stale") == []
 
 
-def test_a_second_run_finds_nothing_to_do(tables: Tables, clock: ManualClock) -> None:
-    # 排他制御, 障害時対応: idempotent!
-    tables.add_imports(5)
-    tables.add_entities(5)
-    tables.add_trackers(EACH, "0, 1")
-    run_sweep(sweep, clock=clock)
-    before = tables.do("SELECT * FROM bulk_import_trackers ORDER BY id")
-
-    clock.advance(timedelta(days=2))
-
-    assert run_sweep(sweep, clock=clock).counts == NOTHING
-    assert tables.do("SELECT * FROM bulk_import_trackers ORDER BY id") == before
-
-
-def test_locked_rows_are_skipped_without_waiting(tables: Tables, locked: Locked, clock: ManualClock) -> None:
-    # 排他制御. Had it waited, lock_timeout would have failed the run.
-    tables.add_imports(3)
-    tables.add_entities(3)
-
-    with (
-        locked("SELECT * FROM bulk_imports WHERE id = 1 FOR UPDATE"),
-        locked("SELECT * FROM bulk_import_entities WHERE id = 2 FOR UPDATE"),
-    ):
-        first = run_sweep(sweep, clock=clock)
-    second = run_sweep(sweep, clock=clock)
-
-    assert (first.outcome, first.counts["timed_out_imports"], first.counts["timed_out_entities"]) == ("done", 2, 2)
-    assert (second.counts["timed_out_imports"], second.counts["timed_out_entities"]) == (1, 1)
-
-
-def test_run_stops_at_its_time_limit_and_the_next_resumes(tables: Tables) -> None:
-    # パフォーマンス要件: a few minutes. The clock moves half of that at each look; exactly the limit is still inside.
-    tables.add_imports(100)
-    tables.add_entities(5)
-    slow = ManualClock(tick=MAX_RUNTIME / 2)
-
-    first = run_sweep(SMALL, clock=slow)
-    tables.add_imports(1, f"{STALE} - interval '1 day'", first_id=1000)
-    second = run_sweep(SMALL, clock=ManualClock())
-    third = run_sweep(SMALL, clock=ManualClock())
-
-    assert (first.outcome, first.reason) == ("partial", "out_of_time")
-    assert first.counts == NOTHING | {"timed_out_imports": 30, "out_of_time": True}
-    assert second.counts == NOTHING | {"timed_out_imports": 71, "timed_out_entities": 5}, "and what came before it"
-    assert third.counts == NOTHING
-
-
 def test_events_are_sent_once_per_batch_after_the_commit(tables: Tables, clock: ManualClock) -> None:
     tables.add_imports(11)
     tables.add_entities(1)
@@ -233,30 +198,14 @@ def test_events_are_sent_once_per_batch_after_the_commit(tables: Tables, clock: 
     assert entities == [[{"bulk_import_entity_id": 1, "bulk_import_id": 1_000_000}]]
 
 
-def test_failing_subscriber_is_reported_without_effect(
-    tables: Tables, clock: ManualClock, reported: list[dict[str, Any]]
-) -> None:
-    tables.add_imports(11)
-
-    def fail(sender: Any, **about: Any) -> None:
-        raise OSError("the mail server is away")
-
-    with import_timed_out.connected_to(fail), heard(import_timed_out) as imports:
-        result = run_sweep(SMALL, clock=clock)
-
-    assert (result.outcome, result.counts["timed_out_imports"], result.counts["failed"]) == ("done", 11, 0)
-    assert [len(rows) for rows in imports] == [10, 1]
-    assert [about["subscribed_to"] for about in reported] == ["import_timed_out"] * 2
-
-
 def test_schedule_limits_and_labels_match_the_document() -> None:
     # 実行スケジュール, パフォーマンス要件, 備考
     assert sweep.schedule == "0 */4 * * *"
-    assert (sweep.options["page_size"], sweep.batch_size) == (1000, 100)
+    assert (sweep.options["page_size"], sweep.limits.batch) == (1000, 100)
     assert sweep.stale_after == timedelta(hours=24)
-    assert sweep.max_runtime == timedelta(minutes=5)
-    assert (sweep.feature_category, sweep.data_consistency) == ("importers", "sticky")
-    assert sweep.lease is None and sweep.argument_name is None
+    assert sweep.limits.runtime == timedelta(minutes=5)
+    assert (sweep.actor["feature_category"], sweep.actor["data_consistency"]) == ("importers", "sticky")
+    assert sweep.lease is None and sweep.argument is None
     imports, entities = sweep.stages_for_run()
     assert (imports.name, imports.batch_size, entities.name, entities.batch_size) == ("imports", 1000, "entities", 100)
 
@@ -277,13 +226,3 @@ def test_settings_change_staleness_and_batch_size(tables: Tables, clock: ManualC
 def test_unused_settings_are_rejected(refused: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="no use for it"):
         sweep.configured(WorkerSettings(**refused))
-
-
-def test_disabled_worker_does_nothing(tables: Tables, clock: ManualClock) -> None:
-    # 前提条件: the bulk import feature is enabled.
-    tables.add_imports(1)
-
-    result = run_sweep(dataclasses.replace(sweep, enabled=False), clock=clock)
-
-    assert (result.outcome, result.reason) == ("skipped", "disabled")
-    assert tables.imports() == {1: 1}

@@ -10,16 +10,13 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core import events
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.database.primary_key import restore_declared_key
-from housekeeping.sweeps import actor_registry
-from housekeeping.sweeps.registration import register
+from housekeeping import Settings, events
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import SWEEPS
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED, AddBuilds, Delayed, Refuse
+from tests.internals.database import Database, restore_declared_key
+from tests.internals.engine import actor_registry, register
+from tests.internals.workers import BUILD_SWEEPS as SWEEPS
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""The parent enqueues each child that is not live, whatever the outcome of its own run."""
+"""The parent enqueues each child that is not live, also while PostgreSQL is unreachable."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,30 +13,23 @@ import pytest
 from dramatiq.brokers.redis import RedisBroker
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core import events
-from housekeeping.database.connection import connect_to, database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.sweeps.ledger.overrides import Override, switch
-from housekeeping.sweeps.limits.breaker import Breaker
-from housekeeping.sweeps.limits.db_health import DbHealth
-from housekeeping.sweeps.limits.throttle import ThrottleLimits
-from housekeeping.testing import ManualClock
-from housekeeping.workers.ci_stuck_builds import fan_out
-from housekeeping.workers.ci_stuck_builds.worker import DELAYS, drop_canceling, stuck_jobs
+from housekeeping import Send, events
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
 from tests.faults import at_step, once
+from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker
-from tests.integration.sweeps.engine.sizing import Impatient, Told
-from tests.integration.workers.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Delayed, by_status
+from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds, Delayed
+from tests.internals.database import connect_to, database
+from tests.internals.engine import actor_registry, run_sweep
+from tests.internals.insight import plan
+from tests.internals.ledger import Override, Run, switch
+from tests.internals.workers import DELAYS, drop_canceling, stuck_jobs
 
-#: Stops a run that finds a single stale row.
-STRICT = dataclasses.replace(stuck_jobs, breaker=Breaker(share=1e-9, action="stop"))
-DAY_OLD = f"{NOW} - interval '1 day 1 second'"
-RUNNING, SCHEDULED, CANCELING = DELAYS
+PENDING, RUNNING, SCHEDULED, CANCELING = DELAYS
 
 LastRun = Callable[[], Run]
+Enqueued = Callable[[], list[str]]
 
 
 @pytest.fixture
@@ -59,142 +51,86 @@ def first_child_fails() -> Iterator[None]:
     def fail() -> None:
         raise ConnectionError("the broker is away")
 
-    with at_step(fan_out, "actor_named", "before", once(fail)):
+    with at_step(actor_registry, "actor_named", "before", once(fail)):
         yield
 
 
-def names(delayed: Delayed) -> list[str]:
-    return [message.actor_name for message in delayed()]
-
-
-def test_held_lease_still_enqueues_the_children(delayed: Delayed, clock: ManualClock, last_run: LastRun) -> None:
-    with ExclusiveLease("ci/stuck_jobs", timedelta(minutes=30)):
-        result = run_sweep(stuck_jobs, clock=clock)
-
-    assert (result.outcome, result.reason, result.counts["enqueued"]) == ("skipped", "lease_held", 3)
-    assert (last_run().reason, last_run().counts["enqueued"]) == ("lease_held", 3)
-    assert names(delayed) == [RUNNING, SCHEDULED, CANCELING]
-
-
-def test_tripped_breaker_still_enqueues_the_children(
-    delayed: Delayed, add_builds: AddBuilds, clock: ManualClock, last_run: LastRun
-) -> None:
-    add_builds(1, "pending", DAY_OLD, DAY_OLD)
-    database.execute_sql("ANALYZE ci_builds")
-
-    result = run_sweep(STRICT, clock=clock)
-
-    assert (result.outcome, result.reason, result.counts["enqueued"]) == ("failed", "breaker", 3)
-    assert (last_run().reason, last_run().counts["enqueued"]) == ("breaker", 3)
-    assert (names(delayed), by_status()) == ([RUNNING, SCHEDULED, CANCELING], {"pending": [1]})
-
-
-def test_throttled_run_still_enqueues_the_children(
-    delayed: Delayed, add_builds: AddBuilds, clock: ManualClock, last_run: LastRun
-) -> None:
-    add_builds(50, "pending", DAY_OLD, DAY_OLD)
-    watchful = dataclasses.replace(stuck_jobs, throttle=ThrottleLimits(replication_lag_s=30), batch_size=1)
-
-    result = run_sweep(watchful, clock=clock, stopping=Impatient(clock), health=Told(DbHealth(99.0, 0, False)))
-
-    assert (result.outcome, result.reason, result.counts["enqueued"]) == ("partial", "gate", 3)
-    assert (last_run().reason, last_run().counts["enqueued"]) == ("gate", 3)
-    assert len(delayed()) == 3
+@pytest.fixture
+def enqueued(broker: RedisBroker, delayed: Delayed) -> Callable[[], list[str]]:
+    """Return the actors of all waiting messages: the ones that are due, then the delayed ones."""
+    return lambda: [message.actor_name for message in (*queued(broker, "cronjob"), *delayed())]
 
 
 def test_unreachable_database_still_enqueues_the_children(
-    broker: RedisBroker, delayed: Delayed, step_worker: StepWorker, clock: ManualClock
+    enqueued: Enqueued, step_worker: StepWorker, clock: ManualClock
 ) -> None:
     with unreachable_database():
         result = run_sweep(stuck_jobs, clock=clock)
 
-    assert (result.outcome, result.counts["enqueued"]) == ("failed", 3)
+    assert (result.outcome, result.counts["enqueued"]) == ("failed", 4)
     assert str(result.reason).startswith("database: ")
-    assert len(delayed()) == 3
+    assert enqueued() == [*DELAYS]
 
 
-def test_paused_parent_enqueues_no_child_unless_forced(delayed: Delayed, clock: ManualClock) -> None:
+def test_paused_parent_enqueues_no_child_unless_forced(enqueued: Enqueued, clock: ManualClock) -> None:
     switch(Override(stuck_jobs.name, "paused"))
 
     paused = run_sweep(stuck_jobs, clock=clock)
-    waiting = len(delayed())
+    waiting = len(enqueued())
     forced = run_sweep(stuck_jobs, clock=clock, force=True)
 
     assert (paused.outcome, paused.reason, paused.counts["enqueued"], waiting) == ("skipped", "paused", 0, 0)
-    assert (forced.outcome, forced.counts["enqueued"], len(delayed())) == ("done", 3, 3)
+    assert (forced.outcome, forced.counts["enqueued"], len(enqueued())) == ("done", 4, 4)
 
 
-def test_disabled_parent_enqueues_no_child_unless_forced(delayed: Delayed, clock: ManualClock) -> None:
-    disabled = dataclasses.replace(stuck_jobs, enabled=False)
+def test_disabled_parent_enqueues_no_child_unless_forced(enqueued: Enqueued, clock: ManualClock) -> None:
+    disabled = changed(stuck_jobs, enabled=False)
 
     off = run_sweep(disabled, clock=clock)
-    waiting = len(delayed())
+    waiting = len(enqueued())
     forced = run_sweep(disabled, clock=clock, force=True)
 
     assert (off.outcome, off.reason, waiting) == ("skipped", "disabled", 0)
-    assert (forced.outcome, forced.counts["enqueued"]) == ("done", 3)
+    assert (forced.outcome, forced.counts["enqueued"]) == ("done", 4)
 
 
-def test_plan_shows_the_children_and_enqueues_none(delayed: Delayed, clock: ManualClock) -> None:
+def test_plan_shows_the_children_and_enqueues_none(enqueued: Enqueued, clock: ManualClock) -> None:
     planned = plan(stuck_jobs, clock=clock).as_json()
 
-    assert [each["pass"] for each in planned["passes"]] == ["children", "pending"]
-    assert planned["passes"][0]["samples"] == [
-        {"child": RUNNING, "delay_s": 900.0},
-        {"child": SCHEDULED, "delay_s": 1800.0},
-        {"child": CANCELING, "delay_s": 2700.0},
+    assert [(each["pass"], each["samples"]) for each in planned["passes"]] == [
+        (
+            "messages",
+            [
+                {"actor": PENDING, "delay_s": 0.0},
+                {"actor": RUNNING, "delay_s": 900.0},
+                {"actor": SCHEDULED, "delay_s": 1800.0},
+                {"actor": CANCELING, "delay_s": 2700.0},
+            ],
+        )
     ]
-    assert delayed() == []
+    assert enqueued() == []
 
 
-def test_child_that_cannot_be_enqueued_fails_the_run_after_its_work(
-    delayed: Delayed,
-    add_builds: AddBuilds,
+def test_child_that_cannot_be_enqueued_fails_the_run_after_the_others(
+    enqueued: Enqueued,
     clock: ManualClock,
     last_run: LastRun,
     first_child_fails: None,
     reported: list[dict[str, Any]],
 ) -> None:
-    add_builds(250, "pending", DAY_OLD, DAY_OLD)
-
     result = run_sweep(stuck_jobs, clock=clock)
 
-    counts = {"enqueued": 2, "dropped": 250, "doomed": 0, "failed": 0}
+    counts = {"enqueued": 3, "deduplicated": 0}
     assert (result.outcome, result.reason, result.counts) == ("failed", "the broker is away", counts)
     assert (last_run().outcome, last_run().counts) == ("failed", counts)
-    assert names(delayed) == [SCHEDULED, CANCELING]
+    assert enqueued() == [RUNNING, SCHEDULED, CANCELING]
     assert [type(report["error"]) for report in reported] == [ConnectionError]
     with pytest.raises(ConnectionError):
         result.raise_for_failure()
 
 
-@pytest.mark.parametrize("ending", ["lease_held", "breaker", "gate"])
-def test_child_that_cannot_be_enqueued_is_retried_however_the_run_ends(
-    delayed: Delayed, add_builds: AddBuilds, clock: ManualClock, last_run: LastRun, first_child_fails: None, ending: str
-) -> None:
-    add_builds(1, "pending", DAY_OLD, DAY_OLD)
-    watchful = dataclasses.replace(stuck_jobs, throttle=ThrottleLimits(replication_lag_s=30))
-    perform_ending: dict[str, Callable[[], Any]] = {
-        "lease_held": lambda: run_sweep(stuck_jobs, clock=clock),
-        "breaker": lambda: run_sweep(STRICT, clock=clock),
-        "gate": lambda: run_sweep(
-            watchful, clock=clock, stopping=Impatient(clock), health=Told(DbHealth(99.0, 0, False))
-        ),
-    }
-    database.execute_sql("ANALYZE ci_builds")
-    held = ExclusiveLease("ci/stuck_jobs", timedelta(minutes=30))
-    if ending == "lease_held":
-        held.try_obtain()
-
-    result = perform_ending[ending]()
-
-    assert (result.outcome, last_run().outcome, last_run().counts["enqueued"]) == ("failed", "failed", 2)
-    with pytest.raises(ConnectionError):
-        result.raise_for_failure()
-
-
 def test_retry_of_the_parent_enqueues_only_the_child_that_is_missing(
-    delayed: Delayed, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    enqueued: Enqueued, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     with monkeypatch.context():
         request.getfixturevalue("first_child_fails")
@@ -203,29 +139,27 @@ def test_retry_of_the_parent_enqueues_only_the_child_that_is_missing(
 
     again = run_sweep(stuck_jobs, clock=clock)
 
-    assert (again.outcome, again.counts["enqueued"]) == ("done", 1)
-    assert sorted(names(delayed)) == sorted(DELAYS)
+    assert (again.outcome, again.counts) == ("done", {"enqueued": 1, "deduplicated": 3})
+    assert sorted(enqueued()) == sorted(DELAYS)
 
 
-def test_parent_stopped_by_a_shutdown_does_not_duplicate_its_children(delayed: Delayed, clock: ManualClock) -> None:
+def test_parent_stopped_by_a_shutdown_does_not_duplicate_its_children(enqueued: Enqueued, clock: ManualClock) -> None:
     stopping = threading.Event()
     stopping.set()
 
     stopped = run_sweep(stuck_jobs, clock=clock, stopping=stopping)
     again = run_sweep(stuck_jobs, clock=clock)
 
-    assert (stopped.counts["enqueued"], again.counts["enqueued"], len(delayed())) == (3, 0, 3)
+    assert (stopped.counts["enqueued"], again.counts["enqueued"], len(enqueued())) == (4, 0, 4)
 
 
-def test_disabled_child_is_enqueued_and_skips_its_run(
-    broker: RedisBroker, delayed: Delayed, clock: ManualClock
-) -> None:
-    disabled = dataclasses.replace(drop_canceling, enabled=False)
+def test_disabled_child_is_enqueued_and_skips_its_run(enqueued: Enqueued, clock: ManualClock) -> None:
+    disabled = changed(drop_canceling, enabled=False)
 
     run_sweep(stuck_jobs, clock=clock)
     result = run_sweep(disabled, clock=clock)
 
-    assert len(delayed()) == 3
+    assert len(enqueued()) == 4
     assert (result.outcome, result.reason) == ("skipped", "disabled")
 
 
@@ -248,8 +182,8 @@ def test_children_run_in_the_hour_after_a_manual_run_of_the_parent(delayed: Dela
 
     both = run_children(step_worker)
 
-    assert (manual.counts["enqueued"], hourly.counts["enqueued"]) == (3, 0)
-    assert (first, both) == ([("parent", "done")] * 3, [("parent", "done")] * 6)
+    assert (manual.counts["enqueued"], hourly.counts["enqueued"]) == (4, 0)
+    assert (first, both) == ([("parent", "done")] * 4, [("parent", "done")] * 8)
 
 
 def test_child_that_waits_for_its_retry_is_not_duplicated(
@@ -263,9 +197,9 @@ def test_child_that_waits_for_its_retry_is_not_duplicated(
 
     again = run_sweep(stuck_jobs, clock=clock)
 
-    assert failed == [("parent", "failed")] * 3
-    assert (again.counts["enqueued"], len(delayed())) == (0, 3)
-    assert sorted(str(outcome) for _, outcome in run_children(step_worker)) == ["done"] * 3 + ["failed"] * 3
+    assert failed == [("parent", "failed")] * 4
+    assert (again.counts["enqueued"], len(delayed())) == (0, 4)
+    assert sorted(str(outcome) for _, outcome in run_children(step_worker)) == ["done"] * 4 + ["failed"] * 4
 
 
 def test_child_waits_at_most_10_minutes_for_a_retry(
@@ -281,18 +215,18 @@ def test_child_waits_at_most_10_minutes_for_a_retry(
             step_worker.run(message)
 
     waits = [message.options["eta"] - time.time() * 1000 for message in delayed()]
-    assert len(waits) == 3
+    assert len(waits) == 4
     assert max(waits) <= 600_000
 
 
 def test_child_that_runs_when_its_parent_comes_again_runs_once_more(
-    delayed: Delayed, step_worker: StepWorker, clock: ManualClock, add_builds: AddBuilds
+    enqueued: Enqueued, step_worker: StepWorker, clock: ManualClock, add_builds: AddBuilds
 ) -> None:
     add_builds(1, "canceling", STALE, STALE)
 
     def parent_comes_again(sender: str, **told: Any) -> None:
         for _ in range(2):
-            run_sweep(stuck_jobs, clock=clock)
+            Send(DELAYS).send()
 
     run_sweep(stuck_jobs, clock=clock)
     step_worker.come_due()
@@ -302,4 +236,4 @@ def test_child_that_runs_when_its_parent_comes_again_runs_once_more(
 
     runs = [row.outcome for row in Run.select().where(Run.worker == CANCELING)]
     assert runs == ["done", "done"]
-    assert names(delayed).count(CANCELING) == 0
+    assert CANCELING not in enqueued()

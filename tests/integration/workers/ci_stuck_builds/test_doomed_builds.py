@@ -11,20 +11,22 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.database.connection import database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import LONGEST_RUN, drop_canceling
 from tests.database_times import DatabaseTimes
+from tests.declarations import changed
+from tests.integration.conftest import Locked
 from tests.integration.statements import watch_statements
 from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds, Refuse, by_status, lines
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import LONGEST_RUN, drop_canceling
 from tests.session_settings import set_in_session
 
 #: Refuses to be dropped, not to be doomed.
 UNDROPPABLE = "NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id"
 UNTOUCHABLE = "OLD.id"
-SMALL = dataclasses.replace(drop_canceling, batch_size=10)
+SMALL = changed(drop_canceling, batch=10)
 
 
 def test_undroppable_build_is_doomed_at_the_time_of_its_batch(
@@ -69,6 +71,23 @@ def test_error_of_a_doomed_build_is_reported_and_logged(
     assert (line["levelname"], line["error"]) == ("ERROR", "the pipeline is gone")
 
 
+def test_doomed_build_has_the_line_of_a_drop(
+    builds: type[Build], add_builds: AddBuilds, refuse: Refuse, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 進捗ログ: ビルドdrop時. Build 2 is doomed; build 3 cannot be, and stays.
+    caplog.set_level("INFO")
+    add_builds(3, "canceling", STALE, STALE)
+    refuse(f"{UNTOUCHABLE} = 3 OR {UNDROPPABLE} = 2")
+
+    run_sweep(drop_canceling, clock=ManualClock())
+
+    fields = ("levelname", "build_id", "runner_id", "status", "failure_reason")
+    assert [tuple(line[name] for name in fields) for line in lines(caplog, "Dropping outdated build")] == [
+        ("INFO", 1, 1, "canceling", "stuck_or_timeout_failure"),
+        ("INFO", 2, 2, "canceling", "data_integrity_failure"),
+    ]
+
+
 def test_doomed_build_has_an_event_of_its_own(
     builds: type[Build],
     add_builds: AddBuilds,
@@ -83,24 +102,6 @@ def test_doomed_build_has_an_event_of_its_own(
     rows = heard()
     assert sorted(row["build_id"] for row in rows["build_dropped"]) == [1, 3]
     assert rows["build_doomed"] == [{"build_id": 2, "project_id": 2, "pipeline_id": 5002, "failure_reason": 12}]
-
-
-def test_poison_build_among_10_000_fails_alone(
-    builds: type[Build], add_builds: AddBuilds, refuse: Refuse, reported: list[dict[str, Any]]
-) -> None:
-    add_builds(10_000, "canceling", STALE, STALE)
-    refuse(f"{UNTOUCHABLE} = 5005")
-
-    result = run_sweep(drop_canceling, clock=ManualClock())
-
-    assert (result.outcome, result.counts) == (
-        "done",
-        {"dropped": 9_999, "doomed": 0, "failed": 1, "out_of_time": False},
-    )
-    assert by_status()["canceling"] == [5005]
-    assert [(about["build_id"], about["build_name"], about["pipeline_id"]) for about in reported] == [
-        (5005, "rspec 5005", 10005)
-    ]
 
 
 def test_undoomable_builds_are_tried_once_per_run(
@@ -164,6 +165,23 @@ def test_build_changed_before_its_doom_is_skipped(
 
     assert result.counts == {"dropped": 1, "doomed": 0, "failed": 0, "out_of_time": False}
     assert Build.get(Build.id == 2).failure_reason is None
+
+
+def test_build_whose_drop_and_doom_are_undone_fails_and_is_not_doomed(
+    either: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    add_builds(3, "canceling", STALE, STALE)
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF OLD.id = 2 THEN NEW.status := OLD.status; END IF; RETURN NEW; END $$;"
+            f"CREATE TRIGGER undo BEFORE UPDATE ON {either._meta.table_name} FOR EACH ROW EXECUTE FUNCTION undo()"
+        )
+
+    result = run_sweep(drop_canceling, clock=ManualClock())
+
+    assert result.counts == {"dropped": 2, "doomed": 0, "failed": 1, "out_of_time": False}
+    assert Build.get(Build.id == 2).lock_version == 3
 
 
 def test_doom_prevented_by_a_trigger_is_a_failure(
@@ -237,20 +255,6 @@ def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBu
     assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 1, "failed": 0, "out_of_time": False})
 
 
-@pytest.mark.slow
-def test_build_too_slow_to_change_at_all_fails_alone(
-    either: type[Build], add_builds: AddBuilds, admin: Connection
-) -> None:
-    add_builds(30, "canceling", STALE, STALE)
-    _slow_down(admin, f"{UNTOUCHABLE} = 4")
-    set_in_session(database, "statement_timeout = '1s'")
-
-    result = run_sweep(SMALL, clock=ManualClock())
-
-    assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 0, "failed": 1, "out_of_time": False})
-    assert by_status()["canceling"] == [4]
-
-
 def _slow_down(admin: Connection, condition: str) -> None:
     """Make the update of builds that match a condition exceed the statement timeout."""
     table: Any = Build._meta
@@ -260,3 +264,65 @@ def _slow_down(admin: Connection, condition: str) -> None:
             f"$$ BEGIN IF {condition} THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
             f"CREATE TRIGGER slow BEFORE UPDATE ON {table.table_name} FOR EACH ROW EXECUTE FUNCTION slow()"
         )
+
+
+@pytest.fixture
+def pipelines(builds: type[Build], admin: Connection) -> None:
+    """Pipelines, whose rows count their builds; a build that is doomed changes none."""
+    with admin.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE pipelines (id bigint PRIMARY KEY, running integer DEFAULT 0);"
+            "INSERT INTO pipelines SELECT generate_series(0, 19);"
+            "CREATE FUNCTION count_builds() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "UPDATE pipelines SET running = running - 1 WHERE id = OLD.commit_id; RETURN NEW; END $$;"
+            "CREATE TRIGGER count_builds BEFORE UPDATE ON ci_builds FOR EACH ROW "
+            "WHEN (NEW.failure_reason IS DISTINCT FROM 12) EXECUTE FUNCTION count_builds()"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["lock_timeout = '200ms'", "statement_timeout = '1s'"])
+def test_build_that_waits_for_a_lock_is_not_doomed(
+    pipelines: None, add_builds: AddBuilds, locked: Locked, limit: str
+) -> None:
+    add_builds(40, "canceling", STALE, STALE, commit_id="n % 20")
+    set_in_session(database, limit)
+
+    with locked("UPDATE pipelines SET running = 1 WHERE id = 7"):
+        first = run_sweep(drop_canceling, clock=ManualClock())
+    second = run_sweep(drop_canceling, clock=ManualClock())
+
+    assert (first.outcome, first.counts) == ("done", {"dropped": 38, "doomed": 0, "failed": 2, "out_of_time": False})
+    assert (second.counts["dropped"], second.counts["doomed"], by_status()["failed"]) == (2, 0, list(range(1, 41)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_locked_pipeline_keeps_only_its_own_builds(
+    pipelines: None, add_builds: AddBuilds, locked: Locked, admin: Connection
+) -> None:
+    # A run may take 25 minutes; two seconds for each wait would have ended it in its first batch.
+    add_builds(1000, "canceling", STALE, STALE, commit_id="n % 20")
+    set_in_session(database, "lock_timeout = '2s'")
+
+    with locked("UPDATE pipelines SET running = 1 WHERE id = 7"):
+        result = run_sweep(drop_canceling, clock=ManualClock())
+
+    assert (result.outcome, result.counts) == (
+        "done",
+        {"dropped": 950, "doomed": 0, "failed": 50, "out_of_time": False},
+    )
+
+
+@pytest.mark.slow
+def test_builds_of_a_locked_pipeline_in_a_row_keep_no_others(
+    pipelines: None, add_builds: AddBuilds, locked: Locked
+) -> None:
+    add_builds(400, "canceling", STALE, STALE, commit_id="CASE WHEN n BETWEEN 101 AND 250 THEN 7 ELSE 8 END")
+    set_in_session(database, "lock_timeout = '200ms'")
+
+    with locked("UPDATE pipelines SET running = 1 WHERE id = 7"):
+        result = run_sweep(drop_canceling, clock=ManualClock())
+
+    assert (result.counts["dropped"], result.counts["doomed"], result.counts["out_of_time"]) == (250, 0, False)
+    assert by_status()["canceling"] == list(range(101, 251))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -11,14 +10,11 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core import events
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import plan
-from housekeeping.testing import ManualClock
+from housekeeping import events
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import BATCH_SIZE, drop_canceling
 from tests.database_times import DatabaseTimes
+from tests.declarations import changed
 from tests.integration.workers.ci_stuck_builds.tables import (
     HOUR_AGO,
     NOTHING_DROPPED,
@@ -28,6 +24,10 @@ from tests.integration.workers.ci_stuck_builds.tables import (
     by_status,
     lines,
 )
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import BUILDS_BATCH_SIZE as BATCH_SIZE
+from tests.internals.workers import drop_canceling
 from tests.session_settings import set_in_session
 
 
@@ -55,7 +55,7 @@ def test_dropped_build_has_failed_with_its_reason_at_the_time_of_its_batch(
     add_builds(2, "canceling", STALE, STALE)
     set_in_session(postgres, f"TIME ZONE '{zone}'")
 
-    run_sweep(dataclasses.replace(drop_canceling, batch_size=1), clock=clock, on_batch=times.note)
+    run_sweep(changed(drop_canceling, batch=1), clock=clock, on_batch=times.note)
 
     builds = list(Build.select().order_by(Build.id))
     assert [(each.status, each.failure_reason, each.lock_version) for each in builds] == [("failed", 3, 4)] * 2
@@ -154,18 +154,6 @@ def test_log_lines_match_the_document(
     ]
 
 
-def test_record_lines_can_be_disabled(
-    builds: type[Build], add_builds: AddBuilds, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    add_builds(2, "canceling", STALE, STALE)
-
-    run_sweep(dataclasses.replace(drop_canceling, options={"log_records": False}), clock=clock)
-
-    assert lines(caplog, "Dropping outdated build") == []
-    assert len(lines(caplog, "Cleaning canceling, timed-out builds")) == 1
-
-
 def test_event_for_dropped_builds_is_sent_after_the_commit(
     builds: type[Build],
     add_builds: AddBuilds,
@@ -191,18 +179,6 @@ def test_event_for_dropped_builds_is_sent_after_the_commit(
     assert sorted(row["build_id"] for row in rows) == list(range(1, 151))
     assert rows[0] == {"build_id": 10, "project_id": 0, "pipeline_id": 5010, "failure_reason": 3}
     assert [str(about["error"]) for about in reported] == ["no mail today"] * 2
-
-
-def test_plan_matches_the_run_and_changes_nothing(
-    either: type[Build], add_builds: AddBuilds, clock: ManualClock
-) -> None:
-    add_builds(120, "canceling", STALE, STALE)
-
-    planned = plan(drop_canceling, clock=clock)
-
-    assert (planned.stale.rows, planned.batches) == (120, 2)
-    assert planned.oldest == clock.now() - timedelta(hours=1, microseconds=1)
-    assert len(by_status()["canceling"]) == 120
 
 
 def test_times_are_compared_in_utc_as_the_clock_says(builds: type[Build], add_builds: AddBuilds) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
+from housekeeping import ExclusiveLease
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import BATCH_SIZE, MAX_RUNTIME, drop_canceling
 from tests.integration.conftest import Locked
 from tests.integration.pausing import changed_in_the_gap, pausing
 from tests.integration.workers.ci_stuck_builds.tables import NOTHING_DROPPED, STALE, AddBuilds, by_status
+from tests.internals.engine import run_sweep
+from tests.internals.workers import BUILDS_BATCH_SIZE as BATCH_SIZE
+from tests.internals.workers import BUILDS_MAX_RUNTIME as MAX_RUNTIME
+from tests.internals.workers import drop_canceling
 
 
 def test_build_that_ends_between_read_and_write_is_skipped(
@@ -54,47 +52,18 @@ def _table(model: type[Build]) -> str:
     return str(meta.table_name)
 
 
-def test_locked_build_is_left_for_the_next_run(
-    either: type[Build], add_builds: AddBuilds, locked: Locked, clock: ManualClock
+def test_build_with_an_artifact_being_added_is_dropped(
+    builds: type[Build], add_builds: AddBuilds, admin: Connection, locked: Locked
 ) -> None:
-    # 障害時対応: had it waited, lock_timeout would have failed the run.
-    add_builds(3, "canceling", STALE, STALE)
-    meta: Any = Build._meta
+    # The foreign key of the new row locks its build, but only its key.
+    add_builds(2, "canceling", STALE, STALE)
+    with admin.cursor() as cursor:
+        cursor.execute("CREATE TABLE artifact (job_id bigint REFERENCES ci_builds (id))")
 
-    with locked(f"SELECT * FROM {meta.table_name} WHERE id = 1 FOR UPDATE"):
-        first = run_sweep(drop_canceling, clock=clock)
-    second = run_sweep(drop_canceling, clock=clock)
+    with locked("INSERT INTO artifact VALUES (1)"):
+        result = run_sweep(drop_canceling, clock=ManualClock())
 
-    assert (first.outcome, first.counts["dropped"]) == ("done", 2)
-    assert (second.outcome, second.counts["dropped"]) == ("done", 1)
-
-
-def test_a_second_run_changes_nothing(either: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:
-    # 備考: idempotent!
-    add_builds(5, "canceling", STALE, STALE)
-    run_sweep(drop_canceling, clock=clock)
-
-    assert run_sweep(drop_canceling, clock=clock).counts == NOTHING_DROPPED
-    assert Build.select().where(Build.lock_version == 4).count() == 5
-
-
-def test_run_is_skipped_while_its_lease_is_held(
-    builds: type[Build],
-    add_builds: AddBuilds,
-    clock: ManualClock,
-    caplog: pytest.LogCaptureFixture,
-    last_run: Callable[[], Any],
-) -> None:
-    # 実行可否判定, 排他制御, エラーケース ExclusiveLease取得失敗: スキップ.
-    add_builds(1, "canceling", STALE, STALE)
-
-    with ExclusiveLease("ci/stuck_builds/drop_canceling", timedelta(minutes=30)):
-        result = run_sweep(drop_canceling, clock=clock)
-
-    assert (result.outcome, result.reason, result.exit_code) == ("skipped", "lease_held", 0)
-    assert (last_run().outcome, last_run().reason) == ("skipped", "lease_held")
-    assert by_status() == {"canceling": [1]}
-    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    assert (result.outcome, result.counts["dropped"]) == ("done", 2)
 
 
 def test_lease_is_held_for_30_minutes_and_released(builds: type[Build], add_builds: AddBuilds) -> None:
@@ -119,18 +88,3 @@ def test_run_stops_after_25_minutes(builds: type[Build], add_builds: AddBuilds) 
 
     assert (result.outcome, result.reason) == ("partial", "out_of_time")
     assert result.counts == {**NOTHING_DROPPED, "dropped": 3 * BATCH_SIZE, "out_of_time": True}
-
-
-def test_interrupted_run_is_resumed_after_its_last_build(
-    either: type[Build], add_builds: AddBuilds, clock: ManualClock
-) -> None:
-    # The place is kept as text and must be read back as UTC, whatever the session's zone.
-    add_builds(350, "canceling", STALE, STALE)
-    stopping = threading.Event()
-
-    first = run_sweep(drop_canceling, clock=clock, stopping=stopping, on_batch=lambda counts: stopping.set())
-    add_builds(1, "canceling", f"{STALE} - interval '1 day'", STALE, first_id=1000)
-    second = run_sweep(drop_canceling, clock=clock)
-
-    assert (first.outcome, first.reason, first.counts["dropped"]) == ("partial", "shutdown", 200)
-    assert (second.outcome, second.counts["dropped"]) == ("done", 151), "and the one before its last build"

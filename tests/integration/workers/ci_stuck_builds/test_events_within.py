@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from housekeeping.core import events
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import OutboxRow
-from housekeeping.testing import ManualClock
+from housekeeping import events
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import drop_canceling
+from tests.declarations import changed
 from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds
+from tests.internals.engine import run_sweep
+from tests.internals.workers import drop_canceling
 
-SMALL = dataclasses.replace(drop_canceling, batch_size=4)
+SMALL = changed(drop_canceling, batch=4)
 
 
 class Pipelines:
@@ -76,22 +75,3 @@ def test_build_whose_doom_has_a_failing_handler_stays(
 
     assert (result.counts["dropped"], result.counts["doomed"], result.counts["failed"]) == (9, 0, 1)
     assert Build.get_by_id(3).status == "canceling"
-
-
-def test_doomed_build_is_in_the_outbox(builds: type[Build], add_builds: AddBuilds, dropped: Pipelines) -> None:
-    add_builds(10, "canceling", STALE, STALE)
-
-    def refuse(rows: list[dict[str, Any]], **about: Any) -> None:
-        raise OSError("the queue is away")
-
-    for event in (events.build_dropped, events.build_doomed):
-        events.on(event, refuse, outbox="pipelines")
-    try:
-        run_sweep(SMALL, clock=ManualClock())
-    finally:
-        for event in (events.build_dropped, events.build_doomed):
-            events.off(event, refuse)
-
-    rows = [(row.event, row.contents["build_id"], row.contents["failure_reason"]) for row in OutboxRow.select()]
-    assert {build for event, build, _ in rows if event == "build_dropped"} == {1, 2, *range(4, 11)}
-    assert [row for row in rows if row[0] == "build_doomed"] == [("build_doomed", 3, 12)]

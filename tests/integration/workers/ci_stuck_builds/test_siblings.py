@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
 
 import pytest
 
-from housekeeping.database.connection import database
-from housekeeping.leases.lease import ExclusiveLease
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
+from housekeeping import Sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import drop_running, drop_scheduled
 from tests.integration.workers.ci_stuck_builds.tables import HOUR_AGO, NOW, STALE, AddBuilds, Refuse, by_status, lines
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import drop_running, drop_scheduled
 
 #: The manual clock's time in a column that has a zone.
 ZONED_HOUR_AGO = "timestamptz '2026-01-01 00:00:00+00' - interval '1 hour'"
@@ -88,17 +86,6 @@ def test_siblings_doom_undroppable_builds(
     result = run_sweep(sweep, clock=clock)
 
     assert result.counts == {"dropped": 1, "doomed": 1, "failed": 1, "out_of_time": False}
-
-
-@pytest.mark.parametrize("sweep", [drop_running, drop_scheduled])
-def test_each_runs_under_a_lease_of_its_own(builds: type[Build], clock: ManualClock, sweep: Sweep) -> None:
-    # 排他制御
-    key = sweep.name.replace(".", "/")
-
-    with ExclusiveLease(key, timedelta(minutes=30)):
-        result = run_sweep(sweep, clock=clock)
-
-    assert (result.outcome, result.reason) == ("skipped", "lease_held")
 
 
 def test_running_builds_without_a_creation_time_are_dropped_too(builds: type[Build], add_builds: AddBuilds) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.errors import IllegalEvent, RecordChanged
-from housekeeping.database.connection import Database
-from housekeeping.testing import ManualClock
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build, BuildStatus, FailureReason, machine
-from tests.database_times import DatabaseTimes
-from tests.faults import at_step
 from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds
+from tests.internals.core import IllegalEvent
 
 ENDED = ["success", "failed", "canceled", "skipped"]
 OPEN = [status.value for status in BuildStatus if status.value not in ENDED]
@@ -33,20 +29,6 @@ def test_a_build_that_has_not_ended_can_be_dropped(
     assert build.__data__ == again.__data__
     assert (again.status, again.failure_reason, again.lock_version) == (BuildStatus.FAILED, 2, 4)
     assert (again.finished_at, again.updated_at) == (clock.now(), clock.now())
-
-
-@pytest.mark.parametrize("event", ["drop", "doom"])
-def test_single_build_has_the_databases_time_of_its_change(
-    either: type[Build], add_builds: AddBuilds, times: DatabaseTimes, event: str
-) -> None:
-    add_builds(1, "running", STALE, STALE)
-    build = Build.get(Build.id == 1)
-
-    getattr(build, event)()
-    times.note()
-
-    assert (times.batch_of(build.finished_at), build.updated_at) == (0, build.finished_at)
-    assert build.__data__ == Build.get(Build.id == 1).__data__
 
 
 @pytest.mark.parametrize("event", ["drop", "doom"])
@@ -84,73 +66,6 @@ def test_a_changed_build_is_read_again_and_dropped_at_once(
     again = Build.get(Build.id == 1)
     assert (again.status, again.lock_version, again.runner_id) == ("failed", 10, 77)
     assert build.lock_version == 10
-
-
-def test_a_build_that_succeeded_meanwhile_is_never_overwritten(
-    either: type[Build], add_builds: AddBuilds, admin: Connection
-) -> None:
-    add_builds(1, "running", STALE, STALE)
-    build = Build.get(Build.id == 1)
-    _change(admin, "status = 'success', lock_version = 9")
-
-    with pytest.raises(IllegalEvent, match="is success"):
-        build.drop(FailureReason.SCRIPT_FAILURE)
-
-    assert (Build.get(Build.id == 1).status, build.status) == ("success", "success")
-
-
-@pytest.mark.parametrize(("conflicts", "dropped"), [(3, True), (4, False)])
-def test_a_drop_is_tried_again_three_times_and_no_more(
-    builds: type[Build],
-    add_builds: AddBuilds,
-    admin: Connection,
-    conflicts: int,
-    dropped: bool,
-) -> None:
-    # リトライ回数: 3回
-    add_builds(1, "running", STALE, STALE)
-    build = Build.get(Build.id == 1)
-    left = [conflicts]
-
-    def change_first() -> None:
-        if left[0]:
-            left[0] -= 1
-            _change(admin, "lock_version = lock_version + 1")
-
-    outcome: type[BaseException] | None = None
-    try:
-        with at_step(Database, "begin", "before", change_first):
-            build.drop(FailureReason.SCRIPT_FAILURE)
-    except RecordChanged as error:
-        outcome = type(error)
-
-    assert (outcome is None, Build.get(Build.id == 1).status == "failed") == (dropped, dropped)
-
-
-def test_concurrent_drops_of_a_build_succeed_once(
-    builds: type[Build], postgres: Database, add_builds: AddBuilds
-) -> None:
-    add_builds(1, "running", STALE, STALE)
-    start, outcomes = threading.Barrier(2), list[str]()
-
-    def drop() -> None:
-        with postgres.connection_context():
-            build = Build.get(Build.id == 1)
-            start.wait(timeout=10)
-            try:
-                build.drop(FailureReason.SCRIPT_FAILURE)
-                outcomes.append("dropped")
-            except IllegalEvent:
-                outcomes.append("refused")
-
-    threads = [threading.Thread(target=drop) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=10)
-
-    assert sorted(outcomes) == ["dropped", "refused"]
-    assert Build.get(Build.id == 1).lock_version == 4
 
 
 def test_doomed_build_of_any_version_has_failed_for_damaged_data(

@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database, connect_to, database
-from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.stages.stage import Batch
-from housekeeping.sweeps.stages.table_stage import TableStage
-from housekeeping.testing import ManualClock
+from housekeeping import Settings, Sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
-from housekeeping.workers.ci_stuck_builds.worker import drop_canceling, drop_running, drop_scheduled, stuck_jobs
 from tests.integration.statements import watch_statements
 from tests.integration.workers.ci_stuck_builds.tables import NOW, STALE, AddBuilds, Refuse, by_status
+from tests.internals.database import Database, connect_to, database
+from tests.internals.engine import run_sweep
+from tests.internals.sweeps import Batch, TableStage
+from tests.internals.workers import drop_canceling, drop_pending, drop_running, drop_scheduled
 
 PARTITIONS = (101, 102)
 
@@ -142,9 +140,9 @@ def test_ages_are_right_in_a_session_of_any_time_zone(
     ("sweep", "status"),
     [
         (drop_canceling, "canceling"),
-        (drop_running, "running"),
-        (drop_scheduled, "scheduled"),
-        (stuck_jobs, "pending"),
+        pytest.param(drop_running, "running", marks=pytest.mark.slow),
+        pytest.param(drop_scheduled, "scheduled", marks=pytest.mark.slow),
+        pytest.param(drop_pending, "pending", marks=pytest.mark.slow),
     ],
 )
 def test_no_statement_of_a_run_scans_the_table(

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.settings import Settings
-from housekeeping.workers.object_storage import pending_entry, stores
+from housekeeping import Settings
 from tests.integration.workers.object_storage import s3_server
 from tests.integration.workers.object_storage.places import Bucket, Folder, Place
+from tests.internals.workers import pending_entry, stores
 
 #: The manual clock's time.
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,6 +26,8 @@ THREE_HOURS = timedelta(hours=3)
 Prepare = Callable[..., None]
 #: Sets HOUSEKEEPING_OBJECT_STORES, as a process finds it at its start.
 Configure = Callable[..., None]
+#: Write stale entries of these paths in a place, which becomes the store ``artifacts``, and create their objects.
+StaleUploads = Callable[..., None]
 #: The paths of all entries of the location ``artifacts``.
 Pending = Callable[[], set[str]]
 #: The log lines of a text: their level and fields.
@@ -95,6 +97,17 @@ def prepared(pending: redis.Redis) -> Prepare:
             place.put(*paths)
         seconds = int((NOW - ago).timestamp())
         pending.hset(pending_entry.KEY, mapping={f"{location}:{path}": seconds for path in paths})
+
+    return write
+
+
+@pytest.fixture
+def stale_uploads(configure: Configure, prepared: Prepare) -> StaleUploads:
+    """Configure a place as the store ``artifacts``, with objects at these paths and entries that are stale."""
+
+    def write(place: Place, *paths: str) -> None:
+        configure(artifacts=place.settings())
+        prepared(*paths, place=place)
 
     return write
 

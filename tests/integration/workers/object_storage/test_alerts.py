@@ -6,31 +6,15 @@ from datetime import timedelta
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage.worker import LARGEST_BACKLOG, sweep
+from housekeeping.testing.stubs import ManualClock
 from tests.faults import redis_fault
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Prepare
 from tests.integration.workers.object_storage.places import Folder
-
-NOWHERE = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "endpoint": "http://127.0.0.1:1"}
+from tests.internals.engine import run_sweep
+from tests.internals.workers import LARGEST_BACKLOG
+from tests.internals.workers import uploads_sweep as sweep
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
-
-
-def test_failed_runs_in_a_row_raise_an_alert(
-    folder: Folder, configure: Configure, prepared: Prepare, lines: Lines, clock: ManualClock
-) -> None:
-    # 監視・アラート: エラー件数, 連続失敗
-    configure(artifacts=folder.missing())
-    prepared("may/1")
-
-    rung = []
-    for _ in range(3):
-        run_sweep(sweep, clock=clock)
-        rung.append([line["alarm"] for line in lines("Alert")])
-
-    assert rung == [[], [], ["failed_runs"]]
 
 
 def test_run_over_250_seconds_raises_an_alert(folder: Folder, configure: Configure, lines: Lines) -> None:
@@ -45,6 +29,7 @@ def test_run_over_250_seconds_raises_an_alert(folder: Folder, configure: Configu
     assert [line["alarm"] for line in lines("Alert")] == ["longest_run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("waiting", "rings"), [(-1, []), (0, []), (1, ["backlog"])])
 def test_over_10_000_stale_uploads_raise_an_alert(
     folder: Folder,

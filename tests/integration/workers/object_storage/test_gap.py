@@ -13,18 +13,16 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.errors import UploadBeingDeleted
-from housekeeping.core.settings import WorkerSettings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import pending_entry, pending_uploads
-from housekeeping.workers.object_storage.claims import Claims
-from housekeeping.workers.object_storage.deletion import Deletion
-from housekeeping.workers.object_storage.worker import sweep
+from housekeeping.testing.stubs import ManualClock
+from housekeeping.workers.object_storage import pending_uploads
 from tests.faults import at_step
-from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare
+from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare, StaleUploads
 from tests.integration.workers.object_storage.places import Folder, Place
+from tests.internals.core import UploadBeingDeleted, WorkerSettings
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.workers import Claims, Deletion, pending_entry
+from tests.internals.workers import uploads_sweep as sweep
 
 #: Does something right before the worker claims what it found stale, or right before it deletes the objects.
 Meanwhile = Callable[[Callable[[], Any]], object]
@@ -50,14 +48,12 @@ def complete(path: str) -> bool:
 
 def test_upload_completed_after_the_read_keeps_its_object(
     place: Place,
-    configure: Configure,
-    prepared: Prepare,
+    stale_uploads: StaleUploads,
     still_pending: Pending,
     before_the_claim: Meanwhile,
     clock: ManualClock,
 ) -> None:
-    configure(artifacts=place.settings())
-    prepared("may/1", "may/2", place=place)
+    stale_uploads(place, "may/1", "may/2")
     completed: list[bool] = []
     before_the_claim(lambda: completed.append(complete("may/1")))
 
@@ -70,14 +66,12 @@ def test_upload_completed_after_the_read_keeps_its_object(
 
 def test_upload_prepared_after_the_read_keeps_its_object(
     place: Place,
-    configure: Configure,
-    prepared: Prepare,
+    stale_uploads: StaleUploads,
     still_pending: Pending,
     before_the_claim: Meanwhile,
     clock: ManualClock,
 ) -> None:
-    configure(artifacts=place.settings())
-    prepared("may/1", "may/2", place=place)
+    stale_uploads(place, "may/1", "may/2")
     before_the_claim(lambda: pending_uploads.prepare("artifacts", "may/1", clock=clock))
 
     run_sweep(sweep, clock=clock)
@@ -86,11 +80,10 @@ def test_upload_prepared_after_the_read_keeps_its_object(
 
 
 def test_upload_removed_after_the_read_keeps_its_object(
-    place: Place, configure: Configure, prepared: Prepare, pending: redis.Redis, before_the_claim: Meanwhile
+    place: Place, stale_uploads: StaleUploads, pending: redis.Redis, before_the_claim: Meanwhile
 ) -> None:
     # That program knows no claims; its HDEL counts as completion up to the claim.
-    configure(artifacts=place.settings())
-    prepared("may/1", place=place)
+    stale_uploads(place, "may/1")
     before_the_claim(lambda: pending.hdel(pending_entry.KEY, "artifacts:may/1"))
 
     run_sweep(sweep, clock=ManualClock())
@@ -100,15 +93,13 @@ def test_upload_removed_after_the_read_keeps_its_object(
 
 def test_upload_being_deleted_cannot_be_completed(
     place: Place,
-    configure: Configure,
-    prepared: Prepare,
+    stale_uploads: StaleUploads,
     still_pending: Pending,
     before_the_deletion: Meanwhile,
     clock: ManualClock,
 ) -> None:
     # The gap that a second look cannot close: after "completed", the object exists.
-    configure(artifacts=place.settings())
-    prepared("may/1", place=place)
+    stale_uploads(place, "may/1")
     completed: list[bool] = []
 
     def try_to() -> None:
@@ -127,10 +118,9 @@ def test_upload_being_deleted_cannot_be_completed(
 
 
 def test_path_is_free_after_its_stale_upload_is_deleted(
-    folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, clock: ManualClock
+    folder: Folder, stale_uploads: StaleUploads, pending: redis.Redis, clock: ManualClock
 ) -> None:
-    configure(artifacts=folder.settings())
-    prepared("may/1", place=folder)
+    stale_uploads(folder, "may/1")
     run_sweep(sweep, clock=clock)
 
     pending_uploads.prepare("artifacts", "may/1", clock=clock)
@@ -175,8 +165,7 @@ def test_completed_upload_always_has_its_object(
 )
 def test_upload_changed_during_its_deletion_is_reported(
     folder: Folder,
-    configure: Configure,
-    prepared: Prepare,
+    stale_uploads: StaleUploads,
     pending: redis.Redis,
     before_the_deletion: Meanwhile,
     reported: list[dict[str, Any]],
@@ -185,8 +174,7 @@ def test_upload_changed_during_its_deletion_is_reported(
     why: str,
 ) -> None:
     # The declared limit (docs/workers/object_storage.md): a program that does not use this API is not held off.
-    configure(artifacts=folder.settings())
-    prepared("may/1", "may/2", place=folder)
+    stale_uploads(folder, "may/1", "may/2")
     before_the_deletion(lambda: act(pending))
 
     result = run_sweep(sweep, clock=clock)

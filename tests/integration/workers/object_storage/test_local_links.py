@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage.deletion import delete_files, open_folder
-from housekeeping.workers.object_storage.worker import sweep
+from housekeeping import ObjectNotDeleted
+from housekeeping.testing.stubs import ManualClock
+from tests.faults import at_step, once
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder
+from tests.internals.engine import run_sweep
+from tests.internals.workers import delete_file
+from tests.internals.workers import uploads_sweep as sweep
 
 
 @pytest.fixture
@@ -70,37 +72,36 @@ def test_object_that_is_a_link_goes_and_its_target_stays(
     assert still_pending() == set()
 
 
-def test_linked_folder_within_the_store_is_followed(folder: Folder) -> None:
+@pytest.mark.parametrize("name", ["objects", "linked"])
+def test_links_within_the_store_and_to_it_are_followed(folder: Folder, tmp_path: Path, name: str) -> None:
     folder.put("real/object", "real/other")
     os.symlink("real", folder.root / folder.prefix / "link")
+    os.symlink(folder.root, tmp_path / "linked")
 
-    delete_files(str(folder.root), [f"{folder.prefix}/link/object"])
+    delete_file(os.path.realpath(tmp_path / name), f"{folder.prefix}/link/object")
 
     assert folder.paths() == {"real/other"}
 
 
-def test_store_whose_own_folder_is_a_link_is_followed(folder: Folder, tmp_path: Path) -> None:
-    folder.put("object")
-    os.symlink(folder.root, tmp_path / "linked")
-
-    delete_files(str(tmp_path / "linked"), [f"{folder.prefix}/object"])
-
-    assert folder.paths() == set()
-
-
 def test_folder_replaced_by_a_link_meanwhile_is_refused(folder: Folder, outside: Path) -> None:
-    # As found after the path was resolved: opening it follows no link.
-    os.symlink(outside.parent, folder.root / "link")
+    folder.put("link/passwd")
+    link = folder.root / folder.prefix / "link"
 
-    with pytest.raises(OSError):
-        open_folder(os.open(folder.root, os.O_RDONLY), ["link"])
+    def replace() -> None:
+        link.rename(folder.root / "moved")
+        link.symlink_to(outside.parent)
+
+    with at_step(os, "open", "before", once(replace)), pytest.raises(ObjectNotDeleted, match="symbolic link"):
+        delete_file(str(folder.root), f"{folder.prefix}/link/passwd")
+
+    assert outside.exists()
 
 
-def test_no_descriptor_is_left_open(folder: Folder) -> None:
+@pytest.mark.parametrize("path", ["missing", "missing/object"])
+def test_no_descriptor_is_left_open(folder: Folder, path: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
 
-    paths = ["missing", "missing/object", f"{folder.prefix}/missing", f"{folder.prefix}/missing/object"]
-    answers = delete_files(str(folder.root), paths)
+    with pytest.raises(FileNotFoundError):
+        delete_file(str(folder.root), f"{folder.prefix}/{path}")
 
-    assert [type(answers[path]) for path in paths] == [FileNotFoundError] * 4
     assert len(os.listdir("/proc/self/fd")) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -12,19 +11,17 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.errors import ObjectStoreUnavailable
-from housekeeping.core.redis.client import redis_client as make_redis_client
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import connect_to, database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Run
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import claims, deletion, pending_uploads, stores
-from housekeeping.workers.object_storage.worker import sweep
+from housekeeping.testing.stubs import ManualClock
+from housekeeping.workers.object_storage import pending_uploads
+from tests.declarations import changed
 from tests.faults import at_step, lose_connection
-from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
+from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, StaleUploads, counted
 from tests.integration.workers.object_storage.places import Folder, Place
+from tests.internals.core import ObjectStoreUnavailable
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Run
+from tests.internals.workers import Claims, deletion, stores
+from tests.internals.workers import uploads_sweep as sweep
 
 NOWHERE = {"aws_access_key_id": "no-one", "aws_secret_access_key": "nothing", "endpoint": "http://127.0.0.1:1"}
 
@@ -80,7 +77,7 @@ def test_folder_removed_meanwhile_does_not_count_as_deleted(
     def vanish() -> None:
         shutil.rmtree(folder.root, ignore_errors=True)
 
-    with at_step(deletion, "delete_files", "before", vanish):
+    with at_step(deletion, "delete_file", "before", vanish):
         result = run_sweep(sweep, clock=clock)
 
     assert result.outcome == "failed"
@@ -94,7 +91,7 @@ def test_unavailable_store_does_not_hold_up_the_others(
     for number in range(700):
         prepared(f"may/{number}", location="artifacts" if number % 2 else "uploads")
 
-    result = run_sweep(dataclasses.replace(sweep, batch_size=100), clock=clock)
+    result = run_sweep(changed(sweep, batch=100), clock=clock)
 
     assert result.outcome == "failed" and result.reason is not None
     assert "'uploads'" in result.reason and "'artifacts'" not in result.reason
@@ -126,7 +123,7 @@ def test_time_out_does_not_hide_an_unavailable_store(folder: Folder, configure: 
     configure(artifacts=folder.missing())
     prepared(*(f"may/{number}" for number in range(2_000)))
 
-    result = run_sweep(dataclasses.replace(sweep, batch_size=10), clock=ManualClock(tick=timedelta(minutes=10)))
+    result = run_sweep(changed(sweep, batch=10), clock=ManualClock(tick=timedelta(minutes=10)))
 
     assert result.outcome == "failed" and result.counts["execution_timeout"] is True
 
@@ -176,7 +173,7 @@ def test_requests_and_retries_end_well_within_a_run() -> None:
     seconds = float(stores._CLIENT["timeout"].removesuffix("s"))
     at_most = stores._RETRY["retry_timeout"].total_seconds() + seconds
 
-    assert 2 * at_most < sweep.max_runtime.total_seconds() / 2
+    assert 2 * at_most < sweep.limits.runtime.total_seconds() / 2
 
 
 def test_store_that_refuses_all_is_ignored_after_100(
@@ -205,49 +202,16 @@ def test_store_with_any_deletion_is_not_ignored(
     assert (result.outcome, result.counts["failed"]) == ("done", 150)
 
 
-def test_redis_outage_fails_the_run_with_a_reason(
-    folder: Folder, configure: Configure, settings: Settings, clock: ManualClock
-) -> None:
-    # エラーケース一覧
-    configure(artifacts=folder.settings())
-    ours = shared_redis.client
-    assert ours is not None
-    shared_redis.use(make_redis_client("redis://127.0.0.1:1"), settings.namespace)
-
-    result = run_sweep(sweep, clock=clock)
-    shared_redis.use(ours, settings.namespace)
-
-    assert result.outcome == "failed" and result.reason is not None
-    assert result.reason.startswith("Redis did not answer")
-
-
-def test_database_outage_fails_the_run_before_deletions(
-    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock
-) -> None:
-    configure(artifacts=folder.settings())
-    prepared("may/1", place=folder)
-    ours = database.obj
-    database.initialize(connect_to("postgresql://nobody@127.0.0.1:1/nothing"))
-
-    result = run_sweep(sweep, clock=clock)
-    database.initialize(ours)
-
-    assert result.outcome == "failed" and result.reason is not None and result.reason.startswith("database: ")
-    assert (still_pending(), folder.paths()) == ({"may/1"}, {"may/1"})
-
-
 def test_redis_outage_after_deletions_costs_a_repetition(
     folder: Folder,
-    configure: Configure,
-    prepared: Prepare,
+    stale_uploads: StaleUploads,
     still_pending: Pending,
     clock: ManualClock,
 ) -> None:
     # 障害時対応: 再実行しても整合性が保たれる
-    configure(artifacts=folder.settings())
-    prepared("may/1", "may/2", place=folder)
+    stale_uploads(folder, "may/1", "may/2")
 
-    with at_step(claims.Claims, "finish", "before", lose_connection):
+    with at_step(Claims, "finish", "before", lose_connection):
         first = run_sweep(sweep, clock=clock)
     claimed = pending_uploads.complete("artifacts", "may/1")
     again = run_sweep(sweep, clock=clock)

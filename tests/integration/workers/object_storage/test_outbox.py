@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core import events
-from housekeeping.sweeps import run_sweep
-from housekeeping.sweeps.ledger.models import OutboxRow
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage.claims import Claims
-from housekeeping.workers.object_storage.worker import sweep
-from housekeeping.workers.outbox.worker import sweep as outbox_sweep
+from housekeeping import events
+from housekeeping.testing.stubs import ManualClock
 from tests.faults import at_step
-from tests.integration.workers.object_storage.conftest import Configure, Prepare
+from tests.integration.workers.object_storage.conftest import StaleUploads
 from tests.integration.workers.object_storage.places import Folder
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import OutboxRow
+from tests.internals.workers import Claims, outbox_sweep
+from tests.internals.workers import uploads_sweep as sweep
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
 
@@ -34,10 +33,9 @@ def received() -> Iterator[list[str]]:
 
 
 def test_deleted_uploads_are_delivered_by_the_next_sweep_of_the_outbox(
-    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock, received: list[str]
+    folder: Folder, stale_uploads: StaleUploads, clock: ManualClock, received: list[str]
 ) -> None:
-    configure(artifacts=folder.settings())
-    prepared("may/1", "may/2", place=folder)
+    stale_uploads(folder, "may/1", "may/2")
 
     run_sweep(sweep, clock=clock)
     before = list(received)
@@ -49,13 +47,11 @@ def test_deleted_uploads_are_delivered_by_the_next_sweep_of_the_outbox(
 
 def test_upload_is_in_the_outbox_before_its_entry_is_removed(
     folder: Folder,
-    configure: Configure,
-    prepared: Prepare,
+    stale_uploads: StaleUploads,
     clock: ManualClock,
     received: list[str],
 ) -> None:
-    configure(artifacts=folder.settings())
-    prepared("may/1", place=folder)
+    stale_uploads(folder, "may/1")
     stored: list[int] = []
 
     def die() -> None:

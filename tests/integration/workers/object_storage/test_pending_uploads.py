@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.errors import RedisUnavailable, UploadRefused
-from housekeeping.core.redis.client import redis_client as make_redis_client
-from housekeeping.core.redis.client import shared_redis
-from housekeeping.core.settings import Settings
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import pending_entry, pending_uploads
-from housekeeping.workers.object_storage.pending_uploads import PendingUpload
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
+from housekeeping.workers.object_storage import pending_uploads
 from tests.integration.conftest import SetAhead
 from tests.integration.workers.object_storage.conftest import NOW
+from tests.internals.core import RedisUnavailable, UploadRefused, shared_redis
+from tests.internals.core import redis_client as make_redis_client
+from tests.internals.workers import PendingUpload, pending_entry
 
 pytestmark = pytest.mark.usefixtures("pending")
 

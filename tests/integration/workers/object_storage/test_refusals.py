@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from datetime import timedelta
 from typing import Any
@@ -10,15 +9,17 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import pending_entry, pending_uploads
-from housekeeping.workers.object_storage.worker import sweep
+from housekeeping.testing.stubs import ManualClock
+from housekeeping.workers.object_storage import pending_uploads
+from tests.declarations import changed
 from tests.integration.workers.object_storage.conftest import THREE_HOURS, Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder, Place
+from tests.internals.engine import run_sweep
+from tests.internals.workers import pending_entry
+from tests.internals.workers import uploads_sweep as sweep
 
 SECOND = timedelta(seconds=1)
-SMALL = dataclasses.replace(sweep, batch_size=10)
+SMALL = changed(sweep, batch=10)
 
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
@@ -89,6 +90,7 @@ def test_invalid_fresh_entry_is_ignored(
     assert run_sweep(sweep, clock=clock).counts == counted(2, 0)
 
 
+@pytest.mark.slow
 def test_refused_object_among_10_000_fails_alone(
     place: Place,
     configure: Configure,
@@ -128,17 +130,6 @@ def test_path_that_no_file_can_have_counts_as_missing(
 
     assert run_sweep(sweep, clock=clock).counts == counted(1, 1)
     assert (still_pending(), folder.paths()) == (set(), {"file", "link"})
-
-
-def test_a_refused_object_is_tried_again_by_the_next_run(
-    place: Place, configure: Configure, prepared: Prepare, clock: ManualClock
-) -> None:
-    # 障害時対応: the next run tries again.
-    configure(artifacts=place.settings())
-    prepared(place.refuse("may/poison"))
-
-    assert run_sweep(sweep, clock=clock).counts == counted(1, 0, failed=1)
-    assert run_sweep(sweep, clock=clock).counts == counted(1, 0, failed=1)
 
 
 def test_entry_returned_twice_fails_once(

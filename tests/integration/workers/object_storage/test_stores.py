@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from housekeeping.core.errors import ObjectStoreUnavailable, SettingsError
-from housekeeping.core.settings import ObjectStoreSettings, Settings
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import stores
-from housekeeping.workers.object_storage.stores import ObjectStore, parse_store_url
-from housekeeping.workers.object_storage.worker import sweep
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.workers.object_storage.conftest import Configure, Prepare
 from tests.integration.workers.object_storage.places import Place
 from tests.integration.workers.object_storage.s3_server import S3Server
+from tests.internals.core import ObjectStoreSettings, ObjectStoreUnavailable, SettingsError
+from tests.internals.engine import run_sweep
+from tests.internals.workers import ObjectStore, parse_store_url, stores
+from tests.internals.workers import uploads_sweep as sweep
 
 HIDDEN = "hush-hush-1234"
 

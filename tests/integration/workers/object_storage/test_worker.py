@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -11,21 +9,16 @@ import pytest
 import redis
 from dramatiq.brokers.stub import StubBroker
 
-from housekeeping.core import events
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings, WorkerSettings
-from housekeeping.database.connection import Database
-from housekeeping.installation import install
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.insight.plan import dry_run, plan
-from housekeeping.testing import ManualClock
-from housekeeping.workers.object_storage import pending_entry
-from housekeeping.workers.object_storage.worker import sweep
+from housekeeping import Settings, events, install
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.workers.object_storage.conftest import THREE_HOURS, Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder, Place
+from tests.internals.core import SettingsError, WorkerSettings
+from tests.internals.engine import run_sweep
+from tests.internals.workers import pending_entry
+from tests.internals.workers import uploads_sweep as sweep
 
 SECOND = timedelta(seconds=1)
-SMALL = dataclasses.replace(sweep, batch_size=10)
 
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
@@ -117,45 +110,6 @@ def test_disabled_store_is_ignored(
     assert folder.paths() == {"may/3"}
 
 
-def test_a_second_run_changes_nothing(
-    place: Place, configure: Configure, prepared: Prepare, pending: redis.Redis, clock: ManualClock
-) -> None:
-    # 実行可否判定, 排他制御: idempotent!
-    configure(artifacts=place.settings())
-    prepared("may/1", place=place)
-    prepared("may/2", place=place, ago=THREE_HOURS)
-    run_sweep(sweep, clock=clock)
-    before = pending.hgetall(pending_entry.KEY)
-
-    assert run_sweep(sweep, clock=clock).counts == counted(1, 0)
-    assert pending.hgetall(pending_entry.KEY) == before
-    assert place.paths() == {"may/2"}
-
-
-def test_concurrent_runs_remove_each_entry_once(
-    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, postgres: Database
-) -> None:
-    # 排他制御: 個別エントリの削除は競合しにくい設計
-    configure(artifacts=folder.settings())
-    prepared(*(f"may/{number}" for number in range(5_000)), place=folder)
-    start, results = threading.Barrier(2), list[Any]()
-
-    def run() -> None:
-        with postgres.connection_context():
-            start.wait(timeout=10)
-            results.append(run_sweep(dataclasses.replace(sweep, batch_size=100), clock=ManualClock()))
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-
-    assert [(result.outcome, result.counts["failed"]) for result in results] == [("done", 0)] * 2
-    assert sum(result.counts["total_deleted_stale_entries"] for result in results) == 5_000
-    assert (still_pending(), folder.paths()) == (set(), set())
-
-
 def test_event_for_deleted_uploads_is_sent_after_the_commit(
     place: Place, configure: Configure, prepared: Prepare, admin: Any, clock: ManualClock
 ) -> None:
@@ -186,27 +140,6 @@ def admin_schema(admin: Any) -> str:
     with admin.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
         return str(cursor.fetchall()[0][0])
-
-
-def test_plan_matches_the_run_and_changes_nothing(
-    folder: Folder, configure: Configure, prepared: Prepare, pending: redis.Redis, clock: ManualClock
-) -> None:
-    configure(artifacts=folder.settings(), off={**folder.settings(), "enabled": False})
-    prepared("may/1", "../2", place=None)
-    prepared("may/3", ago=5 * THREE_HOURS, place=folder)
-    prepared("may/4", ago=SECOND)
-    prepared("may/5", location="off")
-    before = pending.hgetall(pending_entry.KEY)
-
-    planned = plan(sweep, clock=clock)
-    expected = dry_run(sweep, clock=clock)
-
-    assert (planned.stale.rows, planned.stale.exact, planned.batches) == (2, True, 1)
-    assert planned.oldest == clock.now() - 5 * THREE_HOURS
-    assert planned.newest == clock.now() - THREE_HOURS - SECOND
-    assert [sample["path"] for sample in planned.stages[0][0].samples] == ["may/3", "may/1"]
-    assert (pending.hgetall(pending_entry.KEY), folder.paths()) == (before, {"may/3"})
-    assert run_sweep(sweep, clock=clock).counts == expected.counts == counted(5, 2, failed=1)
 
 
 def test_deletions_are_logged_if_configured(
@@ -244,18 +177,18 @@ def test_schedule_limits_and_labels_match_the_document(settings: Settings) -> No
     actor = install(broker, settings)[sweep.name]
 
     assert sweep.schedule == "*/6 * * * *"
-    assert (sweep.max_runtime, sweep.stale_after) == (timedelta(seconds=250), timedelta(hours=3))
-    assert (sweep.feature_category, sweep.data_consistency) == ("job_artifacts", "sticky")
+    assert (sweep.limits.runtime, sweep.stale_after) == (timedelta(seconds=250), timedelta(hours=3))
+    assert (sweep.actor["feature_category"], sweep.actor["data_consistency"]) == ("job_artifacts", "sticky")
     assert (sweep.alerts.longest_run, sweep.alerts.backlog) == (timedelta(seconds=250), 10_000)
     assert sweep.alerts.failed_runs == 3
-    assert actor.queue_name == "cronjob" and sweep.argument_name is None
+    assert actor.queue_name == "cronjob" and sweep.argument is None
     assert actor.options["deduplicate"] == "until_executed" and actor.options["idempotent"] is True
     assert actor.options["max_retries"] == 25
 
 
 def test_unused_settings_are_rejected() -> None:
     changed = sweep.configured(WorkerSettings(stale_after_s=60, batch_size=500, max_runtime_s=10, log_records=True))
-    assert (changed.stale_after, changed.batch_size) == (timedelta(minutes=1), 500)
+    assert (changed.stale_after, changed.limits.batch) == (timedelta(minutes=1), 500)
 
     with pytest.raises(SettingsError, match="no use for it"):
         sweep.configured(WorkerSettings(page_size=10))

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from psycopg2.extensions import connection as Connection
 
-from housekeeping.core.settings import Settings
-from housekeeping.database.connection import Database
-from housekeeping.sweeps.engine.runner import run_sweep
-from housekeeping.sweeps.ledger.models import Action, Lease, ProcessRow, Rejection, RejectionReport, Run
-from housekeeping.sweeps.ledger.runs import PREDICATE
-from housekeeping.testing import ManualClock
-from housekeeping.workers.old_runs.worker import sweep
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
+from tests.declarations import changed
+from tests.internals.database import Database
+from tests.internals.engine import run_sweep
+from tests.internals.leases import Lease
+from tests.internals.ledger import PREDICATE, Action, Completion, Rejection, Run
+from tests.internals.workers import old_runs_sweep as sweep
 
 
 def test_finished_runs_are_deleted_after_30_days(postgres: Database, admin: Connection, settings: Settings) -> None:
@@ -80,7 +80,7 @@ def test_age_limit_of_runs_does_not_affect_leases(postgres: Database, admin: Con
             (now - timedelta(hours=2),),
         )
 
-    result = run_sweep(replace(sweep, stale_after=timedelta(hours=1)), clock=ManualClock(now))
+    result = run_sweep(changed(sweep, age=timedelta(hours=1)), clock=ManualClock(now))
 
     assert result.counts["deleted_leases"] == 0
 
@@ -93,28 +93,11 @@ def test_rejections_are_deleted_after_30_days(postgres: Database) -> None:
         Rejection.create(
             worker="x", subject="", cause=str(number), since=last_at, last_at=last_at, rows=1, times=0, sample={}
         )
-        RejectionReport.create(worker="x", cause=str(number), reported_at=now - timedelta(days=1) + beside)
 
     result = run_sweep(sweep, clock=ManualClock(now))
 
-    assert result.counts["deleted_rejections"] == 2
+    assert result.counts["deleted_rejections"] == 1
     assert sorted(row.cause for row in Rejection.select()) == ["1", "2"]
-    assert sorted(row.cause for row in RejectionReport.select()) == ["1", "2"]
-
-
-def test_processes_without_a_heartbeat_are_deleted_after_a_day(postgres: Database) -> None:
-    now = datetime(2026, 6, 1, tzinfo=UTC)
-    limit, instant = now - timedelta(days=1), timedelta(microseconds=1)
-    for heartbeat_at in (limit - instant, limit, limit + instant):
-        said = {"kind": "worker", "host": "a", "pid": 7, "threads": 1, "busy": 0, "version": "1"}
-        times = {"started_at": limit, "heartbeat_at": heartbeat_at}
-        ProcessRow.insert(id=str(heartbeat_at), **said, **times).execute()
-
-    result = run_sweep(sweep, clock=ManualClock(now))
-
-    assert result.counts["deleted_processes"] == 1
-    kept = [row.heartbeat_at for row in ProcessRow.select().order_by(ProcessRow.heartbeat_at)]
-    assert kept == [limit, limit + instant]
 
 
 def test_actions_are_deleted_after_a_year(postgres: Database) -> None:
@@ -127,3 +110,15 @@ def test_actions_are_deleted_after_a_year(postgres: Database) -> None:
 
     assert result.counts["deleted_actions"] == 1
     assert [row.at for row in Action.select().order_by(Action.at)] == [limit, limit + instant]
+
+
+def test_completions_are_deleted_when_they_expire(postgres: Database) -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+    instant = timedelta(microseconds=1)
+    for expires_at in (now - instant, now, now + instant):
+        Completion.insert(name=str(expires_at), message_id="m", expires_at=expires_at).execute()
+
+    result = run_sweep(sweep, clock=ManualClock(now))
+
+    assert result.counts["deleted_completions"] == 1
+    assert [row.expires_at for row in Completion.select().order_by(Completion.expires_at)] == [now, now + instant]

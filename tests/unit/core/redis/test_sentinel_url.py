@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.redis.client import redis_client
-from housekeeping.core.redis.sentinel_url import parse_sentinel_url
-from housekeeping.core.settings import Settings
+from housekeeping import Settings
+from tests.internals.core import SettingsError, parse_sentinel_url, redis_client
 
 _HOSTS = "a URL with hosts separated by commas, IPv6 addresses in brackets, such as redis+sentinel://"
 _SERVICE = "a URL with the name of Sentinel's service after the hosts, such as redis+sentinel://"

@@ -8,9 +8,9 @@ import pytest
 from peewee import CompositeKey, Model
 from playhouse.postgres_ext import ArrayField
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.database.connection import database
-from housekeeping.sweeps.table_models.columns import Column, TableDescription, build_model, field_of
+from tests.internals.core import DeclarationError
+from tests.internals.database import database
+from tests.internals.sweeps import Column, TableDescription, build_model, field_of
 
 
 def meta_of(model: type[Model]) -> Any:

@@ -1,0 +1,803 @@
+"""Dead letters: messages that the broker has given up, to be listed, searched, requeued and deleted.
+
+::
+
+    store = dead_letters_of(broker)
+    for letter in store.newest_first():
+        print(letter.id, letter.queue, letter.error)
+    requeue(store, ["5f0c2a9e-..."])
+
+Dramatiq keeps those of Redis in a sorted set by time and a hash of bodies per queue. RabbitMQ keeps them in a
+dead-letter queue beside each queue. Texts for people have their secrets masked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import heapq
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
+from typing import Any, Final, Literal, Protocol
+from uuid import uuid4
+
+from dramatiq import Broker, Message
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import current_millis, xq_name
+from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.middleware import MiddlewareError
+
+from housekeeping.brokers.middleware_errors import SkipEnqueue, StoreUnavailable
+from housekeeping.brokers.redis import wrong_type
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock, RunBudget
+from housekeeping.core.errors import (
+    BrokerUnavailable,
+    DeadLetterRefused,
+    HousekeepingError,
+    RedisUnavailable,
+    Refused,
+    WrongArgument,
+)
+from housekeeping.core.logs import counted, error_line, mask_secrets
+from housekeeping.core.redis import read_scripts, retry_redis, text, translate_redis_errors
+
+#: Message options of the past attempts. A `tick` stays, because the requeued message is another attempt at that tick.
+#: An `idempotency_key` and callbacks stay, because the message is the same.
+_PAST_ATTEMPTS: Final = frozenset(
+    {"retries", "traceback", "requeue_timestamp", "redis_message_id", "eta", "claim", "scheduled_at", "duplicate_of"}
+)
+#: Beginning of the message options of deduplication.
+OF_DEDUPLICATION: Final = "deduplication_"
+#: The message option that distinguishes the attempts of a requeued dead letter from those before.
+LIFE: Final = OF_DEDUPLICATION + "life"
+#: Errors of one message, and not of a server. Its sender, or an older release, chose what it contains.
+_BROKEN: Final = (DeadLetterRefused, ValueError, TypeError, KeyError, AttributeError)
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that the broker has given up; it is decoded when its content is first asked for.
+
+    Attributes:
+      broker_id: The broker's id.
+      queue: The queue of the message.
+      died_ms: When the broker gave it up, in milliseconds since 1970; 0 if unknown.
+      body: The encoded message.
+      tag: RabbitMQ's number of the delivery that has read it.
+    """
+
+    broker_id: str
+    queue: str
+    died_ms: float
+    body: bytes
+    tag: int = 0
+
+    @cached_property
+    def died_at(self) -> datetime | None:
+        """Return when the broker gave it up; None if unknown."""
+        try:
+            return datetime.fromtimestamp(self.died_ms / 1000, UTC) if self.died_ms else None
+        except (ValueError, OverflowError, OSError):
+            return None  # not a time: another program wrote it
+
+    @cached_property
+    def _decoded(self) -> tuple[Message[Any] | None, str]:
+        try:
+            message: Message[Any] = Message.decode(self.body)
+        except (DecodeError, RecursionError) as error:
+            return None, error_line(error.__cause__ or error)
+        wrong = wrong_type(message)
+        return (None, wrong) if wrong else (message, "")
+
+    @property
+    def message(self) -> Message[Any] | None:
+        """Return the decoded message; None if the body cannot be decoded."""
+        return self._decoded[0]
+
+    @property
+    def unreadable(self) -> str:
+        """Return why the body cannot be decoded; an empty text if it can."""
+        return self._decoded[1]
+
+    @property
+    def id(self) -> str:
+        """Return the message id, or the broker's id for an unreadable message."""
+        return self.message.message_id if self.message else self.broker_id
+
+    @property
+    def retries(self) -> int:
+        """Return the number of retries."""
+        retries = self.message.options.get("retries", 0) if self.message else 0
+        return retries if isinstance(retries, int) else 0
+
+    @property
+    def traceback(self) -> str | None:
+        """Return the traceback of the last error, if known."""
+        traceback = self.message.options.get("traceback") if self.message else None
+        return traceback if isinstance(traceback, str) else None
+
+    @property
+    def error(self) -> str | None:
+        """Return the traceback's line with the error; without a traceback, why the message cannot be read, or None."""
+        text = (self.traceback or "").strip()
+        if not text:
+            return self.unreadable or None
+        # Not simply the last line: an error's text may have several lines, and the first says most.
+        _, frame, rest = text.rpartition('\n  File "')
+        lines = rest.splitlines()
+        after = lines[1:] if frame else lines
+        return next((line for line in after if not line.startswith(" ")), lines[-1])
+
+    def revived(self, broker: Broker) -> Message[Any]:
+        """Return the message for a new start in its actor's queue.
+
+        Raises:
+          DeadLetterRefused: When the message cannot be read.
+        """
+        if self.message is None:
+            raise DeadLetterRefused(f"{self.broker_id!r} cannot be sent again, because it cannot be read")
+        actor = broker.actors.get(self.message.actor_name)
+        kept = {name: value for name, value in self.message.options.items() if name not in _PAST_ATTEMPTS}
+        return as_new(
+            dataclasses.replace(
+                self.message,
+                queue_name=actor.queue_name if actor else self.queue,
+                options=kept,
+                message_timestamp=current_millis(),  # otherwise a message with `max_age` would be dropped at once
+            )
+        )
+
+
+def as_new(message: Message[Any]) -> Message[Any]:
+    """Return a dead letter's message without what deduplication noted in it, so that it claims its key again.
+
+    With that, it would count as the holder of the key, and its next attempt as a waiting retry.
+    """
+    options = {name: value for name, value in message.options.items() if not name.startswith(OF_DEDUPLICATION)}
+    return dataclasses.replace(message, options={**options, LIFE: uuid4().hex})
+
+
+@dataclass(frozen=True, slots=True)
+class LetterResult:
+    """Result of requeueing or deleting a dead letter.
+
+    Attributes:
+      outcome: ``requeued``: it is in its queue. ``deleted``: it is gone for good. ``duplicate`` or ``refused``: it
+        stays a dead letter. ``gone``: it was already requeued or deleted.
+      detail: For a duplicate, the id of the message that holds its key, if known. If refused, the reason.
+    """
+
+    id: str
+    outcome: Literal["requeued", "deleted", "duplicate", "refused", "gone"]
+    detail: str | None = None
+
+
+class DeadLetterStore(Protocol):
+    """The dead letters of one broker."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of dead letters by queue; queues without any are left out."""
+
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        """Yield the dead letters of one queue or of all, newest first; with a time, only those that died by then."""
+
+    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        """Move dead letters back to their queues, through the middleware's hooks; each by itself and atomically.
+
+        One that cannot be sent is refused, and the others are requeued.
+        """
+
+    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        """Delete dead letters for good, each by itself."""
+
+
+def requeue_or_refuse(letter: DeadLetter, requeue_letter: Callable[[], LetterResult]) -> LetterResult:
+    """Requeue a letter. Refuse it if its message is broken, so that the next ones are still requeued."""
+    try:
+        return requeue_letter()
+    except _BROKEN as error:
+        return LetterResult(letter.id, "refused", error_line(error))
+
+
+def run_hooks_before(broker: Broker, letter: DeadLetter, message: Message[Any]) -> LetterResult | None:
+    """Run the hooks before enqueueing; returns the result if they reject the message, else None.
+
+    Raises:
+      RedisUnavailable: When a hook needs Redis, which does not answer.
+    """
+    try:
+        broker.emit_before("enqueue", message, None)
+    except SkipEnqueue as skip:
+        return LetterResult(letter.id, "duplicate", skip.duplicate_of)
+    except StoreUnavailable as error:
+        raise RedisUnavailable(str(error)) from error
+    except MiddlewareError as error:
+        return LetterResult(letter.id, "refused", error_line(error))
+    return None
+
+
+def find(store: DeadLetterStore, ids: Collection[str]) -> dict[str, DeadLetter]:
+    """Return dead letters by message id or broker id; of several with the same id, the newest."""
+    sought, letters = set(ids), dict[str, DeadLetter]()
+    for letter in store.newest_first():
+        if len(letters) == len(sought):
+            break
+        for name in {letter.id, letter.broker_id} & sought:
+            letters.setdefault(name, letter)
+    return letters
+
+
+def found(store: DeadLetterStore, ids: Sequence[str]) -> list[DeadLetter]:
+    """Return the dead letters with these ids, in this order, each once.
+
+    Raises:
+      DeadLetterRefused: When one of the ids has no dead letter.
+    """
+    letters, given = find(store, ids), list(dict.fromkeys(ids))
+    for each in given:
+        if each not in letters:
+            raise DeadLetterRefused(f"there is no dead letter {each!r}; see: housekeeping deadletters list")
+    return [letters[each] for each in given]
+
+
+def requeue(store: DeadLetterStore, ids: Sequence[str]) -> list[LetterResult]:
+    """Requeue dead letters; returns the result for each.
+
+    Raises:
+      DeadLetterRefused: When one does not exist or cannot be read; then none is requeued.
+    """
+    return list(store.requeue_each(readable(found(store, ids))))
+
+
+def readable(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    """Return the letters if all of them can be read.
+
+    Raises:
+      DeadLetterRefused: When one cannot be read.
+    """
+    for letter in letters:
+        if letter.message is None:
+            raise DeadLetterRefused(
+                f"{letter.broker_id!r} cannot be sent again, because it cannot be read: {letter.unreadable}"
+            )
+    return letters
+
+
+#: Characters of a text that are searched for secrets. The search takes time, and longer texts are not readable.
+LONGEST: Final = 20_000
+_DEEPEST: Final = 50  # levels of nested lists and dictionaries that are shown
+
+
+def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
+    """Return a value with passwords masked: in texts, and under names such as ``password``."""
+    if depth > _DEEPEST:
+        return "…"
+    if isinstance(value, dict):
+        named = {str(key)[:LONGEST]: each for key, each in value.items()}
+        return {mask_secrets(key): without_secrets(each, key, depth + 1) for key, each in named.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(each, name, depth + 1) for each in value]
+    if value is not None and name and mask_secrets(f"{name}=x") != f"{name}=x":
+        return "***"
+    return bounded(value) if isinstance(value, str) else value
+
+
+def arguments(letter: DeadLetter) -> str:
+    """Return the arguments of the call as Python would write them; empty for an unreadable message."""
+    if letter.message is None:
+        return ""
+    given = [repr(without_secrets(each)) for each in letter.message.args]
+    named = without_secrets(letter.message.kwargs)
+    return ", ".join([*given, *(f"{name}={value!r}" for name, value in named.items())])
+
+
+def body(letter: DeadLetter) -> dict[str, Any]:
+    """Return the arguments and options, or the bytes of an unreadable message."""
+    if letter.message is None:
+        return {"body": bounded(letter.body.decode("utf-8", "backslashreplace"))}
+    options = {name: value for name, value in letter.message.options.items() if name != "traceback"}
+    return {
+        "args": without_secrets(list(letter.message.args)),
+        "kwargs": without_secrets(letter.message.kwargs),
+        "options": without_secrets(options),
+        "traceback": bounded(letter.traceback),
+    }
+
+
+def bounded(text: str | None) -> str | None:
+    """Return a text with secrets masked; of a very long one the beginning."""
+    if text is None or len(text) <= LONGEST:
+        return None if text is None else mask_secrets(text)
+    # The end is cut off as well, because half a secret would not be recognized.
+    return f"{mask_secrets(text[:LONGEST])[: LONGEST // 2]}… ({len(text):,} characters)"
+
+
+_SUFFIX: Final = ".XQ"
+_PAGE: Final = 100  # dead letters per round trip
+_LOCK_S: Final = 30  # how long a requeue blocks others if its process dies
+
+#: The scripts of the file beside this module, by name.
+_LUA: Final = read_scripts(__file__)
+_MOVE: Final = _LUA["move"]
+
+
+class RedisDeadLetters:
+    """The dead letters of a Redis broker, the ready-made one or an application's own.
+
+    Every method raises `RedisUnavailable` when Redis does not answer.
+    """
+
+    def __init__(self, broker: RedisBroker) -> None:
+        self._broker = broker
+        self._client: Any = broker.client
+        self._move: Any = broker.client.register_script(_MOVE)
+
+    def counts(self) -> dict[str, int]:
+        with translate_redis_errors():
+            numbers = {queue: self._client.zcard(self._key(queue)) for queue in self._queues()}
+        return {queue: number for queue, number in numbers.items() if number}
+
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        with translate_redis_errors():
+            queues = self._queues() if queue is None else [queue]
+            letters = (self._newest_first(name, died_until) for name in queues)
+            yield from heapq.merge(*letters, key=lambda each: each.died_ms, reverse=True)
+
+    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        for letter in letters:
+            with self._exclusively():
+                result = requeue_or_refuse(letter, partial(self._requeue, letter))
+            yield result
+
+    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        for letter in letters:
+            dead = self._key(letter.queue)
+            with self._exclusively(), self._client.pipeline() as pipeline:
+                pipeline.zrem(dead, letter.broker_id).hdel(f"{dead}.msgs", letter.broker_id)
+                deleted = any(pipeline.execute())
+            yield LetterResult(letter.id, "deleted" if deleted else "gone")
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Lock the block. Two at once for the same dead letter would leave a deduplication key held."""
+        lock = self._client.lock(f"{self._broker.namespace}:__requeue__", timeout=_LOCK_S, blocking_timeout=_LOCK_S)
+        with translate_redis_errors():
+            if not lock.acquire():
+                raise HousekeepingError("another process is requeueing dead letters; try again")
+            try:
+                yield
+            finally:
+                if lock.owned():
+                    lock.release()
+
+    def _requeue(self, letter: DeadLetter) -> LetterResult:
+        if self._client.zscore(self._key(letter.queue), letter.broker_id) is None:
+            return LetterResult(letter.id, "gone")
+        redis_id = str(uuid4())
+        message = letter.revived(self._broker).copy(options={"redis_message_id": redis_id})
+        # Like the broker's `enqueue`, with another script.
+        if outcome := run_hooks_before(self._broker, letter, message):
+            return outcome
+        dead, queue = self._key(letter.queue), f"{self._broker.namespace}:{message.queue_name}"
+        arguments = [letter.broker_id, redis_id, message.encode()]
+        if not retry_redis(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)):
+            return LetterResult(letter.id, "gone")
+        self._broker.emit_after("enqueue", message, None)
+        return LetterResult(letter.id, "requeued")
+
+    def _queues(self) -> list[str]:
+        """Return every queue with dead letters, also those of unknown actors."""
+        keys = self._client.scan_iter(match=self._key("*"), count=1000, _type="zset")
+        start = len(self._key("")) - len(_SUFFIX)
+        return sorted({text(key)[start : -len(_SUFFIX)] for key in keys})
+
+    def _newest_first(self, queue: str, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        """Yield the queue's dead letters, newest first, fetched page by page."""
+        key = self._key(queue)
+        until: Any = "+inf" if died_until is None else round(died_until.timestamp() * 1000)
+        same: set[Any] = set()  # the ids that were yielded with the time `until`
+        # By time and not by rank, because letters come and go meanwhile.
+        while page := self._client.zrevrangebyscore(key, until, "-inf", 0, _PAGE + len(same), withscores=True):
+            page = [(redis_id, ms) for redis_id, ms in page if redis_id not in same]
+            if not page:
+                return
+            yield from self._stored(queue, page)
+            last = page[-1][1]
+            same = (same if last == until else set()) | {redis_id for redis_id, ms in page if ms == last}
+            until = last
+
+    def _stored(self, queue: str, found: Sequence[tuple[Any, float]]) -> Iterator[DeadLetter]:
+        bodies = self._client.hmget(f"{self._key(queue)}.msgs", [redis_id for redis_id, _ in found])
+        for (redis_id, died_ms), body in zip(found, bodies, strict=True):
+            if body is not None:  # otherwise it was requeued or purged meanwhile
+                yield DeadLetter(text(redis_id), queue, died_ms, body)
+
+    def _key(self, queue: str) -> str:
+        return f"{self._broker.namespace}:{queue}{_SUFFIX}"
+
+
+#: Moves a letter, given the channel with a transaction and the tag of its delivery.
+_Move = Callable[[Any, int, DeadLetter], LetterResult]
+
+#: The largest number in AMQP.
+_MAX_PREFETCH: Final = 65_535
+#: Seconds without a letter after which a consumer is not sent more.
+_PAUSE_S: Final = 1.0
+
+
+class RabbitmqDeadLetters:
+    """Dead letters of the queues that a `ReliableRabbitmqBroker` has declared.
+
+    RabbitMQ delivers a queue only from its head, so every read fetches all dead letters. They return to their places
+    when the channel is closed or the process ends. Meanwhile another reader finds none.
+
+    Every method raises `BrokerUnavailable` when RabbitMQ does not answer.
+    """
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def counts(self) -> dict[str, int]:
+        with self._channel():
+            numbers = {queue: self._count(queue) for queue in self._queues()}
+        return {queue: number for queue, number in numbers.items() if number}
+
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        with self._channel() as channel:
+            queues = [each for each in self._queues() if queue in (None, each)]
+            found = [letter for each in queues for letter in self._read(channel, each)]
+        if died_until is not None:
+            found = [letter for letter in found if letter.died_ms <= died_until.timestamp() * 1000]
+        # Times have seconds only, so of equal ones the last in its queue is the newest.
+        yield from sorted(reversed(found), key=lambda letter: letter.died_ms, reverse=True)
+
+    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        return self._move_each(
+            letters, lambda channel, tag, letter: requeue_or_refuse(letter, partial(self._move, channel, tag, letter))
+        )
+
+    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        return self._move_each(letters, _delete)
+
+    def _move_each(self, letters: Sequence[DeadLetter], move: _Move) -> Iterator[LetterResult]:
+        """Apply the function to letters, each in a transaction of its own. Each of their queues is read once."""
+        for queue in dict.fromkeys(letter.queue for letter in letters):
+            wanted = {letter.broker_id: letter for letter in letters if letter.queue == queue}
+            with self._channel() as channel:
+                channel.tx_select()
+                self._broker._declare_xq_queue(queue)  # the queue may have been deleted
+                for fetched in self._fetched(channel, queue):
+                    if letter := wanted.pop(fetched.broker_id, None):
+                        yield move(channel, fetched.tag, letter)
+                    if not wanted:
+                        break
+            yield from (LetterResult(letter.id, "gone") for letter in wanted.values())
+
+    def _move(self, channel: Any, tag: int, letter: DeadLetter) -> LetterResult:
+        message = letter.revived(self._broker)
+        # Declare the queue again: RabbitMQ silently drops messages to a deleted queue.
+        self._broker.queues_pending.add(message.queue_name)
+        self._broker.declare_queue(message.queue_name, ensure=True)
+        if outcome := run_hooks_before(self._broker, letter, message):
+            return outcome
+        properties = self._broker.properties_of(message)
+        # One transaction publishes it to the queue and removes it from the dead letters.
+        channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
+        channel.basic_ack(tag)
+        channel.tx_commit()
+        self._broker.emit_after("enqueue", message, None)
+        return LetterResult(letter.id, "requeued")
+
+    def _queues(self) -> list[str]:
+        return sorted(self._broker.get_declared_queues())
+
+    def _count(self, queue: str) -> int:
+        declared: Any = self._broker._declare_xq_queue(queue)
+        return int(declared.method.message_count)
+
+    def _read(self, channel: Any, queue: str) -> list[DeadLetter]:
+        """Return the dead letters of the queue, oldest first, fetched until the channel is closed."""
+        found: list[DeadLetter] = []
+        waiting = self._count(queue)
+        # A consumer is sent many at once, and `basic_get` takes a round trip for each. A quorum queue takes an
+        # unlimited prefetch for 2,000, and a server may be configured to another default.
+        channel.basic_qos(prefetch_count=_MAX_PREFETCH)
+        channel.basic_consume(
+            self._name(queue),
+            lambda _, method, properties, body: found.append(_delivered(queue, method, properties, body)),
+        )
+        while (before := len(found)) < waiting:
+            channel.connection.process_data_events(time_limit=_PAUSE_S)
+            if len(found) == before:
+                break  # another reader has them, or the prefetch is used up
+        found += self._fetched(channel, queue)
+        channel.connection.process_data_events(time_limit=0)
+        return found
+
+    def _fetched(self, channel: Any, queue: str) -> Iterator[DeadLetter]:
+        """Yield each dead letter of the queue, oldest first, fetched one by one until the channel is closed."""
+        while (got := channel.basic_get(self._name(queue)))[0] is not None:
+            yield _delivered(queue, *got)
+
+    def _name(self, queue: str) -> str:
+        return str(self._broker.physical(xq_name(queue)))
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        from pika.exceptions import AMQPError  # an extra
+
+        try:
+            # The old connection may be lost, because an idle thread answers no heartbeats.
+            channel = self._broker._retry(lambda: self._broker.connection.channel())
+            try:
+                yield channel
+            finally:
+                with suppress(AMQPError):
+                    channel.close()
+        except (AMQPError, ConnectionClosed, OSError, AssertionError) as error:  # as in translate_rabbitmq_errors
+            del self._broker.connection
+            text = error_line(error).removeprefix("RabbitMQ: ")
+            raise BrokerUnavailable(f"RabbitMQ did not answer: {text}") from error
+
+
+def _delivered(queue: str, method: Any, properties: Any, body: bytes) -> DeadLetter:
+    # Without an id: written by Dramatiq's own broker, before it was hardened.
+    broker_id = properties.message_id or hashlib.sha256(body).hexdigest()[:32]
+    return DeadLetter(broker_id, queue, (properties.timestamp or 0) * 1000, body, method.delivery_tag)
+
+
+def _delete(channel: Any, tag: int, letter: DeadLetter) -> LetterResult:
+    channel.basic_ack(tag)
+    channel.tx_commit()
+    return LetterResult(letter.id, "deleted")
+
+
+def dead_letters_of(broker: Broker) -> DeadLetterStore:
+    """Return the dead letters of a broker that has the library's middleware.
+
+    Raises:
+      Refused: When the dead letters of this kind of broker cannot be listed.
+    """
+    if isinstance(broker, RedisBroker):
+        return RedisDeadLetters(broker)
+    if hasattr(broker, "bury"):
+        return RabbitmqDeadLetters(broker)
+    raise Refused(f"the dead letters of a {type(broker).__name__} cannot be listed")
+
+
+_POSITION: Final = re.compile(r"([0-9]{1,14})-(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Conditions that a dead letter must meet; None for any.
+
+    Attributes:
+      actor: Name of its actor.
+      error: Text that its error contains, as it is shown, in upper or lower case.
+      since: Earliest time of its death. A letter without a known time does not meet it.
+      until: Latest time of its death.
+    """
+
+    queue: str | None = None
+    actor: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __bool__(self) -> bool:
+        return self != LetterFilter()
+
+    def __str__(self) -> str:
+        """Return the conditions in one line, with secrets masked; ``all`` without conditions."""
+        texts = [(name, getattr(self, name)) for name in ("queue", "actor", "error")]
+        times = [(name, getattr(self, name)) for name in ("since", "until")]
+        conditions = [f"{name} {mask_secrets(text)!r}" for name, text in texts if text is not None]
+        conditions += [f"{name} {at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" for name, at in times if at is not None]
+        return ", ".join(conditions) or "all"
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return whether the letter meets the conditions."""
+        if self.queue is not None and letter.queue != self.queue:
+            return False
+        if self.actor is not None and (letter.message is None or letter.message.actor_name != self.actor):
+            return False
+        if self.since is not None and (letter.died_at is None or letter.died_at < self.since):
+            return False
+        if self.until is not None and letter.died_at is not None and letter.died_at > self.until:
+            return False
+        return self.error is None or _shows(letter.error or "", self.error.casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Place of a dead letter in the order newest first, from which a page continues.
+
+    Attributes:
+      died_ms: When it died, in milliseconds since 1970; 0 if that is unknown.
+    """
+
+    died_ms: int
+    broker_id: str
+
+    def __str__(self) -> str:
+        return f"{self.died_ms}-{self.broker_id}"
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> Position:
+        """Return the place of a letter."""
+        return cls(0 if letter.died_at is None else round(letter.died_ms), letter.broker_id)
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Return the place that `str` has written.
+
+        Raises:
+          WrongArgument: The text is something else.
+        """
+        found = _POSITION.fullmatch(text)
+        if found is None:
+            raise WrongArgument(
+                f"{text[:60]!r} is not a place in the dead letters; take the one that a list has printed"
+            )
+        return cls(int(found[1]), found[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Dead letters that meet a filter, newest first.
+
+    Attributes:
+      older: Where the next page continues; None if no older letter meets the filter.
+      complete: False if the search ended at its time limit, before the page was full.
+      searched: The number of letters that were read for the page.
+    """
+
+    letters: list[DeadLetter]
+    older: Position | None = None
+    complete: bool = True
+    searched: int = 0
+
+
+def search(
+    store: DeadLetterStore,
+    sought: LetterFilter,
+    size: int | None = None,
+    after: Position | None = None,
+    max_time: timedelta | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Page:
+    """Return a page of the dead letters that meet a filter.
+
+    Parameters:
+      size: Letters of the page; None for all.
+      after: Continue after this place. If its letter is gone, those of the same millisecond are found again.
+      max_time: Time after the first letter until the search ends, so that a page with a rare error does not take
+        minutes; None for no limit.
+
+    Raises:
+      RedisUnavailable, BrokerUnavailable: The broker does not answer.
+    """
+    letters: list[DeadLetter] = []
+    last: DeadLetter | None = None
+    # RabbitMQ reads all its letters before the first one: that time does not count, or no search would get further.
+    budget: RunBudget | None = None
+    searched = 0
+    for letter in _newest_first(store, sought, after):
+        budget = budget or (None if max_time is None else RunBudget(max_time, clock))
+        if last is not None and (len(letters) == size or (budget is not None and budget.exceeded())):
+            return Page(letters, Position.of(last), len(letters) == size, searched)
+        if sought.since is not None and letter.died_at is not None and letter.died_at < sought.since:
+            break  # so are all others
+        last, searched = letter, searched + 1
+        if sought.matches(letter):
+            letters.append(letter)
+    return Page(letters, searched=searched)
+
+
+def _shows(error: str, sought: str) -> bool:
+    """Return whether an error contains a text as it is shown: what is masked cannot be searched for."""
+    # Masking takes most of the time of a search. It adds nothing but asterisks, and a note to a long text.
+    if "*" not in sought and len(error) <= LONGEST and sought not in error.casefold():
+        return False
+    return sought in (bounded(error) or "").casefold()
+
+
+def _newest_first(store: DeadLetterStore, sought: LetterFilter, after: Position | None) -> Iterator[DeadLetter]:
+    if after is None:
+        return store.newest_first(sought.queue, sought.until)
+    until = datetime.fromtimestamp(after.died_ms / 1000, UTC)
+    return _behind(store.newest_first(sought.queue, until), after)
+
+
+def _behind(letters: Iterable[DeadLetter], place: Position) -> Iterator[DeadLetter]:
+    same: list[DeadLetter] = []
+    for letter in letters:
+        here = Position.of(letter)
+        if here.died_ms == place.died_ms:
+            same = [] if here == place else [*same, letter]
+        elif here.died_ms < place.died_ms:
+            yield from same
+            same = []
+            yield letter
+    yield from same
+
+
+Action = Literal["requeue", "delete"]
+
+_IN_WORDS: Final[dict[str, str]] = {
+    "requeued": "requeued",
+    "deleted": "deleted",
+    "duplicate": "kept as a duplicate of a live message",
+    "refused": "kept because it cannot be sent",
+    "gone": "already requeued or deleted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """Results of requeueing or deleting many dead letters.
+
+    Attributes:
+      stopped: Why the remaining letters were not tried; None if all were tried.
+      left: The number of letters that were not tried.
+    """
+
+    results: Sequence[LetterResult]
+    stopped: str | None = None
+    left: int = 0
+
+    @property
+    def kept(self) -> list[LetterResult]:
+        """The letters that a requeue left in place: duplicates and refused ones."""
+        return [each for each in self.results if each.outcome in ("duplicate", "refused")]
+
+    def __str__(self) -> str:
+        numbers = Counter[str](each.outcome for each in self.results)
+        parts = [f"{numbers[name]:,} {text}" for name, text in _IN_WORDS.items() if numbers[name]]
+        if self.stopped is not None:
+            parts.append(f"{counted(self.left, 'dead letter')} not tried: {self.stopped}")
+        return "; ".join(parts) or "no dead letter was found"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of ``housekeeping deadletters requeue --json`` and ``delete --json``."""
+        return {
+            "counts": dict(Counter(each.outcome for each in self.results)),
+            "not_tried": self.left,
+            "error": self.stopped,
+            "dead_letters": [{"id": each.id, "outcome": each.outcome, "detail": each.detail} for each in self.results],
+        }
+
+
+def describe_choice(letters: Sequence[DeadLetter], sought: LetterFilter | None) -> str:
+    """Return what a bulk change is about, for the log of actions.
+
+    Parameters:
+      sought: The filter that has found the letters; None if they were chosen by their ids.
+    """
+    if sought is None:
+        return ", ".join(letter.id for letter in letters)
+    return f"{counted(len(letters), 'dead letter')}: {sought}"
+
+
+def apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter]) -> BulkResult:
+    """Requeue or delete the dead letters one after the other.
+
+    A broken one is refused, and the others continue. If the broker does not answer, the result says how many are left.
+    """
+    steps: dict[Action, Callable[[Sequence[DeadLetter]], Iterator[LetterResult]]] = {
+        "requeue": store.requeue_each,
+        "delete": store.delete_each,
+    }
+    done: list[LetterResult] = []
+    try:
+        for result in steps[action](letters):
+            done.append(result)
+    except HousekeepingError as error:
+        return BulkResult(done, error_line(error), len(letters) - len(done))
+    return BulkResult(done)

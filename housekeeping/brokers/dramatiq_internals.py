@@ -1,0 +1,210 @@
+"""Uses of internals of Dramatiq and periodiq, where neither has an extension point.
+
+Each function says why the public interface is not enough. ``tests/unit/middleware/test_dramatiq_internals.py`` fails
+when a release of Dramatiq or periodiq changes what is used here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from threading import Thread
+from types import FrameType
+from typing import Any, Final
+
+import dramatiq.cli
+import dramatiq.worker
+import periodiq
+from dramatiq import Broker, Message, MessageProxy, Middleware, Worker
+from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
+from dramatiq.common import current_millis
+from dramatiq.middleware import MiddlewareError, TimeLimit
+from dramatiq.results import ResultBackend
+from dramatiq.results.backends import RedisBackend
+from dramatiq.results.result import wrap_exception
+
+from housekeeping.core.errors import SettingsError
+
+#: SHA-1 digests of the dispatch scripts that `enqueue.lua` can contain: that of Dramatiq 2.2.1.
+_DISPATCH_DIGESTS: Final = frozenset({"fdacc359c79a5adc3b8eeb53ff5772d7c42144e3"})
+
+#: Base class of consumers: `RedisBroker.consumer_class` is public, the class itself is not.
+RedisConsumer = _RedisConsumer
+
+
+def enqueues_by_dispatch(broker: RedisBroker) -> bool:
+    """Return whether the broker enqueues by Dramatiq's own method; False for a subclass or object that overrides it."""
+    overridden = hasattr(type(broker), "do_enqueue") or "do_enqueue" in vars(broker)
+    return not overridden and getattr(broker.enqueue, "__func__", None) is RedisBroker.enqueue
+
+
+def dispatch_script(broker: RedisBroker) -> Any:
+    """Return the broker's Lua script, which executes all of its commands.
+
+    The library's script contains it, so that one script takes the deduplication key and enqueues the message.
+
+    Raises:
+      SettingsError: When it is not the script that the library was written for.
+    """
+    scripts: dict[str, Any] = broker.scripts
+    script = scripts["dispatch"]
+    if script.sha not in _DISPATCH_DIGESTS:
+        raise SettingsError(
+            f"Dramatiq {dramatiq.__version__} enqueues with a script that this release does not know "
+            f"(SHA-1 {script.sha}); install the dramatiq that it was tested with: 2.2.1"
+        )
+    return script
+
+
+def dispatch_arguments(broker: RedisBroker, command: str, queue_name: str, *args: Any) -> list[Any]:
+    """Return the arguments that a ``do_`` method of `RedisBroker` passes to its script."""
+    internals: Any = broker
+    return [
+        command,
+        current_millis(),
+        queue_name,
+        internals.broker_id,
+        internals.heartbeat_timeout,
+        internals.dead_message_ttl,
+        internals._should_do_maintenance(command),
+        internals._max_unpack_size(),
+        *args,
+    ]
+
+
+def change_class(broker: Broker, kind: type[Broker]) -> None:
+    """Change the class of a broker to a subclass.
+
+    An application's actors and modules hold references to the broker that it made. A new broker would not reach them.
+    """
+    broker.__class__ = kind
+
+
+def exception_of(message: MessageProxy) -> BaseException | None:
+    """Return the exception that failed a message; Dramatiq does not pass it to the hooks of a dead letter."""
+    exception: BaseException | None = message._exception
+    return exception
+
+
+def replace_manager(limits: TimeLimit, make_manager: Callable[[float], Any]) -> None:
+    """Replace the thread with which `TimeLimit` watches deadlines. With gevent there is none; nothing is replaced.
+
+    Parameters:
+      make_manager: Returns the new manager, given the seconds between two checks of the deadlines.
+    """
+    internals: Any = limits
+    if isinstance(internals.manager, Thread):
+        internals.manager = make_manager(vars(internals.manager)["interval"])
+
+
+def store_exceptions(
+    backend: ResultBackend, entries: Sequence[tuple[Message[Any] | MessageProxy, Exception]], ttl_ms: int
+) -> None:
+    """Store exceptions as the results of messages, on Redis in one round trip. The backend stores one at a time."""
+    if type(backend) is not RedisBackend:
+        for message, error in entries:
+            backend.store_exception(message, error, ttl_ms)
+        return
+    on_redis: Any = backend
+    with on_redis.client.pipeline() as pipeline:
+        for message, error in entries:
+            key = on_redis.build_message_key(message)
+            pipeline.delete(key)
+            pipeline.lpush(key, on_redis.encoder.encode(wrap_exception(error)))
+            pipeline.pexpire(key, ttl_ms)
+        pipeline.execute()
+
+
+def metrics_handler() -> Any:
+    """Return the HTTP handler of Dramatiq's metrics page, whose server has no setting for the host."""
+    from dramatiq.middleware.prometheus import _metrics_handler
+
+    return _metrics_handler
+
+
+def called_by_periodiq() -> bool:
+    """Return whether this thread runs periodiq's command, which has no hook for its start."""
+    return any(frame.f_code is periodiq.main.__code__ for frame in _callers())
+
+
+def imported_as_broker(module: str) -> bool:
+    """Return whether dramatiq or periodiq now imports the module that its command line names as the broker.
+
+    Neither passes the broker on: without ``:broker`` both take Dramatiq's global one, which the module has to set. Both
+    import by the same function, in each worker process, however it was started. A module that the application's own
+    modules import is not meant.
+    """
+    importing = [frame for frame in _callers() if frame.f_code is dramatiq.cli.import_broker.__code__]
+    return any(str(frame.f_locals.get("value")).partition(":")[0] == module for frame in importing)
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def call_defined_hooks_only(broker: Broker) -> None:
+    """Let the broker skip hooks that do nothing; with two dozen middleware they cost as much as a message itself."""
+    if type(broker).emit_before is Broker.emit_before and type(broker).emit_after is Broker.emit_after:
+        hooks = _Hooks(broker)
+        broker.emit_before = hooks.emit_before  # type: ignore[method-assign]
+        broker.emit_after = hooks.emit_after  # type: ignore[method-assign]
+
+
+class _Hooks:
+    """Replacement for a broker's ``emit_before`` and ``emit_after``, which behave like Dramatiq's."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._middleware: list[Middleware] = []
+        self._defined: dict[str, list[Middleware]] = {}  # by hook, in the order of the calls
+
+    def emit_before(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        hook = f"before_{signal}"
+        for middleware in self._that_define(hook):
+            try:
+                getattr(middleware, hook)(self._broker, *args, **kwargs)
+            except MiddlewareError:
+                raise
+            except Exception:
+                self._log(hook, middleware)
+
+    def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        hook = f"after_{signal}"
+        for middleware in self._that_define(hook):
+            try:
+                getattr(middleware, hook)(self._broker, *args, **kwargs)
+            except Exception:
+                self._log(hook, middleware)
+
+    def _that_define(self, hook: str) -> list[Middleware]:
+        if self._middleware != self._broker.middleware:  # a worker adds its own at its start
+            self._middleware, self._defined = list(self._broker.middleware), {}
+        defined = self._defined.get(hook)
+        if defined is None:
+            inherited = getattr(Middleware, hook, None)
+            defined = [
+                each for each in self._middleware if getattr(getattr(each, hook), "__func__", None) is not inherited
+            ]
+            self._defined[hook] = defined if hook.startswith("before_") else defined[::-1]
+        return self._defined[hook]
+
+    def _log(self, hook: str, middleware: Middleware) -> None:
+        self._broker.logger.critical("Unexpected failure in %s of %r.", hook, middleware, exc_info=True)
+
+
+class Prefetch(Middleware):
+    """Middleware that limits the messages a process takes from each queue to one per thread.
+
+    Dramatiq takes two per thread. The second then waits behind the first one, which may be a sweep of many minutes,
+    while another process is idle. From queues of delayed messages a process still takes many, because they keep no
+    thread busy.
+
+    Dramatiq's ``dramatiq_queue_prefetch`` in the environment wins.
+    """
+
+    def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        if not dramatiq.worker.QUEUE_PREFETCH:
+            worker.queue_prefetch = worker.worker_threads

@@ -1,1 +1,0 @@
-"""Commands, one module each. `run` starts a worker, `status` and `runs` show results, `pause` sets overrides."""

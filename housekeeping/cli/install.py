@@ -1,0 +1,319 @@
+"""``housekeeping init``, ``list`` and ``doctor``: create the library's tables, list workers, check an installation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+from peewee import PeeweeException
+from rich.text import Text
+
+from housekeeping.cli.main import load_settings, use_database_if_set
+from housekeeping.cli.output import (
+    json_option,
+    notify,
+    out,
+    print_as_json,
+    print_not_set_up,
+    print_table,
+    progress,
+    say,
+    table,
+    wants_json,
+)
+from housekeeping.core.errors import HousekeepingError, Refused, WrongArgument
+from housekeeping.core.logs import counted, error_line, format_duration, printable
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
+from housekeeping.database.errors import is_unavailable
+from housekeeping.engine.registry import by_database
+from housekeeping.insight.wording import format_time, next_tick, state_of
+from housekeeping.ledger import schema
+from housekeeping.ledger.history import name_database
+from housekeeping.ledger.operators import Override, overrides
+from housekeeping.ledger.schema import use_database
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.validate_tables import problems_of
+from housekeeping.sweeps.values import Finding, Level, SetupProblem
+from housekeeping.workers import configured_sweeps, families_of
+
+#: Worst finding -> exit status; 2 is for wrong usage and settings.
+_EXIT: Final[dict[Level, int]] = {"fine": 0, "warning": 3, "error": 1}
+_LABEL: Final[dict[Level, tuple[str, str]]] = {
+    "fine": ("ok      ", "green"),
+    "warning": ("warning ", "yellow"),
+    "error": ("ERROR   ", "bold red"),
+}
+
+
+@click.command()
+@json_option()
+@click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements that a role needs.")
+def doctor(role: str | None) -> None:
+    """Check everything that the workers depend on and suggest repairs. Changes nothing.
+
+    \b
+    PostgreSQL  connection, version, schema, rights, timeouts, time zone,
+                long transactions, autovacuum
+    tables      needed columns, partitions, unique keys, foreign keys
+    indexes     EXPLAIN of each worker's statements, and the missing
+                CREATE INDEX CONCURRENTLY
+    throttles   limits on WAL, your own functions (setting gates)
+    Redis       eviction, persistence, other users
+    others      dead letters, object stores, repositories, git, clocks,
+                the dashboard's token, processes
+
+    Exit status: 0 all fine; 3 warnings; 1 errors; 2 wrong settings.
+    """
+    from housekeeping.doctor import examine
+
+    settings = load_settings()
+    sweeps = configured_sweeps(settings)
+    use_database_if_set(settings)
+    if role is not None:
+        _print_grants(role, settings, sweeps)
+        return
+    findings: list[Finding] = []
+    with progress("checking") as update:
+        for finding in examine(settings, sweeps):
+            findings.append(finding)
+            update(f"checking {finding.area}: {finding.subject}")
+    worst: Level = max((each.level for each in findings), key=["fine", "warning", "error"].index, default="fine")
+    if not print_as_json({"level": worst, "findings": findings}):
+        _print(findings)
+    sys.exit(_EXIT[worst])
+
+
+def _print_grants(role: str, settings: Settings, sweeps: dict[str, Sweep]) -> None:
+    if not settings.databases:
+        _print_grants_in_database(role, settings)
+        return
+    for name, workers in by_database(sweeps.values()).items():
+        click.echo(f"-- database {name}")
+        with database.using(name):
+            _print_grants_in_database(role, settings, {each.name for each in workers})
+
+
+def _print_grants_in_database(role: str, settings: Settings, workers: set[str] | None = None) -> None:
+    from housekeeping.doctor.tables import exists, grants, missing_rights, needed_rights, own_tables_grants
+
+    needed = needed_rights(settings, workers)
+    for statement in (*own_tables_grants(role, settings), *grants(role, needed)):
+        click.echo(f"{statement};")
+    if settings.database_url is None:
+        return
+    try:
+        with translate_postgres_errors():
+            missing = {name: tuple(missing_rights(name, rights)) for name, rights in needed.items() if exists(name)}
+            (user,) = database.execute_sql("SELECT quote_ident(current_user)").fetchone()
+    except (HousekeepingError, PeeweeException) as error:
+        click.echo(f"-- could not be compared with the rights of the current role: {error_line(error)}")
+        return
+    for statement in grants(user, {name: rights for name, rights in missing.items() if rights}):
+        click.echo(f"-- {user}, the current role, lacks: {statement};")
+
+
+def _print(findings: list[Finding]) -> None:
+    area = ""
+    for each in findings:
+        if each.area != area:
+            area = each.area
+            out.print(area, style="bold")
+        label, style = _LABEL[each.level]
+        say(Text.assemble("  ", (label, style), printable(f"{each.subject}: {each.text}")))
+        if each.way_out and each.level != "fine":
+            say(f"          do: {each.way_out}")
+    errors, warnings, fine = (sum(each.level == level for each in findings) for level in ("error", "warning", "fine"))
+    out.print(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}, {fine} fine")
+
+
+@click.command("list")
+@json_option()
+def list_workers() -> None:
+    """List the workers: schedule, next tick, limits, state.
+
+    Works without a database; the state is then "unknown". Schedules are in HOUSEKEEPING_TIMEZONE (UTC by default),
+    times are shown in UTC.
+    """
+    settings = load_settings()
+    sweeps = configured_sweeps(settings)
+    current_overrides: dict[str, Override] = {}
+    problems: dict[str, SetupProblem] = {}
+    known: set[str] = set()
+    if settings.database_url is not None:
+        use_database(settings)
+        for database_name, workers in by_database(sweeps.values()).items():
+            with progress("reading overrides"), suppress(PeeweeException), database.using(database_name):
+                examined = _add_problems(workers, problems)
+                with time_limit(STATEMENT_TIME, LOCK_TIME):
+                    current_overrides |= overrides()
+                known |= examined
+    now = datetime.now(UTC)
+    rows: list[dict[str, Any]] = []
+    for name, sweep in sweeps.items():
+        problem = problems.get(name)
+        override = current_overrides.get(name)
+        state = state_of(sweep, override, problem)
+        rows.append(
+            name_database(
+                {
+                    "worker": name,
+                    "schedule": sweep.schedule,
+                    "next_tick": None if problem else next_tick(sweep, now, settings.timezone, override),
+                    "batch_size": sweep.limits.batch,
+                    "max_runtime_s": sweep.limits.runtime.total_seconds(),
+                    "max_rows_per_s": sweep.limits.rows_per_s,
+                    "rest": sweep.limits.rest,
+                    "state": "unknown" if name not in known and state == "on" else state,
+                    "not_set_up": problem.text if problem else None,
+                },
+                sweep.database,
+            )
+        )
+    if print_as_json(rows):
+        return
+    named = ["DATABASE"] if settings.databases else []
+    paced = ["PACE"] if any(_pace(sweep) for sweep in sweeps.values()) else []
+    listed = table("WORKER", *named, "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">MAX RUNTIME", *paced, "STATE")
+    for row, sweep in zip(rows, sweeps.values(), strict=True):
+        if row["not_set_up"]:
+            continue
+        listed.add_row(
+            row["worker"],
+            *([sweep.database] if named else []),
+            row["schedule"] or "-",
+            format_time(row["next_tick"], "%Y-%m-%d %H:%M"),
+            str(row["batch_size"]),
+            format_duration(sweep.limits.runtime.total_seconds()),
+            *([_pace(sweep) or "-"] if paced else []),
+            row["state"],
+        )
+    print_table(listed)
+    print_not_set_up(problems)
+
+
+def _add_problems(workers: list[Sweep], problems: dict[str, SetupProblem]) -> set[str]:
+    """Add why workers are not set up. Return the names of those that could be examined; one that fails hides no other.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    examined = set()
+    for sweep in workers:
+        try:
+            with time_limit(STATEMENT_TIME, LOCK_TIME):
+                problem = sweep.lacks()
+        except PeeweeException as error:
+            if is_unavailable(error):
+                raise
+            continue
+        examined.add(sweep.name)
+        if problem is not None:
+            problems[sweep.name] = problem
+    return examined
+
+
+def _pace(sweep: Sweep) -> str:
+    rate = [] if sweep.limits.rows_per_s is None else [f"{sweep.limits.rows_per_s:,g} rows/s"]
+    return ", ".join([*rate, *([f"rest {sweep.limits.rest:g}"] if sweep.limits.rest else [])])
+
+
+@click.command()
+@click.option(
+    "--with-tables", is_flag=True, help="Also create the tables that the built-in workers clean, for a trial."
+)
+@click.option("--with-sample-data", is_flag=True, help="Also add sample rows to these tables, for a trial.")
+@click.option("--with-archives", is_flag=True, help="Also create the archives of sweeps that move rows to one.")
+@json_option("Print JSON: what was created, and statements to execute by hand.")
+def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None:
+    """Create or upgrade the library's own tables. Can be repeated safely.
+
+    The tables are in the schema "housekeeping", or the one that HOUSEKEEPING_SCHEMA names. Existing tables of the
+    application are not changed, and --with-tables creates the missing ones. A warning on stderr names each configured
+    table that is a partition of another table.
+
+    A sweep may move its rows to an archive. The command prints the statements that create each missing archive and add
+    missing columns to the others. --with-archives executes them, except for those that rewrite an archive.
+
+    --with-sample-data adds a few hundred rows to each table of --with-tables, some of them stale. It stops if one of
+    the tables already has rows.
+    """
+    if with_sample_data and not with_tables:
+        raise WrongArgument("--with-sample-data needs --with-tables; give --with-tables as well")
+    settings = load_settings()
+    sweeps = configured_sweeps(settings)
+    schema.use_database(settings)
+    results: list[dict[str, Any]] = []
+
+    def report(kind: str, name: str, result: str, line: str, statements: Sequence[str] = ()) -> None:
+        """Print a part of the result with the statements that are left to the operator, or keep it for --json."""
+        left = {"statements": list(statements)} if statements else {}
+        values = {"kind": kind, "name": name, "result": result, **left}
+        results.append(name_database(values, database.selected))
+        if not wants_json():
+            click.echo("\n".join([line, *(f"{each};" for each in statements)]))
+
+    for name, workers in by_database(sweeps.values()).items():
+        with database.using(name), translate_postgres_errors():
+            by_worker = {each.name: each for each in workers}
+            _init_database(settings, by_worker, with_tables, with_sample_data, report)
+            _init_archives(by_worker, with_archives, report)
+    print_as_json(results)
+
+
+#: Reports a part of the result: its kind, its name, what was done, the line for people, and statements to execute.
+_Report = Callable[..., None]
+
+
+def _init_archives(workers: dict[str, Sweep], with_archives: bool, report: _Report) -> None:
+    """Report the statements that create the archives or add missing columns, or execute them."""
+    stages = [stage for each in workers.values() if each.enabled for stage in each.declared_stages()]
+    for problem in problems_of(stages):
+        if not problem.statements:
+            notify(f"warning: {problem.text}")
+            continue
+        if problem.rewrites or not with_archives:
+            option = "" if problem.rewrites else "add --with-archives or "
+            text = f"{problem.text}; to correct that, {option}execute:"
+            report("archive", problem.archive, text, text, problem.statements)
+            continue
+        with database.atomic():
+            for statement in problem.statements:
+                database.execute_sql(statement.replace("%", "%%"))
+        result = "created" if problem.is_missing else "missing columns added"
+        report("archive", problem.archive, result, f"archive {problem.archive}: {result}")
+
+
+def _init_database(
+    settings: Settings, workers: dict[str, Sweep], with_tables: bool, with_sample_data: bool, report: _Report
+) -> None:
+    """Create the tables in the current database, for its workers."""
+    from housekeeping.cli.sample_rows import add_sample_rows
+    from housekeeping.doctor import servers, tables
+
+    other = servers.other_server()
+    if other is not None:
+        raise Refused(f"{other}; use PostgreSQL 13 or later")
+    migrations = schema.init()
+    result = "up to date" if not migrations else "created" if migrations == len(schema.MIGRATIONS) else "upgraded"
+    place = f"database {database.selected}, " if settings.databases else ""
+    report("schema", settings.schema_name, result, f"{place}schema {settings.schema_name}: {result}")
+    found = [*families_of(settings, workers)]
+    if with_tables:
+        for model in (model for family in found for model in family.models.values()):
+            meta: Any = model._meta
+            exists = model.table_exists()
+            if not exists:
+                database.create_tables([model])
+            result = "already exists" if exists else "created"
+            report("table", meta.table_name, result, f"table {meta.table_name}: {result}")
+    if with_sample_data:
+        for name, rows in add_sample_rows(settings, found).items():
+            result = counted(rows, "sample row")
+            report("sample rows", name, result, f"table {name}: {result}")
+    for warning in tables.lone_partitions(settings, {name: each for name, each in workers.items() if each.enabled}):
+        notify(f"warning: {warning.text}; {warning.way_out}")

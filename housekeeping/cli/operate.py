@@ -1,0 +1,254 @@
+"""``housekeeping pause``, ``narrow``, ``resume``, ``acknowledge``, ``actions``: what operators change, and its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+
+from housekeeping.cli.main import load_settings, load_workers
+from housekeeping.cli.output import (
+    complete_worker,
+    json_option,
+    print_as_json,
+    print_table,
+    progress,
+    say,
+    table,
+    wants_json,
+)
+from housekeeping.cli.status import read_status
+from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
+from housekeeping.core.logs import in_one_line
+from housekeeping.core.settings import LARGEST_BATCH
+from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.database.times import database_now
+from housekeeping.insight.wording import as_json, find_worker, format_time, parse_future_time
+from housekeeping.ledger import operators, schema
+from housekeeping.ledger.history import name_database
+from housekeeping.ledger.operators import (
+    LoggedAction,
+    Override,
+    SwitchState,
+    command_line_user,
+    describe_override,
+    logged_actions,
+    record_action,
+)
+from housekeeping.ledger.operators import acknowledge as acknowledge_alerts
+from housekeeping.ledger.runs import PURGE
+from housekeeping.sweeps.declaration import Sweep
+
+
+@click.command()
+@click.argument("alert")
+@click.argument("worker", required=False, shell_complete=complete_worker)
+@json_option()
+def acknowledge(alert: str, worker: str | None) -> None:
+    """Acknowledge the active alerts named ALERT, of all workers or of WORKER.
+
+    The alerts stay active. "housekeeping status" shows them with the operator's name, the dashboard below the others.
+    An acknowledgment ends after a day. It does not apply to an alert that begins later.
+
+    \b
+    housekeeping acknowledge overdue
+    housekeeping acknowledge backlog ci.stuck_builds.drop_canceling
+    """
+    settings, sweeps = load_workers()
+    if worker is not None:
+        find_worker(sweeps, worker)
+    with progress("reading"):
+        active = read_status(settings, sweeps, worker).active_alerts()
+    found = sorted({name for name, each in active if each.name == alert and worker in (None, name)})
+    if not found:
+        known = ", ".join(sorted({each.name for _, each in active})) or "none"
+        raise WrongArgument(f"no alert {alert!r} is active{f' of {worker}' if worker else ''}; active alerts: {known}")
+    user = command_line_user()
+    with record_action("acknowledge", alert, user) as outcome:
+        acknowledge_alerts([(name, alert) for name in found], user)
+        outcome.result = f"{alert} acknowledged for {', '.join(name or 'the installation' for name in found)}"
+    if not print_as_json({"alert": alert, "workers": found, "user": user}):
+        say(outcome.result)
+
+
+_WIDTH: Final = 60  # characters of a user or a target; --json has the whole of it
+
+
+@click.command()
+@click.option("--target", help="Only actions on this worker, lease, key, message or alert.")
+@click.option("--user", help="Only actions of this user.")
+@click.option("--before", type=int, metavar="ID", help="Continue the list after the action with this ID.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of actions."
+)
+@json_option()
+def actions(target: str | None, user: str | None, before: int | None, limit: int) -> None:
+    """List what operators have changed, newest first: time, user, action, target and result.
+
+    The log has every pause, narrow, resume, purge, restore, acknowledgment, release of a lease or key, and requeue or
+    deletion of a dead letter, from the dashboard and from the command line. It has the runs that were sent, and those
+    with --force or --confirm; "housekeeping runs" lists every run. USER is user@machine on the command line. Entries
+    are kept for a year, in the database "main".
+    """
+    schema.use_database(load_settings())
+    schema.require()
+    # One more than shown tells whether there are older ones.
+    found = logged_actions(limit + 1, before=before, target=target, user=user)
+    shown, more = found[:limit], len(found) > limit
+    if print_as_json({"actions": shown, "more": more}):
+        return
+    rows = table("TIME (UTC)", "USER", "ACTION", "TARGET", "RESULT")
+    for each in shown:
+        rows.add_row(*_cells(each))
+    print_table(rows, empty="no actions")
+    if more:
+        say(f"older ones: --before {shown[-1].action_id}")
+
+
+def _cells(action: LoggedAction) -> list[str]:
+    user, target = (in_one_line(text, _WIDTH) for text in (action.user, action.target))
+    return [format_time(action.at), user, action.action, target, action.result_in_words]
+
+
+#: Beginning of the name of a purge, which is no worker and is known to the ledger only.
+_PURGE: Final = f"{PURGE}:"
+_UNTIL_HELP = (
+    "End of the override: 2h, 30min, 03:00 or 2026-11-20T03:00 (UTC). By default it lasts until `housekeeping resume`."
+)
+_JSON_HELP = "Print a JSON list of the workers and their state."
+
+#: A change as text and as JSON values.
+_Change = tuple[str, dict[str, Any]]
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=complete_worker)
+@click.option("--all", "every", is_flag=True, help="All workers.")
+@click.option("--reason", help="Reason, shown by status, list and the dashboard.")
+@click.option("--until", help=_UNTIL_HELP)
+@json_option(_JSON_HELP)
+def pause(name: str | None, every: bool, reason: str | None, until: str | None) -> None:
+    """Pause worker NAME.
+
+    Takes effect immediately. An active run stops after its current batch and keeps its progress. Further ticks and
+    messages are recorded as skipped. `housekeeping run NAME --force` runs a paused worker. "purge:TABLE" is the name of
+    each purge of a table.
+
+    \b
+    housekeeping pause ci.stuck_jobs --reason "migration of ci_builds" --until 2h
+    """
+    _override(name, every, "paused", reason=reason, until=until)
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=complete_worker)
+@click.option("--all", "every", is_flag=True, help="All workers.")
+@click.option("--batch-size", type=click.IntRange(1, LARGEST_BATCH), help="Maximum number of records per batch.")
+@click.option("--max-runtime", type=click.FloatRange(0, min_open=True), help="Maximum number of seconds per run.")
+@click.option("--reason", help="Reason, shown by status, list and the dashboard.")
+@click.option("--until", help=_UNTIL_HELP)
+@json_option(_JSON_HELP)
+def narrow(
+    name: str | None,
+    every: bool,
+    batch_size: int | None,
+    max_runtime: float | None,
+    reason: str | None,
+    until: str | None,
+) -> None:
+    """Temporarily lower the limits of worker NAME. Values above the worker's own limits have no effect.
+
+    Takes effect at the next batch, also in an active run. `housekeeping resume NAME` restores the limits.
+
+    \b
+    housekeeping narrow ci.stuck_jobs --batch-size 10 --until 03:00
+    """
+    if batch_size is None and max_runtime is None:
+        raise WrongArgument("nothing to narrow; give --batch-size, --max-runtime, or both")
+    _override(
+        name,
+        every,
+        "narrow",
+        reason=reason,
+        until=until,
+        batch_size=batch_size,
+        max_runtime=None if max_runtime is None else timedelta(seconds=max_runtime),
+    )
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=complete_worker)
+@click.option("--all", "every", is_flag=True, help="All workers.")
+@json_option(_JSON_HELP)
+def resume(name: str | None, every: bool) -> None:
+    """Resume worker NAME with its own limits; it runs at its next tick.
+
+    Ticks and messages during the pause were skipped, not kept. The next run finds all rows that are stale by then.
+    """
+    _, sweeps = load_workers()
+
+    def end(worker: str) -> _Change:
+        user = command_line_user()
+        with record_action("resume", worker, user) as outcome:
+            ended = operators.resume(worker)
+            is_purge = worker.startswith(_PURGE)
+            now = "can be continued: housekeeping purge --resume" if is_purge else "resumes at its next tick"
+            outcome.result = f"{worker} {now if ended else 'was neither paused nor narrowed'}"
+        return outcome.result, {"worker": worker, "state": "on", "changed": ended}
+
+    _for_each(_workers(sweeps, name, every), end)
+
+
+def _override(
+    name: str | None,
+    every: bool,
+    state: SwitchState,
+    *,
+    reason: str | None,
+    until: str | None,
+    batch_size: int | None = None,
+    max_runtime: timedelta | None = None,
+) -> None:
+    _, sweeps = load_workers()
+
+    def set_override(worker: str) -> _Change:
+        ends = None if until is None else parse_future_time(until, database_now())
+        user = command_line_user()
+        override = Override(worker, state, reason, ends, said_by=user, batch_size=batch_size, max_runtime=max_runtime)
+        with record_action("pause" if state == "paused" else "narrow", worker, user) as outcome:
+            operators.switch(override)
+            outcome.result = describe_override(override)
+        return outcome.result, {"worker": worker, **as_json(override), "changed": True}
+
+    _for_each(_workers(sweeps, name, every), set_override)
+
+
+def _for_each(workers: Iterable[tuple[str, str]], change: Callable[[str], _Change]) -> None:
+    """Make a change for each worker in its database, also if the database of another worker does not answer."""
+    unavailable: list[DatabaseUnavailable] = []
+    changes: list[dict[str, Any]] = []
+    for worker, database_name in workers:
+        try:
+            with database.using(database_name), translate_postgres_errors():
+                text, values = change(worker)
+        except DatabaseUnavailable as error:
+            unavailable.append(error)
+            continue
+        changes.append(name_database(values, database_name))
+        if not wants_json():
+            say(text)
+    print_as_json(changes)
+    if unavailable:
+        raise unavailable[0]
+
+
+def _workers(sweeps: dict[str, Sweep], name: str | None, every: bool) -> list[tuple[str, str]]:
+    """Return the names of the chosen workers, each with its database; a purge may be in any database."""
+    if every == (name is not None):
+        raise WrongArgument("name one worker, or give --all")
+    if name is not None and name.startswith(_PURGE):
+        return [(name, each) for each in database.by_name()]
+    chosen = sweeps.values() if name is None else [find_worker(sweeps, name)]
+    return [(each.name, each.database) for each in chosen]

@@ -1,0 +1,204 @@
+"""``housekeeping worker``, ``scheduler`` and ``web``: start Dramatiq, periodiq and the dashboard."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+import dramatiq.cli
+import periodiq
+
+from housekeeping.brokers import reach_broker, reject_unusable_redis
+from housekeeping.cli.main import load_workers
+from housekeeping.core.errors import SettingsError, WrongArgument
+from housekeeping.core.interrupts import exit_on
+from housekeeping.core.logs import how_to_install
+from housekeeping.core.settings import PREFIX, Settings
+from housekeeping.core.telemetry import require_sentry
+from housekeeping.database.connection import close_databases
+from housekeeping.middleware.observe import PageServer, Readiness, require_prometheus, with_health
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    default=9292,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 for any free port.",
+)
+def web(host: str, port: int) -> None:
+    """Serve the dashboard: workers, runs, plans, backlog, alerts, queues, leases, dead letters; pause and resume.
+
+    On a loopback address, every user of this machine can read the pages. Changes need a token. At any other address,
+    reading needs it, too. The token is HOUSEKEEPING_WEB_TOKEN, or one that this command generates and prints.
+    HOUSEKEEPING_WEB_READ_TOKEN allows only reading. Behind a proxy that knows its users, HOUSEKEEPING_WEB_USER_HEADER
+    names the header with the user, for the log of actions.
+
+    Requires the extra "web".
+    """
+    try:
+        from housekeeping.web.application import create_app, server
+        from housekeeping.web.security import is_loopback
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
+    settings, sweeps = load_workers()
+    reject_unusable_redis(settings)
+    local = is_loopback(host)
+    token = settings.web_token
+    if token is None and not local:
+        raise SettingsError(
+            f"HOUSEKEEPING_WEB_TOKEN is not set, and other machines can reach {host}; "
+            "set it to at least 32 random characters"
+        )
+    if token is None:
+        token = secrets.token_urlsafe(32)
+        click.echo(f"to make changes, log in with this token (valid until the command ends): {token}", err=True)
+    app = create_app(settings, sweeps, token, open_to_read=local)
+    done = exit_on(signal.SIGTERM)
+    try:
+        refused = f"cannot listen on {host}, port {port}; choose others with --host, --port"
+        with _listening(host, port, refused) as listener:
+            port = listener.getsockname()[1]
+            click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C to stop)", err=True)
+            server(app, listener).run()
+    finally:
+        done()
+
+
+#: With the broker named, because a module of ``HOUSEKEEPING_SWEEPS`` may have imported the application before.
+_APPLICATION: Final = "housekeeping.app:broker"
+#: Seconds after the grace period in which interrupted messages return to their queues.
+_REQUEUE_S: Final = 10
+
+
+def _check_settings(queues: tuple[str, ...] = ()) -> Settings:
+    """Return the settings after checking them, the schema and the queue names.
+
+    An error is one line here. In the child processes it would be one traceback each.
+    """
+    settings, sweeps = load_workers()
+    known = sorted({sweep.queue for sweep in sweeps.values()})
+    for queue in queues:
+        if queue not in known:
+            raise WrongArgument(f"there is no queue {queue!r}; the queues are {', '.join(known)}")
+    settings.require_redis_url()
+    if settings.sentry_dsn is not None:
+        require_sentry()
+    # Child processes must not inherit a connection.
+    close_databases()
+    return settings
+
+
+@click.command()
+@click.option(
+    "--processes", "-p", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of worker processes."
+)
+@click.option("--threads", "-t", type=click.IntRange(1, 64), default=8, show_default=True, help="Threads per process.")
+@click.option("--queues", "-Q", multiple=True, help="Serve only this queue; may be repeated.")
+def worker(processes: int, threads: int, queues: tuple[str, ...]) -> None:
+    """Run the workers: a Dramatiq process that processes messages until SIGTERM or Ctrl-C.
+
+    On a signal, active runs end after their batch. Each thread has one database connection. "dramatiq housekeeping.app"
+    does the same; this command adds suitable arguments.
+    """
+    settings = _check_settings(queues)
+    reach_broker(settings)
+    arguments = [_APPLICATION, "--skip-logging", "--processes", str(processes), "--threads", str(threads)]
+    arguments += ["--worker-shutdown-timeout", str(int((settings.grace_s + _REQUEUE_S) * 1000))]
+    if queues:
+        arguments += ["--queues", *queues]  # one option: Dramatiq uses only the last of several
+    with shared_by_processes(settings):
+        sys.exit(dramatiq.cli.main(dramatiq.cli.make_argument_parser().parse_args(arguments)))
+
+
+@click.command()
+def scheduler() -> None:
+    """Run the schedule: a periodiq process that sends a message to each worker at its ticks.
+
+    Several schedulers may run; each tick is sent once. Without Redis, the scheduler logs a warning and retries.
+    "periodiq housekeeping.app" does the same.
+    """
+    settings = _check_settings()
+    reject_unusable_redis(settings)
+    serve_this_process(settings)
+
+    done = exit_on(signal.SIGTERM, signal.SIGINT)
+    try:
+        sys.exit(periodiq.main(periodiq.make_argument_parser().parse_args([_APPLICATION])))
+    finally:
+        done()
+
+
+#: Environment variable with the folder in which Dramatiq's worker processes share their metrics.
+_FOLDER: Final = "dramatiq_prom_db"
+
+
+@contextmanager
+def shared_by_processes(settings: Settings) -> Iterator[None]:
+    """Provide an empty metrics folder for the worker processes, and remove it afterward.
+
+    Dramatiq's default is one folder for all workers of the machine, which is never emptied. A folder that the
+    environment variable ``dramatiq_prom_db`` names is used instead.
+
+    Raises:
+      SettingsError: prometheus-client is not installed, or the port is in use.
+    """
+    if settings.metrics_port is None:
+        yield
+        return
+    require_prometheus()
+    _check_port(settings, "METRICS_PORT")
+    if _FOLDER in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="housekeeping-metrics-", ignore_cleanup_errors=True) as folder:
+        os.environ[_FOLDER] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_FOLDER]
+
+
+def serve_this_process(settings: Settings) -> None:
+    """Serve metrics and health of this scheduler process in a thread, if the settings have a port for it.
+
+    Raises:
+      SettingsError: prometheus-client is not installed, or the port is in use.
+    """
+    if settings.scheduler_metrics_port is None:
+        return
+    require_prometheus()
+    # Imported before the application, whose actors export first values as they are declared. With the variable, the
+    # values would appear on the page of the worker processes.
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    import prometheus_client
+
+    page = with_health(prometheus_client.MetricsHandler, Readiness(settings, "scheduler"))
+    _check_port(settings, "SCHEDULER_METRICS_PORT")
+    server = PageServer(settings.metrics_host, settings.scheduler_metrics_port, page)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+
+
+def _listening(host: str, port: int, refused: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise SettingsError(f"{refused}: {error.strerror or error}") from None
+
+
+def _check_port(settings: Settings, name: str) -> None:
+    """Raise SettingsError unless the port is free. The process that opens it would fail unnoticed."""
+    host, port = settings.metrics_host, getattr(settings, name.lower())
+    _listening(host, port, f"{PREFIX}{name} is {port}, which cannot be opened on {host}").close()

@@ -1,0 +1,320 @@
+"""``housekeeping status``: show the status of every worker, queue, process and lease."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+from peewee import PeeweeException
+from rich.table import Table
+from rich.text import Text
+
+from housekeeping.brokers import QueueLengths
+from housekeeping.cli.main import load_workers
+from housekeeping.cli.output import (
+    complete_worker,
+    json_option,
+    out,
+    print_as_json,
+    print_not_set_up,
+    print_table,
+    progress,
+    say,
+    table,
+    wants_json,
+)
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
+from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, printable, shortened
+from housekeeping.core.settings import MAIN, Settings
+from housekeeping.database.connection import database
+from housekeeping.engine.failures import Standing
+from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, format_backlog
+from housekeeping.insight.wording import find_worker, format_age, format_run_counts, format_time, outcome_in_words
+from housekeeping.ledger.leases import HeldLease
+from housekeeping.ledger.operators import Acknowledged, Override, describe_override
+from housekeeping.ledger.processes import Processes
+from housekeeping.sweeps.declaration import Sweep
+
+
+def read_status(settings: Settings, sweeps: dict[str, Sweep], name: str | None = None) -> Snapshot:
+    """Return the status of all workers, or of the worker with this name.
+
+    Raises:
+      DatabaseUnavailable: No database answers.
+    """
+    shown = {each.name: each for each in sweeps.values() if name in (None, each.name)}
+    found = SnapshotReader(settings, shown, with_progress=False).read()
+    if not found.clocks:
+        raise DatabaseUnavailable(next(each.error for each in found.unavailable.values() if each.database))
+    known = found.leases if found.leases_complete else ()
+    found.leases = [each for each in known if name in (None, each.worker)]
+    return found
+
+
+_REASON_WIDTH: Final = 200  # characters of a reason
+_ALERT_WIDTH: Final = 2_000  # characters; only the error of another program is longer
+
+
+def print_report(found: Snapshot, sweeps: Iterable[Sweep]) -> None:
+    """Print the status for people."""
+    now = found.at
+    statuses = [each for each in found.statuses.values() if each.problem is None]
+    print_table(workers_table(statuses, now, with_database=database.several()))
+    print_not_set_up(found.problems)
+    out.print()
+    print_table(_last_runs_table(statuses, now))
+    out.print()
+    if found.queues:
+        print_table(_queues_table(found.queues))
+    if found.processes.listed:
+        out.print()
+        print_table(_processes_table(found.processes, now))
+    for lease in found.leases:
+        say(in_one_line(_lease_line(lease), _REASON_WIDTH))
+    for each in statuses:
+        if each.switch is not None:
+            say(_override_line(each.switch), style="yellow")
+    for away in found.unavailable.values():
+        missing = [each.name for each in sweeps if each.database == away.database]
+        if away.database is None:
+            parts = {"queues": found.queues, "processes": found.processes.known, "leases": found.leases_complete}
+            missing = [name for name, is_read in parts.items() if not is_read]
+        text = in_one_line(f"{away.error}; not shown: {', '.join(missing)}", _ALERT_WIDTH)
+        say(Text.assemble(("UNAVAILABLE", "bold red"), f" {text}"))
+    _print_alerts(found, statuses)
+
+
+def _print_alerts(found: Snapshot, statuses: list[WorkerStatus]) -> None:
+    for name, clock in found.wrong_clocks.items():
+        say(_alert_line(f"database {name}: {clock}" if database.several() else str(clock), "clock"))
+    for alert in found.alerts:
+        say(_alert_line(str(alert), alert.name, found.acknowledged("", alert)))
+    for each in statuses:
+        for rejection in each.rejected:
+            say(_rejection_line(each.worker, rejection, found.at))
+        if each.rejected_more:
+            more = f"{counted(each.rejected_more, 'more cause or argument', 'more causes or arguments')}"
+            say(Text.assemble(("REJECTED", "yellow"), f" {each.worker}: {more}"))
+    for each in statuses:
+        for alert in each.alarms:
+            say(_alert_line(f"{each.worker}: {alert}", alert.name, found.acknowledged(each.worker, alert)))
+
+
+def _unreachable(found: Snapshot) -> str | None:
+    """Return why queues or leases are missing; None if both were read."""
+    return next((each.error for each in found.unavailable.values() if each.database is None), None)
+
+
+def _alert_line(text: str, name: str, known: Acknowledged | None = None) -> Text:
+    # The commands to type are at the end.
+    whole = shortened(printable(text).replace("\n", "\\n"), _ALERT_WIDTH)
+    note = "" if known is None else f", acknowledged by {known.user}"
+    return Text.assemble(("ALERT", "yellow" if known else "bold red"), f" {whole} ({name}{note})")
+
+
+def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database: bool = False) -> Table:
+    """Return a table of the workers with state, backlog, throughput and next tick."""
+    named = ["DATABASE"] if with_database else []
+    holds = [">HELD"] if any(each.held is not None for each in statuses) else []
+    rows = table(
+        "WORKER", *named, "STATE", ">BACKLOG", *holds, ">OLDEST ROW", ">ARRIVED/H", ">PROCESSED/H", ">NEXT TICK"
+    )
+    for each in statuses:
+        rows.add_row(
+            each.worker,
+            *([each.database] if named else []),
+            each.state,
+            format_backlog(each, now),
+            *(["-" if each.held is None else str(each.held)] if holds else []),
+            _ago(each.oldest, now),
+            "-" if each.rates is None else _rate(each.rates.arrived),
+            "-" if each.rates is None else _rate(each.rates.drained),
+            "-" if each.next_tick is None else f"in {format_duration((each.next_tick - now).total_seconds())}",
+        )
+    return rows
+
+
+def _ago(value: Any, now: datetime) -> str:
+    return format_age(value, now) if isinstance(value, datetime) else "-"
+
+
+def _rate(per_hour: float | None) -> str:
+    return "?" if per_hour is None else f"{max(0, per_hour):,.0f}"
+
+
+def _lease_line(lease: HeldLease) -> str:
+    since = "" if lease.held_for_s is None else f" for {format_duration(lease.held_for_s)}"
+    free = (
+        "Redis has lost it"
+        if lease.remaining_s is None
+        else f"free in {format_duration(lease.remaining_s)} unless renewed"
+    )
+    return f"lease {lease.key}: held by {lease.holder}{since}, {free}"
+
+
+def _override_line(override: Override) -> str:
+    by = f" ({override.said_by}, {format_time(override.since)} UTC)" if override.said_by else ""
+    return f"{describe_override(override)}{by}"
+
+
+def _rejection_line(worker: str, rejection: Standing, now: datetime) -> Text:
+    subject = worker if rejection.argument is None else f"{worker} {rejection.argument}"
+    what = counted(rejection.rows, "row") if rejection.rows else "the run failed"
+    rows = f"{what}, since {_ago(rejection.since, now)}, last {_ago(rejection.last_at, now)}"
+    if rejection.not_before is not None and rejection.not_before > now:
+        rows += f", scheduled again in {format_duration((rejection.not_before - now).total_seconds())}"
+    sample = json.dumps(rejection.sample.get("record"), ensure_ascii=False)
+    example = f"; for example {sample}" if rejection.rows else ""
+    text = in_one_line(f"{rejection.cause}{example}", 2 * _REASON_WIDTH)
+    return Text.assemble(("REJECTED", "yellow"), f" {subject}: {rows}: {text}")
+
+
+def _last_runs_table(statuses: list[WorkerStatus], now: datetime) -> Table:
+    rows = table("LAST RUN OF", "OUTCOME", ">STARTED", ">DURATION", ">LAST SUCCESS", "COUNTS")
+    for each in statuses:
+        last = each.last_run
+        if last is None:
+            rows.add_row(each.worker, "never ran", "-", "-", "-", "-")
+            continue
+        # The error of a failed run is an alert.
+        reason = f": {in_one_line(last.reason, _REASON_WIDTH)}" if last.reason and not last.error else ""
+        rows.add_row(
+            each.worker,
+            f"{outcome_in_words(last)}{reason}",
+            f"{format_duration((now - last.started_at).total_seconds())} ago",
+            format_duration(last.duration_s),
+            _ago(each.last_success, now),
+            format_run_counts(last.outcome, last.counts),
+        )
+    return rows
+
+
+def _queues_table(queues: dict[str, QueueLengths]) -> Table:
+    rows = table("QUEUE", ">WAITING OR RUNNING", ">DELAYED", ">DEAD")
+    for name, lengths in queues.items():
+        rows.add_row(name, f"{lengths.waiting:,}", f"{lengths.delayed:,}", f"{lengths.dead:,}")
+    return rows
+
+
+def _processes_table(processes: Processes, now: datetime) -> Table:
+    rows = table("PROCESS", "KIND", "STATE", ">BUSY", "VERSION", ">STARTED", ">HEARTBEAT", "QUEUES")
+    for each in processes.listed:
+        rows.add_row(
+            each.name,
+            each.heartbeat.kind,
+            each.state,
+            f"{each.heartbeat.busy}/{each.heartbeat.threads}" if each.heartbeat.threads else "-",
+            each.heartbeat.version,
+            _ago(each.started_at, now),
+            _ago(each.heartbeat_at, now),
+            ", ".join(each.heartbeat.queues) or "-",
+        )
+    return rows
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=complete_worker)
+@click.option("--watch", is_flag=True, help="Show it repeatedly, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two readings with --watch.",
+)
+@click.option("--fail-on-alert", is_flag=True, help="Exit with status 1 if there is an alert.")
+@json_option("Print JSON; with --watch an object per line.")
+def status(name: str | None, watch: bool, interval: float, fail_on_alert: bool) -> None:
+    """Show the status of every worker, or of worker NAME: last run, backlog, oldest stale row, queues, processes,
+    leases and alerts.
+
+    BACKLOG is the number of stale rows, counted up to a limit. HELD is the number of stale rows that stay because
+    they are on hold; they are not part of the backlog, and the column is shown if a worker has a hold. ARRIVED/H and
+    PROCESSED/H are rows per hour over the last runs. LAST SUCCESS is the last run that ended as done or partial. Each
+    alert ends with its name; docs/howto/alerts.md says what to do about it. Long reasons are cut off; --json has
+    all of them.
+
+    Processes are the live workers and schedulers, and those that died within a day without being stopped.
+
+    A line UNAVAILABLE names each server that does not answer and what is not shown; the rest is shown. In --json,
+    "redis" is "ok" or the reason.
+
+    With --watch, a server that does not answer is shown as a line, and the command continues.
+
+    --fail-on-alert is for scripts and monitoring. A server that does not answer counts as an alert. Rejected
+    rows and acknowledged alerts do not count. With --watch, the command ends at the first alert.
+
+    Exit status: 0 if the database main answered; 1 if it did not, or if there is an alert and --fail-on-alert is
+    given; 2 if settings are wrong or the schema is missing; 130 after Ctrl-C.
+    """
+    settings, sweeps = load_workers()
+    if name is not None:
+        find_worker(sweeps, name)
+    if watch:
+        _watch(settings, sweeps, name, interval, fail_on_alert=fail_on_alert)
+        return
+    with progress("reading"):
+        found = read_status(settings, sweeps, name)
+    _show(found, sweeps)
+    if MAIN not in found.clocks or (fail_on_alert and found.has_alerts):
+        sys.exit(1)
+
+
+def _show(found: Snapshot, sweeps: dict[str, Sweep]) -> None:
+    if not print_as_json(_document(found)):
+        print_report(found, sweeps.values())
+
+
+def _document(found: Snapshot) -> dict[str, Any]:
+    clock = found.clocks.get(MAIN)
+    document: dict[str, Any] = {
+        "now": found.at,
+        "clock_skew_s": None if clock is None else clock.seconds,
+        "workers": list(found.statuses.values()),
+        "queues": found.queues,
+        "leases": found.leases,
+        "redis": _unreachable(found) or "ok",
+        "processes": found.processes.listed,
+        "alarms": found.alerts,
+    }
+    if database.several():
+        away = {each.database: each.error for each in found.unavailable.values()}
+        document["databases"] = {name: away.get(name, "ok") for name in database.by_name()}
+    return document
+
+
+def _watch(
+    settings: Settings,
+    sweeps: dict[str, Sweep],
+    name: str | None,
+    interval_s: float,
+    *,
+    fail_on_alert: bool,
+) -> None:
+    """Show the status until Ctrl-C, or until there is an alert."""
+    while True:
+        found = _read_or_line(settings, sweeps, name)
+        if not wants_json():
+            if out.is_terminal:
+                out.clear()
+            say(f"{format_time(datetime.now(UTC))} UTC, every {interval_s:g} s; Ctrl-C ends", style="dim")
+        if isinstance(found, Snapshot):
+            _show(found, sweeps)
+        elif not print_as_json({"error": found}):
+            say(found, style="bold red")
+        if fail_on_alert and (not isinstance(found, Snapshot) or found.has_alerts):
+            sys.exit(1)
+        time.sleep(interval_s)
+
+
+def _read_or_line(settings: Settings, sweeps: dict[str, Sweep], name: str | None) -> Snapshot | str:
+    """Return the status, or why it cannot be read now."""
+    try:
+        return read_status(settings, sweeps, name)
+    except (HousekeepingError, PeeweeException) as error:
+        return error_line(error)

@@ -1,0 +1,220 @@
+"""The shared Redis client, which never repeats a command by itself, and a rate limit that all processes share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import uuid4
+
+from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
+from housekeeping.core.logs import error_line
+from housekeeping.core.settings import Settings
+
+if TYPE_CHECKING:
+    import redis
+
+
+T = TypeVar("T")
+
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+#: The run continues without a replica after that. One that works answers within milliseconds.
+_REPLICATED_MS: Final = 1000
+#: KEYS[1] is a sorted set with the time of each call that was allowed. ARGV: a unique name for this call, the maximum
+#: number of calls, the period in ms. The time is Redis's, so that all callers share one clock.
+_ALLOW: Final = """
+local time = redis.call("time")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call("zremrangebyscore", KEYS[1], "-inf", now - ARGV[3])
+if redis.call("zcard", KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
+redis.call("zadd", KEYS[1], now, ARGV[1])
+redis.call("pexpire", KEYS[1], ARGV[3])
+return 1
+"""
+
+
+def redis_client(url: str) -> redis.Redis:
+    """Return a client for `url`; it connects with its first command.
+
+    redis-py's own retries are off. It repeats a command whose answer was lost, and a repeated command can enqueue a
+    message twice or lose one. Callers that may safely repeat use `retry_redis`.
+
+    Raises:
+      SettingsError: If redis-py cannot parse the URL.
+    """
+    from housekeeping.core.redis_internals import client_for
+
+    try:
+        client = client_for(url)
+        # Does not connect. It raises here, and not at the first command, if redis-py does not know a URL parameter.
+        client.connection_pool.make_connection()
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"HOUSEKEEPING_REDIS_URL: redis-py says: {error_line(error)}") from None
+    return client
+
+
+@contextmanager
+def translate_redis_errors() -> Iterator[None]:
+    """Raise `RedisUnavailable`, with a message of one line, in place of redis-py's errors."""
+    import redis
+
+    try:
+        yield
+    except redis.RedisError as error:
+        raise RedisUnavailable(f"Redis did not answer: {error_line(error)}") from error
+
+
+def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
+    """Call a function that is safe to repeat, and retry it after a pause while Redis is down.
+
+    Use it to release keys when work is done. A key that is not released blocks others until its TTL expires.
+
+    Raises:
+      RedisUnavailable: The last attempt failed as well.
+    """
+    for _ in range(tries - 1):
+        try:
+            with translate_redis_errors():
+                return step()
+        except RedisUnavailable:
+            time.sleep(pause_s)
+    with translate_redis_errors():
+        return step()
+
+
+def read_scripts(module: str) -> dict[str, str]:
+    """Return the Lua scripts in the file beside a module, by their names.
+
+    The line ``--- name`` begins a script. A script is run by `redis.Redis.register_script`.
+
+    Parameters:
+      module: The module's ``__file__``.
+    """
+    text = Path(module).with_suffix(".lua").read_text(encoding="utf-8")
+    _, *scripts = f"\n{text}".split("\n--- ")
+    return {name: script for name, _, script in (each.partition("\n") for each in scripts)}
+
+
+#: Begins a script that gets its arguments by name, in one JSON object.
+GIVEN: Final = "local given = cjson.decode(ARGV[1])\n"
+
+
+def named(**arguments: object) -> str:
+    """Return the argument of a script that begins with `GIVEN`; those that are None or False are left out."""
+    return _ENCODER.encode(
+        {name: value for name, value in arguments.items() if value is not None and value is not False}
+    )
+
+
+def fill(script: str, **parts: str) -> str:
+    """Return a script with other scripts in place of ``--[[name]]``."""
+    for name, part in parts.items():
+        script = script.replace(f"--[[{name}]]", f"\n{part}\n")
+    return script
+
+
+def register_freeing_script(client: redis.Redis, source: str) -> Callable[..., Any]:
+    """Return a Lua script that also runs when Redis has reached its ``maxmemory``.
+
+    Use it to process messages, because that frees the memory that they take. A full Redis rejects only the first write
+    of a script, and no deletion. So a rejected script has changed nothing, and is repeated after a deletion.
+    """
+    import redis
+
+    script: Any = client.register_script(source)
+    although_full: Any = client.register_script(f'redis.call("del", KEYS[1] .. ":none")\n{source}')
+
+    def run(keys: list[Any], args: list[Any]) -> Any:
+        try:
+            return script(keys=keys, args=args)
+        except redis.OutOfMemoryError:
+            return although_full(keys=keys, args=args)
+
+    return run
+
+
+def run_replicated(client: redis.Redis, command: Callable[[redis.Redis], Any]) -> Any:
+    """Return the answer of a command; behind Sentinel, wait up to a second until a replica has what it wrote.
+
+    Use it for data that only Redis has, because a failover undoes what no replica has.
+
+    Parameters:
+      command: Sends one command to the client, or pipeline, that it is given.
+    """
+    if not hasattr(getattr(client, "connection_pool", None), "sentinel_manager"):
+        return command(client)
+    with client.pipeline(transaction=False) as pipeline:
+        command(pipeline)
+        pipeline.wait(1, _REPLICATED_MS)
+        answer, _ = pipeline.execute()
+    return answer
+
+
+def text(value: bytes | str | int | None) -> str:
+    """Return an answer of Redis as text, decoded or not; an answer that is no text is an empty string."""
+    return (
+        value.decode(errors="backslashreplace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
+    )
+
+
+def milliseconds(length: timedelta) -> int:
+    """Return a duration in whole milliseconds, the unit of Redis."""
+    return int(length.total_seconds() * 1000)
+
+
+class SharedRedis:
+    """The client and key prefix that leases and middleware use by default."""
+
+    def __init__(self) -> None:
+        self.client: redis.Redis | None = None
+        self._namespace: str | None = None
+
+    @property
+    def namespace(self) -> str:
+        """Prefix of every key; read from the environment unless `use` was called.
+
+        Raises:
+          SettingsError: If the environment is read and a setting is wrong.
+        """
+        if self._namespace is None:
+            self._namespace = Settings.load().namespace
+        return self._namespace
+
+    def use(self, client: redis.Redis, namespace: str) -> None:
+        """Set the shared client and prefix; called once, when the application starts."""
+        self.client, self._namespace = client, namespace
+
+    def get(self) -> redis.Redis:
+        """Return the shared client; create it from the settings unless `use` was called.
+
+        Raises:
+          SettingsError: If there is no client and ``HOUSEKEEPING_REDIS_URL`` is not set.
+        """
+        if self.client is None:
+            settings = Settings.load()
+            self.use(redis_client(settings.require_redis_url()), settings.namespace)
+        assert self.client is not None
+        return self.client
+
+
+shared_redis = SharedRedis()
+
+
+def throttle(key: str, count: int, period: timedelta, client: redis.Redis | None = None) -> bool:
+    """Return whether the caller may proceed: at most `count` times in any `period`. A refusal is not counted.
+
+    Raises:
+      DeclarationError: If the count is below 1 or the period is below a millisecond.
+      RedisUnavailable: If Redis did not answer; the call may have been counted.
+    """
+    if count < 1 or period < timedelta(milliseconds=1):
+        raise DeclarationError(f"throttle {key!r}: {count} times in {period} cannot work; for example 10 in one minute")
+    client = client or shared_redis.get()
+    arguments: list[Any] = [uuid4().hex, count, milliseconds(period)]
+    with translate_redis_errors():
+        return bool(client.eval(_ALLOW, 1, f"{shared_redis.namespace}:throttle:{key}", *arguments))

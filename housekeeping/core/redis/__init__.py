@@ -1,1 +1,0 @@
-"""Clients of Redis, of one server or behind Sentinel. Start reading in `client`."""

@@ -1,0 +1,621 @@
+"""Settings from the environment and a ``.env`` file, validated before anything starts.
+
+The error of each type describes the right form in words. URLs are checked by urlsplit and libpq, not by pydantic's URL
+types: ``postgresql:///database`` is valid here, and an unescaped ``@`` in a password is not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from zoneinfo import ZoneInfo
+
+import psycopg2
+import pydantic
+from dotenv.parser import parse_stream
+from psycopg2.extensions import parse_dsn
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.logs import mask_secrets
+
+SCHEMES: Final = ("redis+sentinel", "rediss+sentinel")
+EXAMPLE: Final = "redis+sentinel://host1:26379,host2:26379,host3:26379/service/0"
+#: Schemes that users try for Redis Cluster.
+CLUSTER_SCHEMES: Final = ("redis+cluster", "rediss+cluster")
+#: Why and what instead; the end of a sentence about the server.
+NO_CLUSTER: Final = f"a Redis Cluster loses messages when it moves slots; use one primary with Sentinel: {EXAMPLE}"
+
+_PORT: Final = 26_379
+_HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:\[\]/@,]+))(?::(?P<port>\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """Parsed URL.
+
+    Attributes:
+      sentinels: Host and port of each Sentinel.
+      sentinel_login: ``username`` and ``password`` for the Sentinels, where given.
+      server_url: redis-py's URL of the data server, with the host ``primary``.
+    """
+
+    sentinels: tuple[tuple[str, int], ...]
+    service: str
+    sentinel_login: dict[str, str] = field(repr=False)
+    server_url: str = field(repr=False)
+
+
+def is_sentinel_url(url: str) -> bool:
+    """Return whether the URL's scheme is one of `SCHEMES`."""
+    return url.partition("://")[0] in SCHEMES
+
+
+def parse_sentinel_url(url: str) -> SentinelUrl:
+    """Return the parts of the URL.
+
+    Raises:
+      ValueError: When the URL is malformed. The text says what it should be, and quotes nothing of the URL.
+    """
+    scheme, _, rest = url.partition("://")
+    address, _, query = rest.partition("?")
+    place, _, path = address.partition("/")
+    login, at, hosts = place.rpartition("@")
+    sentinels = tuple(_host(each) for each in hosts.split(","))
+    service, _, db = path.rstrip("/").partition("/")
+    if not service or (service.isdecimal() and not db):
+        raise ValueError(f"a URL with the name of Sentinel's service after the hosts, such as {EXAMPLE}")
+    if "@" in login or not (db or "0").isdecimal():
+        raise ValueError(f"a URL such as {EXAMPLE}")
+    parameters, own = [], {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in ("sentinel_username", "sentinel_password"):
+            own[name.removeprefix("sentinel_")] = value
+        else:
+            parameters.append((name, value))
+    server = f"{scheme.partition('+')[0]}://{login}{at}primary/{db or 0}?{urlencode(parameters)}"
+    return SentinelUrl(sentinels, unquote(service), own, server)
+
+
+def _host(text: str) -> tuple[str, int]:
+    found = _HOST.fullmatch(text)
+    port = int((found and found["port"]) or _PORT)
+    if found is None or not 0 < port < 65_536:
+        raise ValueError(
+            "a URL with hosts separated by commas, IPv6 addresses in brackets, such as "
+            "redis+sentinel://host1:26379,[::1]:26379/service/0"
+        )
+    return found["six"] or found["name"], port
+
+
+_AMQP: Final = ("amqp://", "amqps://")
+#: Words in place of names of families.
+_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {"all": ("all",), "none": ()}
+_ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
+
+
+def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
+    def check(value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if scheme in CLUSTER_SCHEMES and "redis" in schemes:
+            raise ValueError(f"the URL of another server: {NO_CLUSTER}")
+        if scheme in SCHEMES and "redis" in schemes:
+            parse_sentinel_url(value)
+            return value
+        if scheme not in schemes or not rest or not well_formed(value):
+            raise ValueError(f"a URL such as {example} ({_ESCAPES})")
+        return value
+
+    return AfterValidator(check)
+
+
+# A malformed URL is rejected here, because later errors would quote the part of its password that was parsed as a host
+# or port.
+
+
+def _well_formed(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.port != 0 and parts.netloc.count("@") < 2
+    except ValueError:
+        return False
+
+
+def _well_formed_each(urls: str) -> bool:
+    """Check the URLs of several RabbitMQ nodes, separated by semicolons, or one other URL."""
+    if not urls.startswith(_AMQP):
+        return _well_formed(urls)
+    return all(url.startswith(_AMQP) and url not in _AMQP and _well_formed(url) for url in urls.split(";"))
+
+
+def _well_formed_for_libpq(url: str) -> bool:
+    try:
+        parameters = parse_dsn(url)
+    except psycopg2.ProgrammingError:
+        return False
+    ports = parameters.get("port", "").split(",")
+    return all(port.isdecimal() or not port for port in ports) and "@" not in parameters.get("host", "")
+
+
+def _zone(value: Any) -> Any:
+    try:
+        return ZoneInfo(value) if isinstance(value, str) else value
+    except (KeyError, ValueError, OSError):
+        raise ValueError("a time zone such as UTC or Europe/Berlin") from None
+
+
+def json_object(keys: str) -> Any:
+    """Return the type of a JSON object.
+
+    Parameters:
+      keys: What its keys are, with an example.
+    """
+
+    def read(value: Any) -> Any:
+        try:
+            parsed = json.loads(value) if isinstance(value, str) else value
+        except json.JSONDecodeError as error:
+            raise ValueError(f"JSON ({error})") from None
+        if not isinstance(parsed, dict):
+            raise ValueError(f"a JSON object by {keys}")
+        return parsed
+
+    return BeforeValidator(read)
+
+
+def _matching(pattern: str, description: str) -> Any:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(description)
+        return value
+
+    return AfterValidator(check)
+
+
+def _listed(value: Any, items: str, comma: str = r"\s*,\s*") -> Any:
+    """Split a text at its commas, or parse it as a JSON list; return any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip(" ,")
+    if not text.startswith("["):
+        return [item for item in re.split(comma, text) if item]
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{items} separated by commas, or JSON ({error})") from None
+
+
+def _urls(value: Any) -> Any:
+    # Split only before a scheme: libpq's URLs can contain commas between hosts.
+    return _listed(value, "URLs", r"\s*,\s*(?=\w+://)")
+
+
+def _replicas(value: Any) -> Any:
+    """Parse a list of URLs, or a JSON object of such lists by database."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return _urls(value)
+    try:
+        return {name: _urls(urls) for name, urls in json.loads(value).items()}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"URLs separated by commas, or JSON ({error})") from None
+
+
+def _modules(value: Any) -> Any:
+    names = _listed(value, "names of modules")
+    if any(not all(part.isidentifier() for part in str(name).split(".")) for name in names):
+        raise ValueError("names of modules separated by commas, such as shop.sweeps,shop.archive")
+    return names
+
+
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError:
+        raise ValueError("addresses or networks separated by commas, such as 10.0.0.5,192.168.7.0/24") from None
+
+
+def _families(value: Any) -> Any:
+    """Parse names of families; ``all`` becomes the tuple of that word, ``none`` the empty tuple."""
+    if value is None:
+        return None
+    names = _listed(value, "names of families")
+    if len(names) == 1 and names[0] in _KEYWORDS:
+        return _KEYWORDS[names[0]]
+    if any(not isinstance(name, str) or name in _KEYWORDS or not name.isidentifier() for name in names):
+        raise ValueError("all, none, or families separated by commas, such as user_status_cleanup,bulk_imports")
+    return tuple(names)
+
+
+def _not_null(value: Any) -> Any:
+    if value is None:
+        raise ValueError("a value; leave the key out to keep the default")
+    return value
+
+
+KEY: Final = _matching(r"[A-Za-z0-9_.-]{1,64}", "at most 64 letters, digits and the characters _ . -")
+SCHEMA: Final = _matching(r"[a-z_][a-z0-9_]{0,62}", "a plain PostgreSQL name: small letters, digits and _")
+TABLE: Final = _matching(r"([A-Za-z_][\w$]{0,62}\.)?[A-Za-z_][\w$]{0,62}", "a table's name, or schema.table")
+FUNCTION: Final = _matching(
+    r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", "a function's dotted name, such as shop.health.reason_to_wait"
+)
+DATABASE: Final = _matching(
+    r"(?!main$)[A-Za-z][A-Za-z0-9_-]{0,39}",
+    "at most 40 letters, digits, _ and -; main is the database of HOUSEKEEPING_DATABASE_URL",
+)
+REPLICAS: Final = BeforeValidator(_replicas)
+MODULES: Final = BeforeValidator(_modules)
+FAMILIES: Final = BeforeValidator(_families)
+NOT_NULL: Final = BeforeValidator(_not_null)
+ZONE: Final = BeforeValidator(_zone)
+HEADER: Final = _matching(r"[A-Za-z][A-Za-z0-9-]{0,63}", "the name of a header, such as X-Forwarded-User")
+NETWORK: Final = AfterValidator(_network)
+NETWORKS: Final = BeforeValidator(lambda value: _listed(value, "networks"))
+TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 random letters, digits and signs")
+POSTGRES: Final = _url(
+    "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
+)
+REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed)
+BROKER: Final = _url(
+    "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost",
+    *("redis", "rediss", "unix", "amqp", "amqps"),
+    well_formed=_well_formed_each,
+)
+SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed)
+STORE: Final = _url(
+    "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed
+)
+
+
+_MAX_DURATION_S: Final = 7 * 86_400  # a week; a longer time is probably in the wrong unit
+_MAX_AGE_S: Final = 100 * 366 * 86_400  # a hundred years; a greater age may be no date in PostgreSQL
+#: Most rows or refs of one transaction, in settings, declarations, purges and overrides. A batch locks its rows until
+#: it commits, and a crash undoes it.
+LARGEST_BATCH: Final = 10_000
+
+_BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+
+
+class ThrottleSettings(BaseModel):
+    """The key ``gates`` of a worker: its throttles. A missing key keeps the default, null disables that throttle."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    replication_lag_s: Annotated[float, Field(gt=0)] | None = None
+    waiting_locks: Annotated[int, Field(ge=0)] | None = None
+    vacuum: bool = False
+    batch_s: Annotated[float, Field(gt=0)] | None = None
+    wal_mb_per_s: Annotated[float, Field(gt=0)] | None = None
+    slot_lag_mb: Annotated[float, Field(gt=0)] | None = None
+    #: Dotted name of a function that returns None, or the reason to wait as text.
+    custom: Annotated[str, FUNCTION] | None = None
+    wait_s: Annotated[float, Field(ge=0, le=3600)] = 0
+
+
+class BreakerSettings(BaseModel):
+    """The key ``breaker`` of a worker. A missing key keeps the default, null disables that limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    times_history: Annotated[float, Field(ge=1)] | None = None
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    action: Literal["alert", "limit", "stop"] = "alert"
+
+
+class WorkerSettings(BaseModel):
+    """One worker in ``HOUSEKEEPING_WORKERS``; a missing key keeps the worker's default.
+
+    A declaration has the same bounds. A worker accepts only the keys that apply to it, and rejects the others.
+    """
+
+    # Strict, because JSON has types: true is no batch size.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    enabled: bool = True
+    schedule: str | None = None
+    batch_size: Annotated[_BatchSize | None, NOT_NULL] = None
+    max_runtime_s: Annotated[Annotated[float, Field(gt=0, le=_MAX_DURATION_S)] | None, NOT_NULL] = None
+    #: Most rows per second; None for no limit.
+    max_rows_per_s: Annotated[float, Field(gt=0)] | None = None
+    #: Pause after each batch, as a multiple of its duration.
+    rest: Annotated[Annotated[float, Field(ge=0, le=1000)] | None, NOT_NULL] = None
+    stale_after_s: Annotated[Annotated[float, Field(gt=0, le=_MAX_AGE_S)] | None, NOT_NULL] = None
+    # A lease shorter than 3 s cannot be renewed in time.
+    lease_ttl_s: Annotated[Annotated[float, Field(ge=3, le=_MAX_DURATION_S)] | None, NOT_NULL] = None
+    page_size: Annotated[_BatchSize | None, NOT_NULL] = None
+    max_projects: Annotated[Annotated[int, Field(ge=1)] | None, NOT_NULL] = None
+    max_deletes: Annotated[Annotated[int, Field(ge=1)] | None, NOT_NULL] = None
+    git_batch_size: Annotated[_BatchSize | None, NOT_NULL] = None
+    log_records: Annotated[bool | None, NOT_NULL] = None
+    #: Alert thresholds by name; null disables an alert.
+    alarms: Annotated[dict[str, Annotated[float, Field(ge=0)] | None] | None, NOT_NULL] = None
+    #: Seconds that a batch should take; None keeps the batch size fixed.
+    target_batch_s: Annotated[float, Field(gt=0, le=60)] | None = None
+    gates: Annotated[ThrottleSettings | None, NOT_NULL] = None
+    breaker: Annotated[BreakerSettings | None, NOT_NULL] = None
+    #: Name of the worker's database; all workers of a built-in family have the same one.
+    database: Annotated[str | None, NOT_NULL] = None
+    table: Annotated[Annotated[str, TABLE] | None, NOT_NULL] = None
+    tables: Annotated[dict[str, Annotated[str, TABLE]] | None, NOT_NULL] = None
+
+
+class ObjectStoreSettings(BaseModel):
+    """One location of ``HOUSEKEEPING_OBJECT_STORES``: a URL alone, or an object with these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    url: Annotated[str, STORE]
+    #: Prefix of every object's key, after the path of the URL.
+    prefix: str = ""
+    enabled: bool = True
+    #: Options of the store's client by their own names (``aws_access_key_id``, ``endpoint``, ...); may be secret.
+    options: Annotated[dict[str, str], Field(repr=False)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_url_alone(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+
+#: How the environment variables of the settings begin.
+PREFIX: Final = "HOUSEKEEPING_"
+_MAX_SHOWN: Final = 200  # characters of a wrong value
+#: Variables of the embedded servers and of the tests.
+_OTHER_PREFIXES: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
+
+
+def variable(field: str) -> str:
+    """Return the variable of a field of `Settings`."""
+    return f"{PREFIX}SCHEMA" if field in ("schema_name", f"{PREFIX}SCHEMA") else f"{PREFIX}{field.upper()}"
+
+
+def names_in_file(path: Path) -> list[str]:
+    """Return the names that a ``.env`` file sets. Malformed lines without the prefix are ignored."""
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8") as stream:
+            entries = list(parse_stream(stream))
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} cannot be read; it should be UTF-8 text") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    for entry in entries:
+        if entry.error and PREFIX in entry.original.string.upper():
+            raise SettingsError(f"{path}, line {entry.original.line} is malformed; it should be NAME=value")
+    return [entry.key for entry in entries if entry.key]
+
+
+def reject_unknown(names: Iterable[str], fields: Iterable[str], place: str = "") -> None:
+    """Raise SettingsError for a name with the library's prefix that is no setting.
+
+    Parameters:
+      fields: The fields of `Settings`.
+      place: Where the names come from, for the error.
+    """
+    known = [variable(field).removeprefix(PREFIX) for field in fields]
+    for name in sorted(names):
+        setting = name.upper().removeprefix(PREFIX)  # pydantic-settings reads lower case as well
+        if not name.upper().startswith(PREFIX) or setting in known or name.upper().startswith(_OTHER_PREFIXES):
+            continue
+        near = difflib.get_close_matches(setting, known, n=1)
+        all_settings = ", ".join(f"{PREFIX}{each}" for each in known)
+        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"the settings are {all_settings}"
+        raise SettingsError(f"{name} is not a setting{place}; {hint}")
+
+
+#: Plain words for types of errors that pydantic describes in terms of Python.
+_EXPECTED: Final = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+    "model_type": "a JSON object",
+    "dict_type": "a JSON object",
+    "tuple_type": "a list of URLs",
+}
+#: Keys of a worker that are objects.
+_NESTED: Final[dict[str, type[BaseModel]]] = {"gates": ThrottleSettings, "breaker": BreakerSettings}
+#: Parts of the place of an error that are no key of a setting.
+_NO_KEYS: Final = ("[key]", "[list]", "[object]")
+
+
+def one_line(error: pydantic.ValidationError) -> str:
+    """Describe the first error: name, value and expected form."""
+    first = error.errors(include_url=False)[0]
+    field, *path = (part for part in first["loc"] if part not in _NO_KEYS)
+    where = variable(str(field)) + "".join(f"[{json.dumps(part)}]" for part in path)
+    if first["type"] == "extra_forbidden":
+        model = WorkerSettings if field == "workers" else ObjectStoreSettings
+        keys = (_NESTED[str(path[1])] if len(path) == 3 else model).model_fields
+        near = difflib.get_close_matches(str(path[-1]), keys, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+        return f"{where} is not a valid key; {hint}"
+    expected = _EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
+    secret = any(mask_secrets(f"{part}=x") != f"{part}=x" for part in (str(field), *path[-1:]))
+    return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {expected}"
+
+
+def _shown(value: Any) -> str:
+    """Return the value on one line, without passwords."""
+    if not isinstance(value, str):
+        return mask_secrets(json.dumps(value, default=str))
+    # Text before an @ can be a password even if the scheme is missing.
+    text = mask_secrets(value if "://" in value else re.sub(r"^\S*:\S*@", "***@", value))
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+
+
+FILE: Final = ".env"
+#: Name of the database of ``HOUSEKEEPING_DATABASE_URL``.
+MAIN: Final = "main"
+
+_Urls = tuple[Annotated[str, POSTGRES], ...]
+
+
+class Settings(BaseSettings):
+    """All settings; the variable of a field is ``HOUSEKEEPING_`` and its name in capitals.
+
+    Raises:
+      SettingsError: From `load`, one line about the first wrong value.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_file=FILE,
+        env_file_encoding="utf-8",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+    )
+
+    database_url: Annotated[str, POSTGRES] | None = None
+    #: URLs of further databases by name. `database_url` is the database ``main``.
+    databases: Annotated[
+        dict[Annotated[str, DATABASE], Annotated[str, POSTGRES]],
+        NoDecode,
+        json_object('database, such as {"ci": "postgresql://host/ci"}'),
+    ] = {}
+    #: Whether connections to PostgreSQL are direct; ``auto`` tests it.
+    prepared_statements: Literal["auto", "on", "off"] = "auto"
+    #: Read by actors whose ``data_consistency`` allows it: replicas of ``main``, or a list for each database by name.
+    replica_urls: Annotated[
+        Annotated[_Urls, Tag("[list]")] | Annotated[dict[str, _Urls], Tag("[object]")],
+        Discriminator(lambda value: "[object]" if isinstance(value, dict) else "[list]"),
+        NoDecode,
+        REPLICAS,
+    ] = ()
+    redis_url: Annotated[str, REDIS] | None = None
+    broker_url: Annotated[str, BROKER] | None = None
+    rabbitmq_queue_type: Literal["classic", "quorum"] = "classic"
+    namespace: Annotated[str, KEY] = "housekeeping"
+    schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
+    catch_up: Literal["latest", "none"] = "latest"
+    grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # promise R5
+    timezone: Annotated[ZoneInfo, ZONE] = ZoneInfo("UTC")
+    log_format: Literal["json", "console"] | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    sentry_dsn: Annotated[str, SENTRY] | None = None
+    metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    metrics_host: str = "127.0.0.1"
+    #: Secret that logs in to the dashboard.
+    web_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
+    #: Secret that logs in to the dashboard without the right to change anything.
+    web_read_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
+    #: Header in which a trusted proxy names the user, for the log of actions.
+    web_user_header: Annotated[str, HEADER] | None = None
+    #: Addresses or networks of the proxies whose header is read.
+    web_trusted_proxies: Annotated[tuple[Annotated[str, NETWORK], ...], NoDecode, NETWORKS] = ("127.0.0.0/8", "::1")
+    object_stores: Annotated[
+        dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
+    ] = {}
+    repositories_root: Path | None = None
+    #: Active families of built-in workers: ("all",) or their names. None for those whose tables fit.
+    built_in: Annotated[tuple[str, ...] | None, NoDecode, FAMILIES] = None
+    #: Modules with the application's own sweeps.
+    sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
+    workers: Annotated[
+        dict[str, WorkerSettings],
+        NoDecode,
+        json_object('worker name, such as {"user_status_cleanup.batch": {"batch_size": 50}}'),
+    ] = {}
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Settings:
+        """Read settings from keyword arguments, then the environment, then the ``.env`` file.
+
+        Raises:
+          SettingsError: If a value is wrong, a ``HOUSEKEEPING_`` variable is no setting, or the file cannot be read.
+        """
+        reject_unknown(os.environ, cls.model_fields)
+        reject_unknown(names_in_file(Path(FILE)), cls.model_fields, f" (in {FILE})")
+        try:
+            settings = cls(**overrides)
+        except pydantic.ValidationError as error:
+            raise SettingsError(one_line(error)) from None
+        if settings.databases and settings.database_url is None:
+            raise SettingsError(
+                f"{PREFIX}DATABASES is set without {PREFIX}DATABASE_URL; set this too: it is the database {MAIN}"
+            )
+        if settings.web_read_token is not None and settings.web_read_token == settings.web_token:
+            raise SettingsError(
+                f"{PREFIX}WEB_READ_TOKEN is {PREFIX}WEB_TOKEN; it should be another one, because it only allows reading"
+            )
+        for name in settings.replicas:
+            if name not in settings.database_names:
+                raise SettingsError(
+                    f"{PREFIX}REPLICA_URLS names the database {name!r}; the databases are "
+                    f"{', '.join(settings.database_names)} ({PREFIX}DATABASES)"
+                )
+        return settings
+
+    def __repr__(self) -> str:
+        return mask_secrets(super().__repr__())
+
+    __str__ = __repr__
+
+    def require_database_url(self) -> str:
+        """Return the database's URL.
+
+        Raises:
+          SettingsError: If it is not set.
+        """
+        return self.database_url or _missing("DATABASE_URL", "postgresql://user:password@host:5432/database")
+
+    @property
+    def database_names(self) -> tuple[str, ...]:
+        """The names of all databases, `MAIN` first."""
+        return (MAIN, *self.databases)
+
+    def database_urls(self) -> dict[str, str]:
+        """Return the URL of each database by name, `MAIN` first.
+
+        Raises:
+          SettingsError: If the database's URL is not set.
+        """
+        return {MAIN: self.require_database_url(), **self.databases}
+
+    @property
+    def replicas(self) -> dict[str, tuple[str, ...]]:
+        """The URLs of the replicas by database."""
+        if isinstance(self.replica_urls, dict):
+            return self.replica_urls
+        return {MAIN: self.replica_urls} if self.replica_urls else {}
+
+    def require_redis_url(self) -> str:
+        """Return Redis's URL.
+
+        Raises:
+          SettingsError: If it is not set.
+        """
+        hint = "; RabbitMQ carries only the messages, and leases and keys need Redis" if self.on_rabbitmq else ""
+        return self.redis_url or _missing("REDIS_URL", f"redis://host:6379/0{hint}")
+
+    @property
+    def on_rabbitmq(self) -> bool:
+        """Whether the broker is RabbitMQ, and not Redis."""
+        return (self.broker_url or "").startswith(("amqp://", "amqps://"))
+
+
+def _missing(name: str, example: str) -> str:
+    raise SettingsError(f"{PREFIX}{name} is not set; it should be a URL such as {example}")

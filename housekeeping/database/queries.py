@@ -1,0 +1,281 @@
+"""Queries that are compiled to SQL once and executed many times on a thread's connection, each in one round trip, and
+`Recorder`, which says what a query uses.
+
+Compiling the statement of a batch takes peewee longer than PostgreSQL needs to execute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from peewee import (
+    SQL,
+    Context,
+    DateField,
+    DateTimeField,
+    Delete,
+    Expression,
+    Field,
+    FieldAlias,
+    Insert,
+    Model,
+    ModelAlias,
+    Node,
+    PeeweeException,
+    PostgresqlDatabase,
+    ProgrammingError,
+    Query,
+    TimeField,
+    Update,
+    Value,
+    fn,
+)
+from psycopg2.extensions import AsIs
+
+from housekeeping.core.errors import RowNotChanged
+from housekeeping.database.catalog import table_if_visible
+from housekeeping.database.connection import database
+from housekeeping.database.errors import sqlstate
+
+T = TypeVar("T")
+
+
+class Parameter(Value):
+    """Placeholder for a value that is known only when the query is executed.
+
+    Parameters:
+      number: Index of the value. Values are sent unchanged; no column converts them.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(_Number(number), converter=False, unpack=False)
+        self.number = number
+
+
+class _Number:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class CompiledQuery:
+    """SQL text of a query with its parameters, some of them a `Parameter`.
+
+    Attributes:
+      query: The query it was compiled from.
+    """
+
+    def __init__(self, query: Query) -> None:
+        self.query: Final = query
+        self._sql, self._parameters = database.get_sql_context().sql(query).query()
+        self._placeholders = [
+            (index, value.number) for index, value in enumerate(self._parameters) if isinstance(value, _Number)
+        ]
+
+    def rows(self, *values: Any) -> list[tuple[Any, ...]]:
+        """Execute the query with these values for its placeholders; return the driver's rows."""
+        rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, self._with(values)).fetchall()
+        return rows
+
+    def _with(self, values: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
+        """Return the parameters with these values for the placeholders."""
+        parameters = list(self._parameters)
+        for index, number in self._placeholders:
+            parameters[index] = values[number]
+        return parameters
+
+
+class QueryCache:
+    """Cache of compiled queries for one purpose at a time, such as one run."""
+
+    def __init__(self) -> None:
+        self._cached: tuple[Hashable, dict[Hashable, Any]] = (None, {})
+
+    def get(self, purpose: Hashable, form: Hashable, make: Callable[[], T]) -> T:
+        """Return the cached query; compile it first if it is missing.
+
+        Parameters:
+          purpose: First part of the cache key, such as the current run. A new value empties the cache.
+          form: Second part of the cache key: which of the purpose's queries.
+          make: Compiles the query.
+        """
+        cached_purpose, queries = self._cached  # read once, because another thread may replace both
+        if cached_purpose != purpose:
+            queries = {}
+            self._cached = (purpose, queries)
+        if form not in queries:
+            queries[form] = make()
+        query: T = queries[form]
+        return query
+
+
+#: Prepared statements of a connection; the server keeps the plan of each.
+_MOST: Final = 20
+_numbers: Final = count(1)
+#: PostgreSQL's codes for a prepared statement whose table has changed, and for one that is gone.
+_OUTDATED: Final = ("0A000", "26000")
+
+
+class _Part(CompiledQuery):
+    """One of the queries of a `PreparedQuery`."""
+
+    def __init__(self, query: Query) -> None:
+        super().__init__(query)
+        self._numbers = sorted({number for _, number in self._placeholders})
+
+    def plain(self, values: Sequence[Any]) -> bytes:
+        text: bytes = database.mogrify(self._sql, self._with(values))
+        return text
+
+    def prepare(self, name: str) -> bytes:
+        places = {number: AsIs(f"${place}") for place, number in enumerate(self._numbers, start=1)}
+        text: bytes = b"PREPARE %b AS %b" % (name.encode(), database.mogrify(self._sql, self._with(places)))
+        return text
+
+    def execute(self, name: str, values: Sequence[Any]) -> bytes:
+        if not self._numbers:
+            return b"EXECUTE %b" % name.encode()
+        given = [values[number] for number in self._numbers]
+        arguments: bytes = database.mogrify(f"({', '.join(['%s'] * len(given))})", given)
+        return b"EXECUTE %b%b" % (name.encode(), arguments)
+
+
+class PreparedQuery:
+    """Queries that are sent together, as one transaction.
+
+    The second execution on a direct connection prepares them. So a run that ends after one batch prepares nothing, and
+    later batches need no parsing and planning.
+    """
+
+    def __init__(self, *queries: Query) -> None:
+        self._parts = [_Part(query) for query in queries]
+        self._is_used = False
+        self._can_prepare = True
+
+    def rows_at_once(self, *values: Any) -> list[tuple[Any, ...]]:
+        """Execute the queries in one round trip, in a transaction of their own; return the rows of the last one.
+
+        Raises:
+          peewee.PeeweeException: After a lost connection it is unknown whether the queries have taken effect.
+        """
+        prepared: dict[PreparedQuery, list[str]] | None = database.prepared()
+        fetch: Callable[[bytes], list[tuple[Any, ...]]] = database.fetch_at_once
+        if prepared is None:
+            return fetch(self._plain(values))
+        if self in prepared:
+            try:
+                return fetch(b"; ".join(self._executions(prepared[self], values)))
+            except PeeweeException as error:
+                if sqlstate(error) in _OUTDATED:
+                    prepared.pop(self)  # the next execution prepares the queries again
+                raise
+        if not self._is_used or not self._can_prepare:
+            self._is_used = True
+            return fetch(self._plain(values))
+        names = [f"housekeeping_{next(_numbers)}" for _ in self._parts]
+        forgotten = prepared.pop(next(iter(prepared))) if len(prepared) >= _MOST else []
+        texts = [b"DEALLOCATE %b" % name.encode() for name in forgotten]
+        texts += [part.prepare(name) for part, name in zip(self._parts, names, strict=True)]
+        try:
+            rows = fetch(b"; ".join([*texts, *self._executions(names, values)]))
+        except ProgrammingError:
+            # PostgreSQL cannot infer the type of each parameter. Nothing was executed.
+            self._can_prepare = False
+            return self.rows_at_once(*values)
+        prepared[self] = names
+        return rows
+
+    def _plain(self, values: Sequence[Any]) -> bytes:
+        return b"; ".join(part.plain(values) for part in self._parts)
+
+    def _executions(self, names: Sequence[str], values: Sequence[Any]) -> list[bytes]:
+        return [part.execute(name, values) for part, name in zip(self._parts, names, strict=True)]
+
+
+#: What `RowNotChanged` says of a row with other values than were written.
+UNDONE: Final = "the row has other values than were written to it; a trigger or a rule of its table undoes the change"
+#: Triggers set times of their own, such as that of the last change.
+_TIMES: Final = (DateTimeField, DateField, TimeField)
+#: Types that PostgreSQL cannot compare.
+_INCOMPARABLE: Final = ("json", "xml")
+
+
+def update_rows(update: Any) -> int:
+    """Execute an UPDATE in the open transaction, and return the number of changed rows.
+
+    Raises:
+      RowNotChanged: A row has other values than were written; the transaction must be undone.
+    """
+    written = has_written_values(update)
+    query: Any = update.returning(SQL("TRUE") if written is None else written)
+    found = [as_written for (as_written,) in query.tuples().execute()]
+    if not all(found):
+        raise RowNotChanged(UNDONE)
+    return len(found)
+
+
+def has_written_values(update: Any) -> Expression | None:
+    """Return the condition, for the RETURNING of an UPDATE, that the row has the constants that were written to it.
+
+    Texts, whole numbers, booleans and NULL are compared. Times, fractions and values that PostgreSQL computes are not.
+    None if the UPDATE writes nothing else.
+    """
+    conditions = [_has(column, value) for column, value in update._update.items() if _is_compared(column, value)]
+    written: Expression | None = None
+    for each in conditions:
+        written = each if written is None else written & each
+    return written
+
+
+def _is_compared(column: Any, value: Any) -> bool:
+    if not isinstance(column, Field) or isinstance(column, _TIMES) or isinstance(value, Node):
+        return False
+    stored = column.db_value(value)
+    is_plain = stored is None or isinstance(stored, bool | int | str)
+    return is_plain and table_if_visible(column.model).columns.get(column.column_name) not in _INCOMPARABLE
+
+
+def _has(column: Field, value: Any) -> Any:
+    return column.is_null() if column.db_value(value) is None else fn.COALESCE(column == value, False)
+
+
+class Recorder(Context):
+    """Compiler of statements that records their fields, tables and changes."""
+
+    def __init__(self) -> None:
+        super().__init__(**PostgresqlDatabase(None).get_context_options())
+        self.fields: set[Field] = set()
+        self.models: dict[type[Model], None] = {}
+        self.changes: dict[type[Model], dict[str, None]] = {}
+
+    def sql(self, obj: Any) -> Any:
+        if isinstance(obj, Field):
+            self.fields.add(obj.field if isinstance(obj, FieldAlias) else obj)
+        if isinstance(obj, type) and issubclass(obj, Model):
+            self.models[obj] = None
+        elif isinstance(obj, ModelAlias):
+            self.models[obj.model] = None
+        elif isinstance(obj, Query):
+            self._record(obj)
+        return super().sql(obj)
+
+    def _record(self, query: Any) -> None:
+        if isinstance(query, Insert | Update | Delete) and hasattr(query, "model"):
+            self.models[query.model] = None
+            if isinstance(query, Update):
+                changes: Any = query
+                columns = ", ".join(getattr(each, "column_name", str(each)) for each in changes._update)
+                right = f"UPDATE ({columns})"
+            else:
+                right = "INSERT" if isinstance(query, Insert) else "DELETE"
+            self.changes.setdefault(query.model, {})[right] = None
+        if getattr(query, "_for_update", None):
+            for model in query._from_list:
+                if isinstance(model, type) and issubclass(model, Model):
+                    # FOR NO KEY UPDATE needs the same right.
+                    self.changes.setdefault(model, {})["FOR UPDATE"] = None
+
+    def rights(self) -> dict[type[Model], tuple[str, ...]]:
+        """Return table -> the rights that the statements need on it, ``FOR UPDATE`` where they lock its rows."""
+        return {model: ("SELECT", *self.changes.get(model, ())) for model in self.models}

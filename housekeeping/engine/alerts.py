@@ -1,0 +1,647 @@
+"""Alerts: conditions that need a person, the same in log, status, metrics and dashboard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import islice
+from typing import Any, Final, get_args
+
+from housekeeping.core import telemetry
+from housekeeping.core.clock import Clock
+from housekeeping.core.cron import Cron
+from housekeeping.core.logs import counted, error_line, format_duration, shortened
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.telemetry import WaitTimes
+from housekeeping.database.connection import database
+from housekeeping.database.times import TOLERATED
+from housekeeping.engine import CLOCK_SKEWS, RunResult
+from housekeeping.engine.failures import Failing, failing
+from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded, processed_rows
+from housekeeping.ledger import history
+from housekeeping.ledger.history import RunRecord
+from housekeeping.ledger.processes import Process, Processes
+from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, STOPPED, Outcome
+from housekeeping.ledger.schema import Run
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stage import Backlog
+from housekeeping.sweeps.table_stage import TableStage
+
+logger = named_logger(__name__)
+
+#: Backlog rows counted at most for a worker without an alert threshold for its backlog.
+DEFAULT_COUNT_LIMIT: Final = 10_000
+UNKNOWN_BACKLOG: Final = "the backlog cannot be counted"
+_FAILED: Final = ("failed", "lost", "lost_lease")
+#: Throttled runs in a row that raise an alert; fewer may be a passing problem.
+THROTTLED_RUNS: Final = 3
+#: Arguments that an alert about failed runs names, and the characters of each one's cause.
+_NAMED_ARGUMENTS: Final = 5
+_LONGEST_CAUSE: Final = 120
+#: Advice about an exceeded breaker, by its action.
+_ADVICE: Final = {
+    "alert": "the run continues; if these rows should stay: housekeeping pause NAME",
+    "limit": "each run stops there; to process all at once: housekeeping plan NAME, then run --confirm",
+    "stop": "runs stop; to continue: housekeeping plan NAME, then run --confirm",
+}
+MOST_RUNS: Final = 50  # older runs say little about the current rate
+_SUCCESS: Final = ("done", "partial")
+#: Time without a heartbeat by which another run has taken over: the run is dead after `SILENCE`, and Redis or RabbitMQ
+#: delivers its message again within another one (`brokers.redis.HEARTBEAT_TIMEOUT_MS`).
+TAKEOVER: Final = 2 * SILENCE
+#: Reasons of skipped runs that were held back by an operator, or that have an alert of their own. They are not overdue.
+HELD_BACK: Final = ("disabled", "paused", UNCONFIRMED)
+NO_WORKER: Final = "no_worker"
+NO_SCHEDULER: Final = "no_scheduler"
+#: Minimum time without a scheduler before an alert; a restart takes less.
+GRACE: Final = timedelta(minutes=2)
+#: Beginning of the names of the workers of the library's own tables, which are always active.
+_MAINTENANCE: Final = "housekeeping."
+_PERIODS: Final = 2  # periods of the shortest schedule without a scheduler before an alert
+#: A shorter observation gives no reliable rate per hour.
+_MIN_OBSERVATION: Final = timedelta(minutes=10)
+#: Outcomes that a run can have as a metric.
+OUTCOMES: tuple[str, ...] = tuple(outcome for outcome in get_args(Outcome) if outcome not in ("lost", "missed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """An active alert.
+
+    Attributes:
+      name: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
+        ``failed_runs``, ``last_run``, ``overdue``, ``stuck``, ``unseen``, ``breaker``, ``unconfirmed`` or
+        ``throttled``; of the whole installation, ``no_worker`` or ``no_scheduler``.
+      text: A description for operators.
+      limit: The threshold; None where it is not a number.
+      value: The number that exceeds it; None where it is not a number.
+      since: When it began; None if unknown.
+    """
+
+    name: str
+    text: str
+    limit: float | None = None
+    value: float | None = None
+    since: datetime | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def run_alerts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alert]:
+    """Yield the alerts of one run, ended or running."""
+    longest = sweep.alerts.longest_run
+    if longest is not None and duration_s > longest.total_seconds():
+        most_s = longest.total_seconds()
+        yield Alert("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
+    if failed := counts.get("failed"):
+        yield Alert("failed_rows", f"{counted(failed, 'row')} could not be processed", 0, failed)
+    skews = [(counts[name], server) for server, name in CLOCK_SKEWS.items() if name in counts]
+    if skews:
+        ahead_s, server = max(skews, key=lambda skew: abs(skew[0]))
+        tolerated_s, side = TOLERATED.total_seconds(), "ahead of" if ahead_s > 0 else "behind"
+        text = f"the clock of the last run's machine was {abs(ahead_s):,.1f} s {side} {server}'s; check NTP"
+        yield Alert("clock", text, tolerated_s, abs(ahead_s))
+    for name, most in sweep.alerts.most.items():
+        if (number := counts.get(name, 0)) > most:
+            yield Alert(f"most_{name}", f"the last run counted {number:,} {name}, over {most:,}", most, number)
+
+
+def backlog_alerts(sweep: Sweep, waiting: Backlog) -> Iterator[Alert]:
+    """Yield an alert if the backlog exceeds its threshold."""
+    most = sweep.alerts.backlog
+    if most is not None and waiting.exceeds(most):
+        yield Alert("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, waiting.rows)
+
+
+def failed_runs_alerts(sweep: Sweep, ended: Sequence[RunRecord]) -> Iterator[Alert]:
+    """Yield an alert if too many runs in a row failed, of a worker with an argument too many with the same argument.
+
+    Parameters:
+      ended: As `last_ended`; empty to look only for arguments, which the alert names.
+
+    Raises:
+      peewee.PeeweeException: The ledger cannot be read.
+    """
+    most = sweep.alerts.failed_runs
+    if most is None:
+        return
+    found, number = ([], 0) if sweep.argument is None else failing(sweep.name, most, _NAMED_ARGUMENTS)
+    outcomes = [run.outcome for run in ended[::-1][:most]]
+    if found:
+        yield Alert("failed_runs", _in_words(sweep, found, number), most, found[0].runs, found[0].since)
+    elif len(outcomes) == most and all(map(is_failed, outcomes)):
+        yield Alert("failed_runs", f"{counted(most, 'run')} in a row failed", most, most)
+
+
+def _in_words(sweep: Sweep, found: Sequence[Failing], number: int) -> str:
+    """Return the text about arguments whose last runs failed, the longest failing ones by name."""
+    named = [
+        f"{each.argument} ({counted(each.runs, 'run')} in a row since {each.since:%Y-%m-%d %H:%M} UTC: "
+        f"{shortened(each.cause, _LONGEST_CAUSE)})"
+        for each in found
+    ]
+    more = [f"and {number - len(found):,} more"] if number > len(found) else []
+    label = "argument" if sweep.argument is None else sweep.argument.label
+    return f"{label} {', '.join([*named, *more])}: failed, or rejected every row"
+
+
+def is_failed(outcome: str | None) -> bool:
+    """Return whether a run with this outcome has failed."""
+    return outcome in _FAILED
+
+
+def last_run_alerts(outcome: str | None, why: str | None) -> Iterator[Alert]:
+    """Yield an alert if the last run failed."""
+    if is_failed(outcome):
+        yield Alert("last_run", f"the last run ended as {outcome}: {why}")
+
+
+def breaker_alerts(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alert]:
+    """Yield an alert if a run exceeded its breaker, with the numbers and what to do."""
+    if not is_exceeded(counts):
+        return
+    count = counts["breaker"]
+    stale, allowed = count["stale"], count["allowed"]
+    found = None if stale is None else stale + (not count["exact"])
+    text = f"{in_numbers(count)}; {_ADVICE[count['action']]}".replace("NAME", sweep.name)
+    yield Alert("breaker", text, allowed, found)
+
+
+def first_run_alerts(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alert]:
+    """Yield an alert if the worker's runs wait for a confirmation, with the commands to type."""
+    if reason == UNCONFIRMED and (count := counts.get(UNCONFIRMED)) is not None:
+        yield Alert(UNCONFIRMED, in_words(count), count.get("limit", AT_LEAST), count["stale"])
+
+
+def last_runs_alerts(sweep: Sweep, ended: Sequence[RunRecord]) -> Iterator[Alert]:
+    """Yield the alerts of a worker's last runs together: failed runs, an exceeded breaker, a lasting throttle.
+
+    Parameters:
+      ended: As `last_ended`.
+
+    Raises:
+      peewee.PeeweeException: The ledger cannot be read.
+    """
+    yield from failed_runs_alerts(sweep, ended)
+    yield from breaker_alerts(sweep, next((run.counts for run in _that_looked(ended)), {}))
+    yield from throttle_alerts(ended)
+
+
+def _that_looked(ended: Sequence[RunRecord]) -> Iterator[RunRecord]:
+    """Yield the runs that have looked at the rows, newest first. A wrong clock ends a run before that."""
+    return (run for run in reversed(ended) if run.reason != "clock")
+
+
+def throttle_alerts(ended: Sequence[RunRecord]) -> Iterator[Alert]:
+    """Yield an alert if the last runs all ended early because they were throttled."""
+    last = list(islice(_that_looked(ended), THROTTLED_RUNS))
+    if len(last) < THROTTLED_RUNS or any(run.reason != "gate" for run in last) or "throttled" not in last[0].counts:
+        return
+    gate, value, limit = (last[0].counts["throttled"][name] for name in ("gate", "value", "limit"))
+    by_number = limit is not None
+    found = f"{gate} {value:g} > {limit:g}" if by_number else f"{gate} ({value})"
+    yield Alert(
+        "throttled",
+        f"{found} slowed the last {THROTTLED_RUNS} runs and ended them early; "
+        f"each processed a few rows. Fix the cause, or set another limit: gates.{gate}",
+        limit,
+        value if by_number else None,
+    )
+
+
+def overdue_alerts(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: float) -> Iterator[Alert]:
+    """Yield an alert if a scheduled worker has not run for too many periods; missed ticks are not runs."""
+    most = sweep.alerts.overdue
+    if last_at is None or most is None:
+        return
+    silent_s = (now - last_at).total_seconds()
+    if silent_s > most * period_s:
+        text = f"it has not run for {format_duration(silent_s)}, over {most} of its periods; is the scheduler alive?"
+        yield Alert("overdue", text, most * period_s, silent_s)
+
+
+def stuck_after(sweep: Sweep) -> timedelta:
+    """Return the time after which an open run is stuck, whether or not it sends heartbeats.
+
+    A run begins no batch after its `runtime`, and a batch without a heartbeat for longer than `SILENCE` is dead.
+    """
+    return sweep.limits.runtime + SILENCE
+
+
+def stuck_alerts(sweep: Sweep, open_runs: Sequence[RunRecord], now: datetime) -> Iterator[Alert]:
+    """Yield an alert if open runs exceed their time, or are silent and no other run has taken over."""
+    stuck = []
+    for run in open_runs:
+        if (run.silent_s or 0.0) > TAKEOVER.total_seconds():
+            stuck.append((run.heartbeat_at + TAKEOVER, TAKEOVER, run, "sent no heartbeat"))
+        # A purge or a restoration takes the time that it needs.
+        elif now > (late_at := run.started_at + stuck_after(sweep)) and not run.counts.keys() & {PURGE, RESTORE}:
+            stuck.append((late_at, stuck_after(sweep), run, "not ended"))
+    stuck.sort(key=lambda each: each[0])
+    if not stuck:
+        return
+    since, limit, run, what = stuck[0]
+    began, limit_s = since - limit, limit.total_seconds()
+    lasts_s = (now - began).total_seconds()
+    more = f"; {counted(len(stuck) - 1, 'more run is', 'more runs are')} stuck" if len(stuck) > 1 else ""
+    process = f", {run.process}" if run.process else ""
+    yield Alert(
+        "stuck",
+        f"run {run.label} has {what} since {began:%Y-%m-%d %H:%M:%S} UTC, for {format_duration(lasts_s)}, over "
+        f"{format_duration(limit_s)}{more}. Look: housekeeping runs {run.label}; then restart its process{process}",
+        limit_s,
+        lasts_s,
+        since,
+    )
+
+
+def process_alerts(
+    sweeps: Iterable[Sweep],
+    processes: Processes,
+    waiting: Mapping[str, int],
+    now: datetime,
+    zone: tzinfo,
+    *,
+    ever_ran: bool,
+) -> list[Alert]:
+    """Return the alerts of the whole installation; none when the heartbeats could not be read.
+
+    An installation that has only the maintenance of the library's own tables needs no process before it has had one:
+    it may only use `housekeeping purge`, or only the middleware.
+
+    Parameters:
+      sweeps: The workers that are set up.
+      waiting: Waiting messages by queue; empty when unknown.
+      ever_ran: Whether the ledger has a run that a worker process executed.
+    """
+    if not processes.known:
+        return []
+    in_use = ever_ran or bool(processes.schedulers)
+    scheduled = [
+        sweep
+        for sweep in sweeps
+        if sweep.enabled and sweep.schedule and (in_use or not sweep.name.startswith(_MAINTENANCE))
+    ]
+    needed = {sweep.queue for sweep in scheduled} | {queue for queue, messages in waiting.items() if messages}
+    if not needed:
+        return []
+    if not processes.every:
+        since = "for a day" if ever_ran else "yet"
+        found = [Alert(NO_WORKER, f"no worker has sent a heartbeat {since}: start `housekeeping worker`")]
+        if scheduled:
+            text = f"no scheduler has sent a heartbeat {since}: start `housekeeping scheduler`"
+            found.append(Alert(NO_SCHEDULER, text))
+        return found
+    alerts = [alert for queue in sorted(needed) for alert in _no_worker(processes, queue, waiting.get(queue, 0))]
+    if scheduled:
+        alerts += _no_scheduler(processes, _shortest_period(scheduled, now, zone))
+    return alerts
+
+
+def no_living_scheduler(processes: Processes) -> str | None:
+    """Return since when no scheduler is alive and what to do; None if one is alive or this is unknown."""
+    seen = processes.schedulers
+    if not processes.known or any(each.alive for each in seen):
+        return None
+    text = f"no scheduler is alive {_silent_since(seen[0])}" if seen else "no scheduler has run yet, or none for a day"
+    return f"{text}: start `housekeeping scheduler`"
+
+
+def no_living_worker(processes: Processes, queue: str) -> str | None:
+    """Return since when no worker serves the queue and what to do; None if one does or this is unknown."""
+    seen = processes.serving(queue)
+    if not processes.known or any(each.alive for each in seen):
+        return None
+    since = f" {_silent_since(seen[0])}" if seen else ""
+    others = any(each.alive and each.heartbeat.kind == "worker" for each in processes.every)
+    do = f"start `housekeeping worker --queues {queue}`" if others else "start `housekeeping worker`"
+    return f"no worker serves the queue {queue!r}{since}: {do}"
+
+
+def _silent_since(last: Process) -> str:
+    ago = f"{format_duration(last.age_s)} ago"
+    how = f"{last.name} stopped {ago}" if last.heartbeat.stopped else f"last heartbeat of {last.name}, {ago}"
+    return f"since {last.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC ({how})"
+
+
+def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert]:
+    text = no_living_worker(processes, queue)
+    if text is not None:
+        messages = f"; {counted(waiting, 'message waits', 'messages wait')}" if waiting else ""
+        seen = processes.serving(queue)
+        yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting, seen[0].heartbeat_at if seen else None)
+
+
+def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
+    text = no_living_scheduler(processes)
+    limit_s = max(_PERIODS * period, GRACE).total_seconds()
+    seen = processes.schedulers
+    # Without any scheduler so far, the time counts from the start of the first process.
+    silent_s = seen[0].age_s if seen else max(each.heartbeat.up_s + each.age_s for each in processes.every)
+    if text is not None and silent_s > limit_s:
+        yield Alert(NO_SCHEDULER, text, limit_s, silent_s, seen[0].heartbeat_at if seen else None)
+
+
+def _shortest_period(scheduled: Iterable[Sweep], now: datetime, zone: tzinfo) -> timedelta:
+    return min(Cron(sweep.schedule, zone).period(now) for sweep in scheduled if sweep.schedule)
+
+
+def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
+    """Log the alerts of a run that ended, and record the backlog in its row; never raises."""
+    failure = [*last_run_alerts(result.outcome, result.reason)]
+    if result.run_id is None:
+        # Without the database the other alerts are unknown.
+        record_alerts(sweep, failure, clear_others=False)
+        return
+    if result.reason == UNCONFIRMED:
+        alerts = [*first_run_alerts(result.reason, result.counts)]
+        record_alerts(sweep, alerts, clear_others=False)
+        _log(alerts)
+        return
+    alerts = [*run_alerts(sweep, result.duration_s, result.counts), *breaker_alerts(sweep, result.counts)]
+    # Runs with one argument fail while those with others succeed.
+    failed_runs = _queried(
+        lambda: failed_runs_alerts(sweep, last_ended(sweep) if result.exit_code else ()), "Could not read the ledger"
+    )
+    if result.reason == "gate":
+        alerts += _queried(lambda: throttle_alerts(last_ended(sweep)), "Could not read the ledger")
+    # The backlog of a worker with an argument says nothing about this run.
+    counts_backlog = sweep.argument is None and (sweep.progress_counts or sweep.alerts.backlog is not None)
+    if result.outcome != "skipped" and counts_backlog:
+        alerts += _queried(
+            lambda: _record_backlog(sweep, result.run_id, clock), "Could not count the backlog", UNKNOWN_BACKLOG
+        )
+    if result.outcome != "skipped":
+        record_alerts(sweep, [*alerts, *failed_runs, *failure])
+    _log([*alerts, *(failed_runs if result.exit_code else ())])
+
+
+def _log(alerts: Sequence[Alert]) -> None:
+    for alert in alerts:
+        logger.warning("Alert", alarm=alert.name, text=alert.text, limit=alert.limit, value=alert.value)
+
+
+def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alert]:
+    waiting = backlog(sweep, clock.now(), sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
+    Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
+    record_backlog(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
+    yield from backlog_alerts(sweep, waiting)
+
+
+def _queried(query: Callable[[], Iterator[Alert]], event: str, unknown: str | None = None) -> list[Alert]:
+    try:
+        with database.atomic():
+            return list(query())
+    except Exception as error:  # a predicate may raise anything
+        logger.warning(event, error=error_line(error))
+        return [] if unknown is None else [Alert("unseen", f"{unknown}: {error_line(error)}")]
+
+
+def with_times(sweep: Sweep, alerts: Iterable[Alert], ended: Sequence[RunRecord], now: datetime) -> list[Alert]:
+    """Return the alerts with the times since which they are active, where the ledger tells.
+
+    An alert of runs is active since the start of the first of the unbroken series of runs that raised it.
+
+    Parameters:
+      ended: As `last_ended`.
+    """
+    names = [_names(sweep, run) for run in ended]
+    return [alert if alert.since else replace(alert, since=_since(alert, ended, names, now)) for alert in alerts]
+
+
+def _since(alert: Alert, ended: Sequence[RunRecord], names: Sequence[set[str]], now: datetime) -> datetime | None:
+    if alert.name == "overdue" and alert.value is not None and alert.limit is not None:
+        return now - timedelta(seconds=alert.value - alert.limit)
+    first = len(ended)
+    while first and alert.name in names[first - 1]:
+        first -= 1
+    if first == len(ended) or (first == 0 and len(ended) >= MOST_RUNS):
+        return None  # no ended run raised it, or earlier runs may have raised it, too
+    return ended[first].started_at
+
+
+def _names(sweep: Sweep, run: RunRecord) -> set[str]:
+    """Return the names of the alerts that a run raises or contributes to, such as ``failed_runs``."""
+    found = {alert.name for alert in run_alerts(sweep, run.duration_s or 0.0, run.counts)}
+    found |= {alert.name for alert in last_run_alerts(run.outcome, run.reason)}
+    found |= {alert.name for alert in breaker_alerts(sweep, run.counts)}
+    if run.backlog is not None:
+        waiting = Backlog(run.backlog, exact=bool(run.backlog_exact))
+        found |= {alert.name for alert in backlog_alerts(sweep, waiting)}
+    if is_failed(run.outcome):
+        found.add("failed_runs")
+    if run.reason == "gate":
+        found.add("throttled")
+    return found
+
+
+def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
+    """Return the stale rows of all stages, counted up to `limit`. If there are more: `limit`, and not exact."""
+    waiting = Backlog(0)
+    for each in sweep.stages_for_run():
+        waiting += each.backlog(now, limit)
+    return waiting if waiting.rows <= limit else Backlog(limit, exact=False)
+
+
+def held(sweep: Sweep, now: datetime, limit: int) -> Backlog | None:
+    """Count the rows on hold among the first `limit` stale rows of each stage; None if no stage has a hold."""
+    return total_held(each.held(now, limit) for each in sweep.stages_for_run() if isinstance(each, TableStage))
+
+
+def total_held(counts: Iterable[Backlog | None]) -> Backlog | None:
+    """Return the sum of the stages' rows on hold; None if no stage has a hold."""
+    found = [each for each in counts if each is not None]
+    return sum(found, Backlog(0)) if found else None
+
+
+def oldest(sweep: Sweep, now: datetime) -> Any:
+    """Return the oldest stale row's first order column, usually its time; None without stale rows."""
+    return first_of(each.oldest(now) for each in sweep.stages_for_run())
+
+
+def first_of(values: Iterable[Any], least: Callable[[list[Any]], Any] = min) -> Any:
+    """Return the least of the stages' values without None; None if there is none.
+
+    Stages may be ordered by different types, such as times and ids. Then the type of the first value is compared.
+    """
+    present = [value for value in values if value is not None]
+    return least([value for value in present if type(value) is type(present[0])]) if present else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rows per hour over the last runs.
+
+    Attributes:
+      drained: Processed rows.
+      arrived: Rows that became stale; None if unknown, because a backlog was only counted up to its limit.
+    """
+
+    drained: float
+    arrived: float | None
+
+
+def last_ended(sweep: Sweep) -> list[RunRecord]:
+    """Return the worker's last runs that began and ended, oldest first."""
+    return history.last_ended(sweep.name, max(MOST_RUNS, sweep.alerts.failed_runs or 0))
+
+
+def rates(sweep: Sweep, runs: Sequence[RunRecord]) -> Rates | None:
+    """Return the rates over these runs; None for fewer than two runs or less than ten minutes."""
+    counted = [run for run in runs if run.backlog is not None]
+    if len(counted) < 2:
+        return None
+    first, last = counted[0], counted[-1]
+    began, ended = _ended_at(first), _ended_at(last)
+    if ended - began < _MIN_OBSERVATION:
+        return None
+    hours = (ended - began) / timedelta(hours=1)
+    drained = processed_by(sweep, [run for run in runs if began < _ended_at(run) <= ended])
+    assert first.backlog is not None and last.backlog is not None
+    known = first.backlog_exact and last.backlog_exact
+    return Rates(drained / hours, (drained + last.backlog - first.backlog) / hours if known else None)
+
+
+def pace(sweep: Sweep, runs: Sequence[RunRecord]) -> float | None:
+    """Return the rows processed per second of run time in successful runs; None if they processed none."""
+    succeeded = [run for run in runs if run.outcome in _SUCCESS]
+    processed = processed_by(sweep, succeeded)
+    spent_s = sum(run.duration_s or 0.0 for run in succeeded)
+    return processed / spent_s if processed and spent_s > 0 else None
+
+
+def processed_by(sweep: Sweep, runs: Iterable[RunRecord]) -> int:
+    """Return the number of rows that these runs processed."""
+    return sum(processed_rows(run.counts, sweep.progress_counts) for run in runs)
+
+
+def _ended_at(run: RunRecord) -> datetime:
+    assert run.finished_at is not None
+    return run.finished_at
+
+
+#: Start of each open run of this process, by worker and run id; in seconds since 1970.
+_open_runs: Final[dict[tuple[str, int], float]] = {}
+_open_runs_lock: Final = threading.Lock()
+
+
+def declare_metrics(sweep: Sweep, cron: Cron | None) -> None:
+    """Export a worker's metrics as 0 before its first run, so that ``increase()`` counts even the first error.
+
+    Parameters:
+      cron: Its schedule; None if it has none.
+    """
+    telemetry.WAITING_SINCE.set(time.time(), sweep.name)
+    if database.several():
+        telemetry.WORKER_DATABASE.set(1, sweep.name, sweep.database)
+    for outcome in OUTCOMES:
+        telemetry.RUNS.add(sweep.name, outcome, number=0)
+    for name in _counted(sweep):
+        telemetry.ROWS.add(sweep.name, name, number=0)
+    for alert, limit in _limits_of(sweep).items():
+        telemetry.ALARM.set(0, sweep.name, alert)
+        if limit is not None:
+            telemetry.ALARM_LIMIT.set(limit, sweep.name, alert)
+    telemetry.ALARM_LIMIT.set(stuck_after(sweep).total_seconds(), sweep.name, "stuck")
+    telemetry.OPEN_RUN.set(0, sweep.name)
+    if sweep.alerts.overdue is not None and cron is not None:
+        period_s = cron.period(datetime.now(UTC)).total_seconds()
+        telemetry.ALARM_LIMIT.set(sweep.alerts.overdue * period_s, sweep.name, "overdue")
+
+
+def record_clock_skew(sweep: Sweep, ahead_s: float) -> None:
+    """Set the metric of how far this machine's clock is ahead of the server's from which it differs most."""
+    telemetry.CLOCK_SKEW.set(ahead_s, sweep.name)
+
+
+def record_begin(sweep: Sweep, run_id: int) -> None:
+    """Record that a run has begun."""
+    now = time.time()
+    telemetry.LAST_ATTEMPT.set(now, sweep.name)
+    with _open_runs_lock:
+        _open_runs[sweep.name, run_id] = now
+        _set_open_run(sweep)
+
+
+def _set_open_run(sweep: Sweep) -> None:
+    telemetry.OPEN_RUN.set(
+        min((at for (worker, _), at in _open_runs.items() if worker == sweep.name), default=0), sweep.name
+    )
+
+
+def record_run(sweep: Sweep, result: RunResult, waited: WaitTimes) -> None:
+    """Record the end of a run of any outcome."""
+    now = time.time()
+    telemetry.RUNS.add(sweep.name, result.outcome)
+    with _open_runs_lock:
+        has_begun = _open_runs.pop((sweep.name, result.run_id or 0), None) is not None
+        _set_open_run(sweep)
+    if not has_begun and (result.outcome != "skipped" or result.reason in HELD_BACK):
+        telemetry.LAST_ATTEMPT.set(now, sweep.name)
+    if result.outcome == "skipped":
+        return
+    telemetry.DURATION.observe(result.duration_s, sweep.name)
+    telemetry.DATABASE_TIME.add(sweep.name, number=waited.database_s)
+    telemetry.REDIS_TIME.add(sweep.name, number=waited.redis_s)
+    for name in dict.fromkeys((*_counted(sweep), *result.counts)):
+        number = result.counts.get(name, 0)  # 0 replaces the number of an earlier run
+        if name not in CLOCK_SKEWS.values() and _is_number(number):
+            telemetry.ROWS.add(sweep.name, name, number=number)
+            telemetry.LAST_RUN_ROWS.set(number, sweep.name, name)
+    telemetry.LAST_RUN_DURATION.set(result.duration_s, sweep.name)
+    telemetry.LAST_RUN.set(now, sweep.name)
+    if result.outcome == "done" or (result.outcome == "partial" and result.reason not in STOPPED):
+        telemetry.LAST_SUCCESS.set(now, sweep.name)
+
+
+def record_backlog(sweep: Sweep, waiting: Backlog, oldest: Any, now: datetime) -> None:
+    """Record the backlog after a run.
+
+    Parameters:
+      oldest: The oldest stale row's first order column; recorded if it is a time.
+    """
+    # A count that stopped at its limit means at least one row more.
+    telemetry.BACKLOG.set(waiting.rows + (not waiting.exact), sweep.name)
+    if not waiting.rows:
+        telemetry.OLDEST.set(0, sweep.name)
+    elif isinstance(oldest, datetime):
+        since = oldest if oldest.tzinfo else oldest.replace(tzinfo=UTC)
+        telemetry.OLDEST.set((now - since).total_seconds(), sweep.name)
+
+
+def record_alerts(sweep: Sweep, alerts: Iterable[Alert], *, clear_others: bool = True) -> None:
+    """Set these alerts, and clear the worker's others unless `clear_others` is False."""
+    active = {alert.name for alert in alerts}
+    for name in {*(_limits_of(sweep) if clear_others else ()), *active}:
+        telemetry.ALARM.set(name in active, sweep.name, name)
+
+
+def _counted(sweep: Sweep) -> Iterator[str]:
+    """Yield the counts that are numbers, with ``failed``, which every worker has."""
+    numbers = (name for name in sweep.counts if name not in ("out_of_time", "execution_timeout"))
+    yield from dict.fromkeys((*numbers, "failed"))
+
+
+def _limits_of(sweep: Sweep) -> dict[str, float | None]:
+    """Return the alerts that the end of a run raises or clears, with their limits; None where it is not a number."""
+    thresholds = sweep.alerts
+    found: dict[str, float | None] = {"failed_rows": 0, "clock": TOLERATED.total_seconds()}
+    found |= dict.fromkeys(("last_run", "breaker", "throttled"))
+    found |= {f"most_{name}": most for name, most in thresholds.most.items()}
+    if sweep.guard.first_run:
+        found[UNCONFIRMED] = None
+    if thresholds.longest_run is not None:
+        found["longest_run"] = thresholds.longest_run.total_seconds()
+    if thresholds.failed_runs is not None:
+        found["failed_runs"] = thresholds.failed_runs
+    if sweep.argument is None:
+        found |= {"unseen": None} if thresholds.backlog is None else {"unseen": None, "backlog": thresholds.backlog}
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

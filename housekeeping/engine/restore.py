@@ -1,0 +1,350 @@
+"""Restore of a run: its rows move from the archive back to their table, as a run of its own in the ledger.
+
+The run holds the sweep's lease. The sweep is paused before the first row moves, so that it does not delete the rows
+again, even if this process dies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from operator import and_
+from typing import Any, Final
+
+from peewee import JOIN, OP, SQL, Column, Expression, Model, Select, Tuple, fn
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
+from housekeeping.database.catalog import ColumnType, identify, key_of, quoted_name, read_columns, table_of
+from housekeeping.database.connection import database
+from housekeeping.engine import RunResult
+from housekeeping.engine.run import run_sweep
+from housekeeping.ledger import operators, runs
+from housekeeping.ledger.operators import Override
+from housekeeping.ledger.runs import RESTORE
+from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, inserted
+from housekeeping.sweeps.conditions import condition_on
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stage import Batch, BatchResult
+from housekeeping.sweeps.table_stage import AS_WRITTEN, TableStage, Write, count_of
+from housekeeping.sweeps.validate_tables import archives_of
+from housekeeping.sweeps.values import Guard, Limits
+
+#: Counts of rows that are back in their table, and of rows whose key exists there again.
+RESTORED: Final = "restored"
+CONFLICTS: Final = "conflicts"
+
+
+class _WithKeys(Select):
+    """Query of an INSERT that also writes identity columns which are GENERATED ALWAYS."""
+
+    def __sql__(self, ctx: Any) -> Any:
+        return super().__sql__(ctx.literal("OVERRIDING SYSTEM VALUE "))
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Insert archived rows into their table and delete them from the archive.
+
+    A row stays in the archive and counts as a conflict if its key, or another unique value, exists in the table, or if
+    a trigger leaves it out. It stays and fails if a trigger changes what is restored.
+
+    Attributes:
+      source: The table.
+      columns: Its columns that the archive has, without those that PostgreSQL computes.
+    """
+
+    source: type[Model]
+    columns: tuple[ColumnType, ...]
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return (RESTORED, CONFLICTS)
+
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
+        archive: Any = table.model
+        stored = archive._meta.table
+        names = [column.column_name for column in table.key]
+        # Of a key that the run has archived several times, the batch restores the newest row.
+        key = [Column(stored, name) for name in names if name in [column.name for column in self.columns]]
+        others = [Column(stored, name) for name in names if name not in [column.name for column in self.columns]]
+        columns = [Column(stored, column.name) for column in self.columns]
+        candidates = (
+            archive.select(*columns, *others)
+            .where(chosen)
+            .distinct(*key)
+            .order_by(*key, Column(stored, ARCHIVED_AT).desc())
+            .cte("candidates", materialized=True)
+        )
+        values = [self._value(candidates, column) for column in self.columns]
+        rows = _WithKeys((candidates,), values)
+        insert = inserted(self.source, [column.name for column in self.columns], rows).on_conflict_ignore()
+        stored_again = [Column(_table(self.source), each.name) for each in self.columns]
+        restored = insert.returning(*stored_again).cte("restored")
+        compared = Select((restored,), [self._is_exact(restored, candidates).alias(AS_WRITTEN)]).cte("compared")
+        same_key = Tuple(*(Column(candidates, each.name) for each in key)).in_(
+            Select((restored,), [Column(restored, each.name) for each in key])
+        )
+        back = Select((candidates,), [Column(candidates, name) for name in names]).where(_hashed(same_key))
+        gone = chosen & _hashed(Tuple(*table.key).in_(back))
+        removed = archive.delete().where(gone).returning(*table.key).cte("removed")
+        done = Select((removed,), [Column(removed, name) for name in names])
+        kept = archive.select(SQL("1")).where(chosen & Tuple(*table.key).not_in(done)).cte("kept")
+        holds = Expression(count_of(restored), OP.EQ, count_of(removed))
+        return Write([removed, kept], self.counted_as, before=(candidates, restored, compared), holds=holds)
+
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
+        return None
+
+    def _is_exact(self, restored: Any, candidates: Any) -> Any:
+        """Return whether a restored row has the archived values, times excepted, which a trigger may set."""
+        compared = [column for column in self.columns if not column.sql_type.startswith(("timestamp", "date", "time"))]
+        archived = [self._value(candidates, column).cast(column.sql_type) for column in compared]
+        texts = Select((candidates,), [fn.ROW(*archived).cast("text")])
+        return _hashed(fn.ROW(*(Column(restored, column.name) for column in compared)).cast("text").in_(texts))
+
+    def _value(self, candidates: Any, column: ColumnType) -> Any:
+        """Return a column's archived value; the default of a column that was added after the row was archived."""
+        archived = Column(candidates, column.name)
+        if not column.not_null or column.default is None:
+            return archived
+        return fn.COALESCE(archived, SQL(column.default.replace("%", "%%")))
+
+
+def _hashed(condition: Expression) -> Any:
+    """Return the condition in a form that PostgreSQL does not turn into a join.
+
+    It expects few rows from a CTE, and would compare each row of the batch with each other one.
+    """
+    return fn.COALESCE(condition, False)
+
+
+def _table(model: type[Model]) -> Any:
+    meta: Any = model._meta
+    return meta.table
+
+
+#: What the name of a restoring run has before that of its sweep.
+PREFIX: Final = "restore:"
+#: Time limit of a restoring run. It renews its lease.
+_LONGEST: Final = timedelta(days=1)
+#: Seconds between looks at a run of the sweep that has to end first.
+_LOOK_S: Final = 0.1
+
+
+class RestoreSweep(Sweep):
+    """Sweep that restores from an archive. The library declares it, so it needs no validation."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTable:
+    """Table whose archived rows are restored.
+
+    Attributes:
+      stage: The stage of the restoring run.
+      lost_columns: Columns of the archive that the table no longer has. Their values are not restored.
+    """
+
+    source: type[Model]
+    stage: TableStage
+    lost_columns: tuple[str, ...] = ()
+
+    def dry_run(self) -> dict[str, int]:
+        """Return the counts of a restore, in the current transaction, and change nothing."""
+        archive: Any = self.stage.model
+        source: Any = self.source
+        names = [column.column_name for column in key_of(self.source)]
+        # The condition may name its columns without their table, so it stays apart from the join.
+        rows = archive.select(*(archive._meta.columns[name] for name in names))
+        archived = rows.where(self.stage.stale(SYSTEM_CLOCK.now())).cte("archived", materialized=True)
+        keys = [Column(archived, name) for name in names]
+        there = [source._meta.columns[name] for name in names]
+        # A key that the run has archived several times is restored once.
+        restored = fn.COUNT(Tuple(*keys).distinct()).filter(there[0].is_null())
+        joined = Select((archived,), [fn.COUNT(SQL("*")), restored]).with_cte(archived)
+        same = reduce(and_, (column == key for column, key in zip(there, keys, strict=True)))
+        total, free = joined.join(source, JOIN.LEFT_OUTER, on=same).tuples().execute(database)[0]
+        return {RESTORED: free, CONFLICTS: total - free}
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """Restore of the rows that one run has archived.
+
+    Attributes:
+      sweep: The sweep of the run.
+      restoring: The sweep that restores the rows.
+      tables: The tables, in the order in which they are restored.
+      where: Condition on the rows; None for all rows of the run.
+    """
+
+    sweep: Sweep
+    run_id: int
+    restoring: RestoreSweep
+    tables: tuple[RestoredTable, ...]
+    where: str | None = None
+
+    def dry_run(self) -> RunResult:
+        """Return what would be restored, and change nothing.
+
+        Raises:
+          peewee.PeeweeException: The database does not answer.
+        """
+        started, now = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.now()
+        with database.using(self.sweep.database), database.atomic():
+            found = [table.dry_run() for table in self.tables]
+        counts = {name: sum(each[name] for each in found) for name in (RESTORED, CONFLICTS)}
+        spent = SYSTEM_CLOCK.monotonic() - started
+        return RunResult(self.restoring.name, "done", None, None, now, spent, counts, dry_run=True)
+
+    def carry_out(self, *, pause: bool, said_by: str | None = None, **options: Any) -> RunResult:
+        """Restore the rows, and return the run's result. A failed run does not raise.
+
+        Parameters:
+          pause: Whether the sweep stays paused afterward. A sweep without a lease is always paused meanwhile.
+          said_by: The operator.
+          options: Parameters of `run_sweep`.
+
+        Raises:
+          HousekeepingError: A run of the sweep did not end in time; nothing was restored.
+          peewee.PeeweeException: The database does not answer.
+        """
+        with database.using(self.sweep.database):
+            if not pause and self.restoring.lease is not None:
+                return self._run(**options)
+            before = operators.override_of(self.sweep.name)
+            self._pause(before, said_by)
+            try:
+                self._wait_for_runs(options.get("stopping"))
+                return self._run(**options)
+            finally:
+                if not pause:
+                    self._undo_pause(before)
+
+    def _run(self, **options: Any) -> RunResult:
+        noted = {RESTORE: {"run_id": self.run_id, "where": self.where}}
+        return run_sweep(self.restoring, noted=noted, **options)
+
+    def _pause(self, before: Override | None, said_by: str | None) -> None:
+        if not _is_paused_for_good(before):
+            operators.switch(Override(self.sweep.name, "paused", self._reason, said_by=said_by))
+
+    @property
+    def _reason(self) -> str:
+        return f"restore of run {self.run_id}; a run would delete its rows again"
+
+    def _undo_pause(self, before: Override | None) -> None:
+        now = operators.override_of(self.sweep.name)
+        if now is None or now.reason != self._reason:
+            return  # an operator has resumed, paused or narrowed the sweep meanwhile
+        if before is None:
+            operators.resume(self.sweep.name)
+        elif not _is_paused_for_good(before):
+            operators.switch(before)
+
+    def _wait_for_runs(self, stopping: threading.Event | None) -> None:
+        deadline = time.monotonic() + runs.SILENCE.total_seconds()
+        while runs.is_at_work(self.sweep.name) and not (stopping is not None and stopping.is_set()):
+            if time.monotonic() > deadline:
+                raise HousekeepingError(
+                    f"a run of {self.sweep.name} did not end within {runs.SILENCE.total_seconds():.0f} s, although it "
+                    "is paused; nothing was restored"
+                )
+            time.sleep(_LOOK_S)
+
+
+def _is_paused_for_good(override: Override | None) -> bool:
+    return override is not None and override.state == "paused" and override.until is None
+
+
+def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Restoration:
+    """Return the restore of a run, in the sweep's database.
+
+    Parameters:
+      where: SQL condition on the columns of the archive; None for all rows of the run.
+
+    Raises:
+      WrongArgument: The sweep has no archive, or `where` is no condition on it.
+      ArchiveMismatch: The archive or its table is missing.
+      peewee.PeeweeException: The database does not answer.
+    """
+    with database.using(sweep.database):
+        archives = archives_of(sweep.declared_stages())
+        if not archives:
+            raise WrongArgument(f"{sweep.name} has no archive, so its rows cannot be restored (Delete(archive_to=...))")
+        # In reverse: rows that reference others were deleted before them.
+        tables = tuple(
+            _restored_table(sweep, archive, source, run_id, where)
+            for archive, (source, _) in reversed(archives.items())
+        )
+        return Restoration(sweep, run_id, _sweep(sweep, tables), tables, where)
+
+
+def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int, where: str | None) -> RestoredTable:
+    identify(source)
+    present, columns = {each.name for each in read_columns(archive)}, read_columns(source)
+    for table, found in ((archive, present), (source, columns)):
+        if not found:
+            raise ArchiveMismatch(f"nothing was restored: table {quoted_name(table)} is missing")
+    condition: Any = getattr(archive, ARCHIVED_BY_RUN) == run_id
+    if where is not None:
+        condition &= condition_on(archive, where)
+    stage = TableStage(
+        name=quoted_name(archive),
+        stale=lambda now: condition,
+        order=key_of(archive),
+        action=Restore(source, tuple(each for each in columns if each.name in present and not each.generated)),
+        batch_size=sweep.limits.batch,
+        counts=(RESTORED, CONFLICTS, "batches"),
+        progress_counts=(RESTORED,),
+        # If the run archived a key twice, its newest row wins. A row that references another row of its table was
+        # archived before it, and can only come back after it.
+        newest_first=True,
+    )
+    return RestoredTable(source, stage, tuple(sorted(present - {*ADDED, *(column.name for column in columns)})))
+
+
+def sweeps_of_archived_run(sweeps: Iterable[Sweep], run: tuple[str, int]) -> list[Sweep]:
+    """Return the sweeps whose archive has rows of this run, in the current database.
+
+    Parameters:
+      run: Database and id of the run.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    found = []
+    for sweep in sweeps:
+        archives: Any = archives_of(sweep.declared_stages()) if sweep.database == run[0] else {}
+        for archive in archives:
+            by_run = archive.select(SQL("1")).where(getattr(archive, ARCHIVED_BY_RUN) == run[1]).limit(1)
+            if table_of(archive).exists and by_run.scalar(database):
+                found.append(sweep)
+    return found
+
+
+def _sweep(sweep: Sweep, tables: tuple[RestoredTable, ...]) -> RestoreSweep:
+    # A lease of each argument says nothing about runs with other arguments.
+    lease = None if sweep.lease is None or callable(sweep.lease.key) else sweep.lease
+    return RestoreSweep(
+        f"{PREFIX}{sweep.name}",
+        [table.stage for table in tables],
+        lease=lease,
+        limits=Limits(
+            sweep.limits.batch,
+            _LONGEST,
+            resume="never",
+            batch_takes=sweep.limits.batch_takes,
+            throttle=sweep.limits.throttle,
+        ),
+        guard=Guard(times_history=None, first_run=False),
+        actor={"feature_category": sweep.actor["feature_category"]} if "feature_category" in sweep.actor else {},
+        database=sweep.database,
+    )

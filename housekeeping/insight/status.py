@@ -1,0 +1,660 @@
+"""Status of an installation: workers with last run, backlog and alerts, the progress of open runs, and processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Final
+
+from peewee import PeeweeException, fn
+
+from housekeeping.brokers import QueueLengths, queue_lengths
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
+from housekeeping.core.logs import counted, error_line, format_duration
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.redis import redis_client
+from housekeeping.core.settings import MAIN, Settings
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
+from housekeeping.database.errors import is_unavailable
+from housekeeping.database.times import ClockSkew, database_now, read_database_clock
+from housekeeping.engine import in_order
+from housekeeping.engine.alerts import (
+    DEFAULT_COUNT_LIMIT,
+    HELD_BACK,
+    UNKNOWN_BACKLOG,
+    Alert,
+    Rates,
+    backlog,
+    backlog_alerts,
+    breaker_alerts,
+    first_run_alerts,
+    held,
+    last_ended,
+    last_run_alerts,
+    last_runs_alerts,
+    oldest,
+    overdue_alerts,
+    process_alerts,
+    rates,
+    run_alerts,
+    stuck_alerts,
+    with_times,
+)
+from housekeeping.engine.failures import Standing, standing
+from housekeeping.engine.guard import UNCONFIRMED, count_stale, processed_rows
+from housekeeping.engine.registry import by_database, by_problem
+from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
+from housekeeping.ledger import history, runs
+from housekeeping.ledger.history import RunRecord
+from housekeeping.ledger.leases import HeldLease, held_leases
+from housekeeping.ledger.operators import (
+    Acknowledged,
+    AlertKey,
+    Override,
+    acknowledged_by,
+    acknowledgments,
+    override_of,
+)
+from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
+from housekeeping.ledger.runs import STOPPED
+from housekeeping.ledger.schema import Run
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stage import Backlog, as_cursor
+from housekeeping.sweeps.validate_tables import stages_of
+from housekeeping.sweeps.values import SetupProblem
+
+logger = named_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """Status of a worker at one moment.
+
+    Attributes:
+      switch: The override in effect, paused or narrowed; None without one.
+      next_tick: In UTC; None without a schedule, or when disabled or paused without an end.
+      last_run: The newest run in the ledger, its counts in the worker's order; None when it never ran.
+      last_success: The end of the last run that reached its end or its limits; None without one.
+      rates: Rows per hour that became stale and that were processed, by the last runs; None if too few runs.
+      waiting: The stale rows; None when they were never counted.
+      counted_at: When they were counted, if that was not now; `alarms` has the reason.
+      held: The stale rows that stay because they are on hold; None if the worker has no hold, or they could not be
+        counted.
+      oldest: The oldest stale row's first order column; None without stale rows.
+      alarms: The active alerts.
+      rejected: Failures and rejections of the last runs by argument and cause, failed runs and then most rows first.
+      rejected_more: The number of further causes and arguments.
+      problem: Why the worker is not set up; None when it is.
+      ended: Its last runs that ended, oldest first.
+      database: Name of its database.
+    """
+
+    worker: str
+    state: State
+    switch: Override | None
+    schedule: str | None
+    last_run: RunRecord | None
+    last_success: datetime | None
+    problem: SetupProblem | None = None
+    next_tick: datetime | None = None
+    rates: Rates | None = None
+    waiting: Backlog | None = None
+    counted_at: datetime | None = None
+    held: Backlog | None = None
+    oldest: Any = None
+    alarms: list[Alert] = field(default_factory=list)
+    rejected: Sequence[Standing] = ()
+    rejected_more: int = 0
+    ended: Sequence[RunRecord] = ()
+    database: str = MAIN
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``workers`` in ``housekeeping status --json``."""
+        first = as_cursor((self.oldest,)) or [None]
+        values = {
+            "worker": self.worker,
+            "state": self.state,
+            "not_set_up": self.problem.text if self.problem else None,
+            "switch": self.switch,
+            "schedule": self.schedule,
+            "next_tick": self.next_tick,
+            "last_run": None if self.last_run is None else _run_as_json(self.last_run),
+            "backlog": self.waiting.rows if self.waiting else None,
+            "backlog_exact": self.waiting.exact if self.waiting else None,
+            "backlog_counted_at": self.counted_at,
+            "held": self.held.rows if self.held else None,
+            "held_exact": self.held.exact if self.held else None,
+            "oldest": first[0],
+            "last_success": self.last_success,
+            "arrived_per_hour": self.rates.arrived if self.rates else None,
+            "drained_per_hour": self.rates.drained if self.rates else None,
+            "alarms": self.alarms,
+            "rejected": self.rejected,
+            "rejected_more": self.rejected_more,
+        }
+        return history.name_database(values, self.database)
+
+
+def format_backlog(status: WorkerStatus, now: datetime) -> str:
+    """Return a worker's backlog: ``5,000``, ``at least 10,000``, ``5,000 (12 min ago)`` or ``?``."""
+    if status.waiting is None:
+        return "?"
+    return f"{status.waiting} ({format_age(status.counted_at, now)})" if status.counted_at else str(status.waiting)
+
+
+def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True) -> WorkerStatus:
+    """Return a worker's status, by three index probes and a bounded count.
+
+    If the backlog cannot be counted, for example because the table is locked, that is an alert of this worker. The
+    status then has the backlog at the end of an earlier run. A disabled worker gets no such alert.
+
+    Parameters:
+      count: Whether there is time to read the application's tables. Without it, the status is as if they were locked.
+
+    Raises:
+      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
+    """
+    last, problem, switch, ended = last_run(sweep), sweep.lacks(), override_of(sweep.name), last_ended(sweep)
+    status = WorkerStatus(
+        sweep.name,
+        state_of(sweep, switch, problem),
+        switch,
+        sweep.schedule,
+        last,
+        _last_success(sweep),
+        problem,
+        ended=ended,
+        database=sweep.database,
+    )
+    if problem is not None:
+        return status
+    waiting, counted_at, first, on_hold = None, None, None, None
+    alerts: list[Alert] = []
+    try:
+        if not count:
+            raise TimeoutError("the other workers' tables took too long")
+        limit = sweep.alerts.backlog or DEFAULT_COUNT_LIMIT
+        with time_limit(STATEMENT_TIME, LOCK_TIME):
+            waiting = backlog(sweep, now, limit)
+            first = oldest(sweep, now)
+            on_hold = held(sweep, now, limit)
+        alerts += backlog_alerts(sweep, waiting)
+    except Exception as error:
+        if is_unavailable(error):
+            raise
+        waiting, counted_at = _last_counted(ended)
+        if sweep.enabled:
+            alerts.append(Alert("unseen", f"{UNKNOWN_BACKLOG}: {error_line(error)}"))
+    rejected, rejected_more = standing(sweep.name)
+    return replace(
+        status,
+        next_tick=next_tick(sweep, now, zone, switch),
+        rates=rates(sweep, ended),
+        waiting=waiting,
+        counted_at=counted_at,
+        held=on_hold,
+        oldest=first,
+        alarms=with_times(sweep, [*alerts, *_ledger_alerts(sweep, switch, ended, now, zone)], ended, now),
+        rejected=rejected,
+        rejected_more=rejected_more,
+    )
+
+
+def _last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime | None]:
+    """Return the last backlog in the ledger, and when it was counted."""
+    for run in reversed(ended):
+        if run.backlog is not None:
+            return Backlog(run.backlog, exact=bool(run.backlog_exact)), run.finished_at
+    return None, None
+
+
+def _ledger_alerts(
+    sweep: Sweep, switch: Override | None, ended: Sequence[RunRecord], now: datetime, zone: Any
+) -> list[Alert]:
+    """Return the alerts of every open run, of the last run that ended, and of the last runs together.
+
+    A skipped or missed tick is no run: it ends no alert.
+    """
+    open_runs = history.open_runs(sweep.name)
+    alerts = list(_open_run_alerts(sweep, open_runs, now))
+    last = max(ended, key=lambda run: (run.finished_at, run.run_id), default=None)
+    if last is not None:
+        alerts += run_alerts(sweep, last.duration_s or 0.0, last.counts)
+        alerts += last_run_alerts(last.outcome, last.error or last.reason)
+    if sweep.guard.first_run:
+        for waiting in history.with_reason(sweep.name, UNCONFIRMED, after=0 if last is None else last.run_id):
+            alerts += first_run_alerts(waiting.reason, waiting.counts)
+    alerts += last_runs_alerts(sweep, ended)
+    if sweep.schedule and all(run.lost for run in open_runs) and state_of(sweep, switch) in ("on", "narrow"):
+        alerts += _overdue_alerts(sweep, now, Cron(sweep.schedule, zone))
+    # An open run and the last ended one may raise the same alert.
+    return list({alert.name: alert for alert in reversed(alerts)}.values())[::-1]
+
+
+def _open_run_alerts(sweep: Sweep, open_runs: Sequence[RunRecord], now: datetime) -> Iterator[Alert]:
+    yield from stuck_alerts(sweep, open_runs, now)
+    for run in open_runs:
+        yield from run_alerts(sweep, (now - run.started_at).total_seconds(), run.counts)
+        yield from breaker_alerts(sweep, run.counts)
+
+
+def _overdue_alerts(sweep: Sweep, now: datetime, cron: Cron) -> Iterator[Alert]:
+    of_worker = Run.worker == sweep.name
+    was_run = history.began() | Run.reason.in_(HELD_BACK)
+    began: Any = Run.select(fn.MAX(Run.started_at)).where(of_worker & was_run).scalar()
+    # A worker whose ticks were all missed or skipped has never run.
+    known: Any = began or Run.select(fn.MIN(Run.started_at)).where(of_worker).scalar()
+    yield from overdue_alerts(sweep, known, now, cron.period(now).total_seconds())
+
+
+def _last_success(sweep: Sweep) -> datetime | None:
+    succeeded = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(STOPPED)))
+    last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & succeeded).order_by(Run.id.desc())
+    ended_at: datetime | None = last.limit(1).scalar()
+    return ended_at
+
+
+def last_run(sweep: Sweep) -> RunRecord | None:
+    """Return the worker's newest run in the ledger, its counts in the worker's order."""
+    for run in history.recent(sweep.name, 1):
+        return replace(run, counts=in_order(sweep, run.counts))
+    return None
+
+
+def _run_as_json(run: RunRecord) -> dict[str, Any]:
+    names = ("run_id", "outcome", "reason", "trigger", "tick", "started_at", "duration_s", "counts", "error")
+    values = run.as_json()
+    return {name: values[name] for name in (*names, "heartbeat_age_s", "maybe_lost")}
+
+
+def never_ran_alerts(
+    sweep: Sweep, status: WorkerStatus, processes: Processes, now: datetime, zone: tzinfo
+) -> Iterator[Alert]:
+    """Yield an alert if a scheduled worker has no row in the ledger, and a scheduler has been alive for many periods.
+
+    Without a living scheduler, the installation has an alert instead.
+    """
+    most = sweep.alerts.overdue
+    alive = [each for each in processes.schedulers if each.alive]
+    if status.last_run is not None or status.state not in ("on", "narrow") or not sweep.schedule:
+        return
+    if most is None or not alive:
+        return
+    oldest = min(alive, key=lambda each: each.started_at)
+    up_s = (now - oldest.started_at).total_seconds()
+    limit_s = most * Cron(sweep.schedule, zone).period(now).total_seconds()
+    if up_s > limit_s:
+        text = f"it has never run, although the scheduler {oldest.name} has been alive for over {most} of its periods"
+        yield Alert("overdue", text, limit_s, up_s, oldest.started_at + timedelta(seconds=limit_s))
+
+
+#: Rows counted at most; the count's time limit usually ends it earlier.
+_COUNTED: Final = 10_000_000
+#: Shorter runs are over before their progress is of use, so their rows are not counted.
+_MIN_DURATION: Final = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of an open run.
+
+    Attributes:
+      run_id: Its row in the ledger; None if unknown.
+      done: The processed rows.
+      total: The processed and the stale rows; None if not counted.
+      elapsed_s: Seconds from the run's start until `done` was counted.
+      limit_s: Seconds after which the run starts no new batch.
+    """
+
+    run_id: int | None
+    done: int
+    total: Backlog | None
+    elapsed_s: float
+    limit_s: float
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """Processed rows per second, on average; None before the first row."""
+        return self.done / self.elapsed_s if self.done and self.elapsed_s > 0 else None
+
+    @property
+    def share(self) -> float | None:
+        """The processed share of all rows, from 0 to 1; None if unknown."""
+        if self.total is None or not self.total.exact:
+            return None
+        return min(1.0, self.done / self.total.rows) if self.total.rows else 1.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Expected seconds until nothing is left, at least those of the counted rows; None if unknown."""
+        if self.total is None or self.rows_per_s is None:
+            return None
+        return max(0, self.total.rows - self.done) / self.rows_per_s
+
+    @property
+    def needs_more_runs(self) -> bool:
+        """Whether the run is expected to reach its time limit before nothing is left."""
+        return self.left_s is not None and self.elapsed_s + self.left_s > self.limit_s
+
+
+def progress_of(
+    sweep: Sweep, counts: dict[str, Any], total: Backlog | None, elapsed_s: float, run_id: int | None = None
+) -> Progress:
+    """Return the progress of a run with these counts."""
+    done = processed_rows(counts, sweep.progress_counts)
+    return Progress(run_id, done, total, elapsed_s, sweep.limits.runtime.total_seconds())
+
+
+def count_left(sweep: Sweep, now: datetime | None = None, argument: Any = None) -> Backlog | None:
+    """Count the stale rows that a run has before it; None if that fails, takes too long or has no meaning.
+
+    Not all stages of a custom sweep count what they process.
+
+    Parameters:
+      now: The time at which the run began; None for the database's time.
+    """
+    if not sweep.progress_counts:
+        return None
+    try:
+        return count_stale(stages_of(sweep), now or database_now(), _COUNTED, argument, sweep.limits.runtime)
+    except Exception as error:  # a predicate may raise anything, and the run shows it
+        logger.debug("Could not count the rows of a run", error=error_line(error))
+        return None
+
+
+def format_progress(progress: Progress) -> str:
+    """Return the progress of a run in one line: ``1,500 of 10,000 rows (15 %), 500 rows/s, 17 s left``."""
+    parts = [_done_of_total(progress)]
+    if (rows_per_s := progress.rows_per_s) is not None:
+        parts.append(f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 1 else f"{rows_per_s:.2g} rows/s")
+    if (left_s := progress.left_s) is not None and progress.total is not None:
+        over = "" if progress.total.exact else "over "
+        runs = " in several runs" if progress.needs_more_runs else ""
+        parts.append(f"{over}{format_duration(left_s)} left{runs}")
+    return ", ".join(parts)
+
+
+def _done_of_total(progress: Progress) -> str:
+    if progress.total is None:
+        return counted(progress.done, "row")
+    # More rows may become stale during the run.
+    total = replace(progress.total, rows=max(progress.total.rows, progress.done))
+    share = "" if progress.share is None else f" ({int(100 * progress.share)} %)"
+    return f"{progress.done:,} of {total} {'row' if total == Backlog(1) else 'rows'}{share}"
+
+
+class ProgressReader:
+    """Reader of the progress of open runs. Counts the rows of each run once."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, int], Backlog | None] = {}
+
+    def read(self, found: Iterable[tuple[Sweep, WorkerStatus]], now: datetime) -> dict[str, Progress]:
+        """Return the progress of each worker's last run, if it is open and has run for five seconds."""
+        progress: dict[str, Progress] = {}
+        open_runs = set()
+        for sweep, status in found:
+            last = status.last_run
+            if last is None or last.outcome is not None or last.lost:
+                continue
+            elapsed = now - last.started_at
+            if elapsed < _MIN_DURATION:
+                continue
+            run = (sweep.database, last.run_id)
+            open_runs.add(run)
+            if run not in self._totals:
+                self._totals[run] = self._total(sweep, last)
+            elapsed_s = elapsed.total_seconds() - (last.silent_s or 0.0)
+            progress[sweep.name] = progress_of(sweep, last.counts, self._totals[run], elapsed_s, last.run_id)
+        self._totals = {run: total for run, total in self._totals.items() if run in open_runs}
+        return progress
+
+    @staticmethod
+    def _total(sweep: Sweep, last: RunRecord) -> Backlog | None:
+        if sweep.argument is not None:  # the ledger does not have the argument
+            return None
+        left = count_left(sweep, last.started_at)
+        return None if left is None else left + Backlog(processed_rows(last.counts, sweep.progress_counts))
+
+
+#: A reader waits no longer for the counts of all workers. The rest of a status is always read.
+_BUDGET_S: Final = 10.0
+
+
+def worker_statuses(sweeps: Sequence[Sweep], now: datetime, zone: Any) -> list[WorkerStatus]:
+    """Return the status of each worker, in order; all are of the current database.
+
+    Raises:
+      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
+    """
+    end = time.monotonic() + _BUDGET_S
+    return [worker_status(sweep, now, zone, count=time.monotonic() < end) for sweep in sweeps]
+
+
+@dataclass(slots=True)
+class Unavailable:
+    """A server that does not answer.
+
+    Attributes:
+      server: Such as ``PostgreSQL, database main``, ``Redis`` or ``RabbitMQ``.
+      since: When it was first found unavailable.
+      database: Its name in the settings, if it is a database.
+      shown: What the pages show instead, one text for each part.
+    """
+
+    server: str
+    database: str | None
+    error: str
+    since: datetime
+    shown: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "; ".join([f"{self.error}, since {self.since:%H:%M:%S} UTC", *self.shown])
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """State of the installation at one time. Not changed after it has been read.
+
+    Attributes:
+      statuses: Status by worker. Those of an unavailable database are the last ones that could be read.
+      leases_note: Why the leases are incomplete or old; empty if they are neither.
+      leases_complete: False if Redis is unavailable and only the database's leases are included.
+      unavailable: The servers that do not answer, by `Unavailable.server`.
+      clocks: Differences between this machine's clock and those of the databases that answered, by their names.
+      processes: Workers and schedulers by their heartbeats.
+      alerts: Alerts of the whole installation.
+      progress: Progress of the last run of each worker where it is open.
+      read_at: Time of the last successful reading of each part.
+      late_s: Seconds since this was read, if the next reading takes long; else 0.
+    """
+
+    at: datetime
+    statuses: dict[str, WorkerStatus] = field(default_factory=dict)
+    queues: dict[str, QueueLengths] = field(default_factory=dict)
+    leases: Sequence[HeldLease] = ()
+    leases_note: str = ""
+    leases_complete: bool = False
+    unavailable: dict[str, Unavailable] = field(default_factory=dict)
+    clocks: dict[str, ClockSkew] = field(default_factory=dict)
+    processes: Processes = UNKNOWN
+    alerts: Sequence[Alert] = ()
+    acknowledgments: dict[AlertKey, Acknowledged] = field(default_factory=dict)
+    progress: dict[str, Progress] = field(default_factory=dict)
+    read_at: dict[str, datetime] = field(default_factory=dict)
+    late_s: float = 0.0
+
+    @property
+    def errors(self) -> list[str]:
+        """Return what could not be read, one line for each server."""
+        return [str(each) for each in self.unavailable.values()]
+
+    def active_alerts(self) -> list[tuple[str, Alert]]:
+        """Return the alerts, each with its worker's name, which is empty for an alert of the whole installation."""
+        of_workers = [(name, alert) for name, status in self.statuses.items() for alert in status.alarms]
+        return [*(("", alert) for alert in self.alerts), *of_workers]
+
+    def acknowledged(self, worker: str, alert: Alert) -> Acknowledged | None:
+        """Return an alert's acknowledgment; None if it has none."""
+        return acknowledged_by(self.acknowledgments, worker, alert.name, alert.since)
+
+    @property
+    def has_alerts(self) -> bool:
+        """Whether there is an alert that is not acknowledged, or something cannot be read."""
+        is_new = any(self.acknowledged(worker, alert) is None for worker, alert in self.active_alerts())
+        return bool(self.unavailable) or is_new or bool(self.wrong_clocks)
+
+    @property
+    def wrong_clocks(self) -> dict[str, ClockSkew]:
+        """Return the differences that are too large, by database."""
+        return {name: clock for name, clock in self.clocks.items() if clock.exceeded}
+
+    @property
+    def problems(self) -> dict[str, SetupProblem]:
+        """Return the setup problem of each worker that has one."""
+        return {name: each.problem for name, each in self.statuses.items() if each.problem is not None}
+
+    @property
+    def not_set_up(self) -> dict[SetupProblem, list[str]]:
+        """Return the names of the workers with a setup problem, grouped by problem."""
+        return by_problem(self.problems)
+
+
+class SnapshotReader:
+    """Reader of snapshots, for the terminal and the dashboard. Only one thread may read at a time.
+
+    Parameters:
+      sweeps: The workers to read.
+      with_progress: Whether to count the rows that open runs have before them.
+    """
+
+    def __init__(self, settings: Settings, sweeps: dict[str, Sweep], *, with_progress: bool = True) -> None:
+        self._settings = settings
+        self._sweeps = sweeps
+        self._with_progress = with_progress
+        self._progress: dict[str, ProgressReader] = {}  # by database
+
+    def read(self, before: Snapshot | None = None) -> Snapshot:
+        """Read all servers. If one is unavailable, note it and keep its part of the previous snapshot."""
+        found, before = Snapshot(SYSTEM_CLOCK.now()), before or Snapshot(SYSTEM_CLOCK.now())
+        found.read_at = dict(before.read_at)
+        ever_ran = [
+            self._read_database(name, sweeps, found, before)
+            for name, sweeps in by_database(self._sweeps.values()).items()
+        ]
+        found.at = next((clock.server_at for clock in found.clocks.values()), found.at)
+        found.statuses = {name: found.statuses[name] for name in self._sweeps if name in found.statuses}
+        self._read_queues(found, before)
+        # Assumed if no ledger could be read.
+        self._read_processes(found, ever_ran=any(ever_ran) or not found.clocks)
+        self._read_acknowledgments(found, before)
+        self._read_leases(found, before)
+        return found
+
+    def _read_database(self, name: str, sweeps: Sequence[Sweep], found: Snapshot, before: Snapshot) -> bool:
+        """Return whether the ledger has a run of a worker process; False if it could not be read."""
+        server, ever_ran = database_server(name), False
+        with _noting(found, before, server, name), database.using(name), translate_postgres_errors():
+            # The first query raises an error at once if the ledger is locked. The others would wait for ten seconds.
+            with time_limit(STATEMENT_TIME, LOCK_TIME):
+                ever_ran = runs.any_by_a_worker_process()
+            clock = read_database_clock()
+            statuses = {each.worker: each for each in worker_statuses(sweeps, clock.server_at, self._settings.timezone)}
+            if self._with_progress:
+                reader = self._progress.setdefault(name, ProgressReader())
+                found.progress |= reader.read([(sweep, statuses[sweep.name]) for sweep in sweeps], clock.server_at)
+            found.statuses |= statuses
+            found.clocks[name] = clock
+            found.read_at[server] = clock.server_at
+        if name not in found.clocks:
+            names = {sweep.name for sweep in sweeps}
+            found.statuses |= {worker: status for worker, status in before.statuses.items() if worker in names}
+            found.unavailable[server].shown.append(_shown(found, "the workers", server))
+        return ever_ran
+
+    def _read_queues(self, found: Snapshot, before: Snapshot) -> None:
+        found.queues = before.queues
+        with _noting(found, before, self._broker):
+            found.queues = queue_lengths(self._settings, sorted({sweep.queue for sweep in self._sweeps.values()}))
+            found.read_at["queues"] = found.at
+        if self._broker in found.unavailable:
+            found.unavailable[self._broker].shown.append(_shown(found, "the queues", "queues"))
+
+    def _read_processes(self, found: Snapshot, *, ever_ran: bool) -> None:
+        settings = self._settings
+        client = None if settings.redis_url is None else redis_client(settings.redis_url)
+        found.processes = read_processes(client, settings.namespace, found.at)
+        found.alerts = process_alerts(
+            [sweep for name, sweep in self._sweeps.items() if name not in found.problems],
+            found.processes,
+            {name: lengths.waiting for name, lengths in found.queues.items()},
+            found.at,
+            settings.timezone,
+            ever_ran=ever_ran,
+        )
+        for name, status in found.statuses.items():
+            if status.database in found.clocks and status.problem is None:
+                sweep = self._sweeps[name]
+                status.alarms.extend(never_ran_alerts(sweep, status, found.processes, found.at, settings.timezone))
+
+    def _read_acknowledgments(self, found: Snapshot, before: Snapshot) -> None:
+        found.acknowledgments = before.acknowledgments
+        if MAIN in found.clocks:
+            with _noting(found, before, database_server(MAIN), MAIN), database.using(MAIN), translate_postgres_errors():
+                found.acknowledgments = acknowledgments()
+
+    def _read_leases(self, found: Snapshot, before: Snapshot) -> None:
+        settings = self._settings
+        try:
+            if not found.clocks:
+                raise DatabaseUnavailable("no database has answered")  # and each would be waited for again
+            try:
+                found.leases = held_leases(redis_client(settings.require_redis_url()), settings.namespace)
+                found.leases_complete, found.read_at["leases"] = True, found.at
+            except (RedisUnavailable, SettingsError) as error:
+                _note(found, before, "Redis", error_line(error))
+                found.leases = held_leases(None, settings.namespace)
+                found.leases_note = "Redis is unavailable; these are the leases of open runs in the database."
+        except (HousekeepingError, PeeweeException):  # the database is noted already, or will be
+            found.leases, found.leases_complete = before.leases, before.leases_complete
+            found.leases_note = f"PostgreSQL is unavailable: {_shown(found, 'the leases', 'leases')}."
+
+    @property
+    def _broker(self) -> str:
+        if self._settings.on_rabbitmq:
+            return "RabbitMQ"
+        same = self._settings.broker_url in (None, self._settings.redis_url)
+        return "Redis" if same else "Redis of the broker"
+
+
+def database_server(name: str) -> str:
+    """Return how the pages call a database."""
+    return f"PostgreSQL, database {name}"
+
+
+@contextmanager
+def _noting(found: Snapshot, before: Snapshot, server: str, database_name: str | None = None) -> Iterator[None]:
+    """Note in the snapshot that the server is unavailable if the block fails."""
+    try:
+        yield
+    except (HousekeepingError, PeeweeException) as error:
+        is_named = database_name is None or isinstance(error, DatabaseUnavailable)
+        text = error_line(error) if is_named else f"{server}: {error_line(error)}"
+        _note(found, before, server, text, database_name)
+
+
+def _note(found: Snapshot, before: Snapshot, server: str, error: str, database_name: str | None = None) -> None:
+    if server not in found.unavailable:
+        earlier = before.unavailable.get(server)
+        since = earlier.since if earlier else found.at
+        found.unavailable[server] = Unavailable(server, database_name, error, since)
+
+
+def _shown(found: Snapshot, part: str, key: str) -> str:
+    at = found.read_at.get(key)
+    return f"{part} have not been read yet" if at is None else f"{part} are shown as of {format_time(at)} UTC"

@@ -1,0 +1,391 @@
+"""Explanations, from the ledger: what became of a tick, why a run began, how it ended and what comes next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Final
+
+from dramatiq import Broker, Message
+from dramatiq.errors import BrokerConnectionError
+from peewee import fn
+
+from housekeeping.brokers.middleware_errors import StoreUnavailable
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
+from housekeeping.core.logs import counted, error_line
+from housekeeping.core.redis import translate_redis_errors
+from housekeeping.database.connection import database
+from housekeeping.engine.alerts import no_living_scheduler, no_living_worker
+from housekeeping.engine.guard import UNCONFIRMED, in_words
+from housekeeping.insight.wording import next_tick, outcome_in_words
+from housekeeping.ledger import history
+from housekeeping.ledger.history import RunRecord, name_database
+from housekeeping.ledger.operators import describe_override, override_of
+from housekeeping.ledger.processes import UNKNOWN, Processes
+from housekeeping.ledger.runs import PURGE, RESTORE, resumed_by
+from housekeeping.ledger.schema import Run, run_label
+from housekeeping.sweeps.declaration import Sweep
+
+#: Meaning of a recorded reason, with what to do about it.
+REASONS: Final = {
+    "lease_held": "another run held the lease and did the work; nothing to do unless that run hangs: "
+    "housekeeping leases list",
+    "paused": "the worker is paused: housekeeping resume NAME",
+    "disabled": "the worker is disabled in HOUSEKEEPING_WORKERS",
+    "not_set_up": "the worker's tables or stores are not set up here, so it is not scheduled; housekeeping list says "
+    "what is missing. To get an alert instead, name its family in HOUSEKEEPING_BUILT_IN",
+    "deduplicated": "another message for the same work was waiting or running, so this one was dropped",
+    "already_done": "the message was completed earlier and delivered again",
+    "tick_already_sent": "another scheduler had sent this tick",
+    "no_scheduler": "no scheduler ran: is the process `housekeeping scheduler` alive?",
+    "servers_unavailable": "a scheduler ran, but Redis or the broker did not answer. The latest missed tick was sent "
+    "when they did, unless HOUSEKEEPING_CATCH_UP is none",
+    "out_of_time": "it reached its time limit; the next run continues",
+    "limit": "it reached its limit of records; the next run continues",
+    "shutdown": "its process was stopped; its message went back to the queue, and the next attempt resumes",
+    "taken_over": "it sent no heartbeat, and another attempt took over; see the next attempt",
+    "lease_lost": "another run had taken its lease; its uncommitted batch was rolled back",
+    "gate": "the database stayed overloaded, or a throttle of your own asked to wait; see the log line `Still "
+    "throttled, ending the run`. The run continued slowly until then, and the next run resumes",
+    "breaker": "far more rows were stale than usual. It processed as many as its breaker allows, and the next run "
+    "resumes there. To process all at once: housekeeping plan NAME, then run --confirm",
+    UNCONFIRMED: "no run of this worker has completed yet, or its predicate has changed, and it would process a large "
+    "part of a table",
+    "clock": "this machine's clock differed from the database's by more than a minute; check NTP on both. The message "
+    "is retried; to run now: housekeeping run NAME --force",
+    "retry_waits": "a retry of this worker was already waiting and does the same work",
+}
+
+#: End of a meaning that says what continues the work.
+_CONTINUED: Final = re.compile(r"[;,] (?:and )?the next (?:run|attempt) [^.]+$")
+
+
+def meaning_of(run: RunRecord) -> str:
+    """Return what a run's outcome and reason mean, with what to do."""
+    text = _meaning(run)
+    # No schedule follows a purge or a restore: its operator continues it.
+    return text if {PURGE, RESTORE}.isdisjoint(run.counts) else _CONTINUED.sub("", text)
+
+
+def _outcome(run: RunRecord) -> str:
+    """Return the outcome; ``running`` while it is open, ``silent`` without heartbeats."""
+    return run.outcome or ("silent" if run.lost else "running")
+
+
+def _meaning(run: RunRecord) -> str:
+    if run.outcome is None:
+        return "its process was killed or hangs; the next attempt takes over" if run.lost else "it is running"
+    if run.outcome == "done":
+        failed = run.counts.get("failed")
+        rows = f"; {counted(failed, 'row')} failed, housekeeping status shows why (REJECTED)" if failed else ""
+        return f"it completed{rows}"
+    if (run.trigger, run.reason) == ("cli", "shutdown"):
+        return "it was interrupted, by Ctrl-C or SIGTERM; the next run resumes where it stopped"
+    if run.reason == UNCONFIRMED and UNCONFIRMED in run.counts:
+        return in_words(run.counts[UNCONFIRMED])
+    if run.error:
+        return f"it failed: {run.error}"
+    return REASONS.get(run.reason or "", run.reason or run.outcome).replace("NAME", run.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class SentRun:
+    """A run that was sent.
+
+    Attributes:
+      duplicate_of: The live message for the same work, if this one was dropped as a duplicate.
+    """
+
+    worker: str
+    queue: str
+    message_id: str
+    duplicate_of: str | None
+
+    def __str__(self) -> str:
+        if self.duplicate_of is None:
+            return f"enqueued: message {self.message_id} in queue {self.queue}"
+        return f"dropped as a duplicate: message {self.duplicate_of} does the same work and has not ended"
+
+
+def send_run(broker: Broker, sweep: Sweep, argument: Any = None) -> SentRun:
+    """Send a run of the worker as the application does: with the options of its actor, deduplicated.
+
+    Raises:
+      RedisUnavailable, BrokerUnavailable: The server does not answer. Nothing was enqueued, or its answer was lost.
+    """
+    message: Message[Any] = broker.get_actor(sweep.name).message(*([] if sweep.argument is None else [argument]))
+    try:
+        with translate_redis_errors():
+            sent = broker.enqueue(message)
+    except StoreUnavailable as error:
+        raise RedisUnavailable(str(error)) from error
+    except BrokerConnectionError as error:
+        raise BrokerUnavailable(f"nothing was enqueued: {error_line(error)}") from error
+    return SentRun(sweep.name, sweep.queue, sent.message_id, sent.options.get("duplicate_of"))
+
+
+def reason_to_skip(sweep: Sweep) -> str | None:
+    """Return why a run that is sent now will be skipped, with the remedy; None if it will run.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    if not sweep.enabled:
+        return f"{sweep.name} is disabled in HOUSEKEEPING_WORKERS: its run will be skipped"
+    problem = sweep.lacks()
+    if problem is not None:
+        return f"{sweep.name} is not set up ({problem.text}): its run will be skipped"
+    override = override_of(sweep.name)
+    if override is not None and override.state == "paused":
+        return f"{describe_override(override)}: its run will be skipped (housekeeping resume {sweep.name})"
+    return None
+
+
+#: Normal delay of a tick: it is sent within its minute, and a worker receives it at once.
+_SOON: Final = timedelta(minutes=2)
+
+_MADE_UP: Final = (
+    "The next scheduler that starts catches up the latest tick (HOUSEKEEPING_CATCH_UP) and records the others as missed"
+)
+_NOT_TAKEN: Final = (
+    "and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
+    "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
+)
+
+#: What started a run, by its trigger.
+_ORIGINS: Final = {
+    "schedule": "the schedule sent it",
+    "enqueue": "it was enqueued, by the application or by housekeeping enqueue",
+    "cli": "it was started by hand: housekeeping run",
+    "parent": "another worker's run enqueued it",
+}
+
+#: Whether a scheduler has sent a tick's message; None if unknown.
+WasSent = Callable[[datetime], bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Explanation of one tick, or of the last run of a worker without a schedule.
+
+    Attributes:
+      tick: In UTC; None when the worker has no schedule.
+      outcome: The outcome of the last attempt, or ``missed``, ``not_a_tick``, ``not_yet``, ``waiting``, ``not_sent``,
+        ``unknown``.
+      meaning: The reason as text, with what to do.
+      attempts: The runs for this tick, oldest first; a hundred at most.
+      newer_run: The worker's latest run, if it belongs to no tick and began later.
+      queued: The messages in the worker's queue, and whether a process serves it; None if there are none, or unknown.
+    """
+
+    worker: str
+    tick: datetime | None
+    outcome: str
+    meaning: str
+    attempts: list[RunRecord]
+    newer_run: RunRecord | None = None
+    queued: str | None = None
+    database: str = field(default_factory=lambda: database.selected)
+
+    def __str__(self) -> str:
+        """Return the outcome; of a run without heartbeats with their age."""
+        return outcome_in_words(self.attempts[-1]) if self.attempts else self.outcome
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of ``housekeeping why --json``."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "database"}
+        values["attempts"] = [_attempt_as_json(each) for each in self.attempts]
+        values["newer_run"] = None if self.newer_run is None else _attempt_as_json(self.newer_run)
+        return name_database(values, self.database)
+
+
+def _attempt_as_json(run: RunRecord) -> dict[str, Any]:
+    values = {**run.as_json(), "outcome": _outcome(run)}
+    names = ("run_id", "trigger", "outcome", "reason", "started_at", "finished_at", "counts", "error")
+    return {name: values[name] for name in (*names, "heartbeat_age_s")}
+
+
+def why(
+    sweep: Sweep,
+    tick: datetime | None,
+    now: datetime,
+    zone: tzinfo,
+    was_sent: WasSent = lambda tick: None,
+    processes: Processes = UNKNOWN,
+) -> Explanation:
+    """Explain a worker's tick.
+
+    Parameters:
+      tick: The nominal time, any moment of its minute. None for the latest tick, or the last run of a worker without a
+        schedule.
+      was_sent: Returns whether a scheduler sent the tick's message; called only for a tick without a ledger row.
+    """
+    name = sweep.name
+    cron = Cron(sweep.schedule, zone) if sweep.schedule else None
+    if tick is None:
+        if cron is None or not sweep.enabled:
+            return _last_run(sweep)
+        tick = cron.latest(now)
+    else:
+        tick = tick.replace(second=0, microsecond=0)
+    if attempts := history.at_tick(name, tick):
+        return Explanation(name, tick, _outcome(attempts[-1]), meaning_of(attempts[-1]), attempts)
+    if cron is not None and cron.latest(tick) != tick:
+        nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
+        return Explanation(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
+    if (gap := _gap_around(name, tick, cron)) is not None:
+        return Explanation(name, tick, "missed", meaning_of(gap), [gap])
+    return Explanation(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
+
+
+def _without_a_row(
+    sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent, processes: Processes
+) -> tuple[str, str]:
+    if not sweep.enabled:
+        return "unknown", REASONS["disabled"]
+    if (problem := sweep.lacks()) is not None:
+        return "unknown", f"{REASONS['not_set_up']} ({problem.text})"
+    if sweep.schedule is None:
+        return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
+    if tick > now:
+        return "not_yet", "this tick is in the future"
+    sent = was_sent(tick)
+    no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
+    if sent:
+        return "waiting", f"it was sent, {f'but {no_worker}' if no_worker else _NOT_TAKEN}"
+    if no_scheduler:
+        # Without Redis, a scheduler may have sent it before it died.
+        return "unknown" if sent is None else "not_sent", f"{no_scheduler}. {_MADE_UP}"
+    if now - tick < _SOON:
+        return "waiting", "it is being sent, or its message waits in the queue; look again in a minute"
+    if sent is not None:
+        return "not_sent", f"no scheduler has sent it: is the process `housekeeping scheduler` alive? {_MADE_UP}"
+    first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
+    if first is not None and tick < first:
+        return "unknown", "the ledger does not reach back so far: old runs are removed after 30 days"
+    return "unknown", (
+        "it was not recorded: no scheduler has sent it, or its message waits in the queue. "
+        "Look at the queues in `housekeeping status`; are `housekeeping worker` and `housekeeping scheduler` alive?"
+    )
+
+
+def _last_run(sweep: Sweep) -> Explanation:
+    idle = REASONS["disabled"] if not sweep.enabled else "this worker has no schedule"
+    for last in history.recent(sweep.name, 1):
+        return Explanation(sweep.name, None, _outcome(last), f"{idle}; its last run: {meaning_of(last)}", [last])
+    return Explanation(sweep.name, None, "unknown", f"{idle}, and it never ran", [])
+
+
+def _gap_around(worker: str, tick: datetime, cron: Cron | None) -> RunRecord | None:
+    """Return the row of the recorded gap that includes this tick; None without one."""
+    following = Run.select(fn.MIN(Run.tick)).where((Run.worker == worker) & (Run.tick > tick)).scalar()
+    row = None if following is None else history.at_tick(worker, following)[0]
+    if row is None or row.outcome != "missed":
+        return None
+    missed = row.counts.get("missed", 0)
+    # Otherwise the gap begins after this tick.
+    return row if cron is None or cron.count(tick, following, missed) < missed else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunExplanation:
+    """Explanation of one run.
+
+    Attributes:
+      origin: What started it, and the lost run it took over from.
+      meaning: Its outcome and reason as text, with what to do.
+      next_step: What happens after it; None for nothing.
+      attempts: The runs for its message, oldest first; a hundred at most.
+    """
+
+    origin: str
+    meaning: str
+    next_step: str | None
+    attempts: list[RunRecord]
+
+
+def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzinfo) -> RunExplanation:
+    """Explain one run.
+
+    Parameters:
+      sweep: The run's worker; None if it is no longer declared.
+    """
+    attempts = history.attempts_of(record)
+    override = None if sweep is None else override_of(record.worker)
+    tick = None if sweep is None else next_tick(sweep, now, zone, override)
+    steps = [_follow_up(record, attempts), None if tick is None else f"the next tick is {tick:%Y-%m-%d %H:%M} UTC"]
+    if sweep is not None and not sweep.enabled:
+        steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
+    elif override is not None and override.state == "paused":
+        steps.append(f"its runs are skipped ({describe_override(override)}): housekeeping resume {record.worker}")
+    return RunExplanation(_origin(record), meaning_of(record), "; ".join(filter(None, steps)) or None, attempts)
+
+
+def with_newer_run(explanation: Explanation) -> Explanation:
+    """Add the worker's latest run, if it belongs to no tick and began after the last attempt at this tick."""
+    tick, attempts = explanation.tick, explanation.attempts
+    for latest in history.recent(explanation.worker, 1):
+        if latest.tick is None and tick is not None:
+            newer = latest.run_id > attempts[-1].run_id if attempts else latest.started_at > tick
+            return replace(explanation, newer_run=latest) if newer else explanation
+    return explanation
+
+
+def queued_messages(sweep: Sweep, messages: int, processes: Processes) -> str | None:
+    """Return how many messages the worker's queue has and whether a process serves it; None for an empty queue."""
+    if not messages:
+        return None
+    found = f"{counted(messages, 'message is', 'messages are')} in its queue {sweep.queue!r}"
+    no_worker = no_living_worker(processes, sweep.queue)
+    return f"{found}, waiting or running" if no_worker is None else f"{found}, but {no_worker}"
+
+
+def _origin(record: RunRecord) -> str:
+    origin = _ORIGINS.get(record.trigger, record.trigger)
+    for command in (PURGE, RESTORE):
+        if command in record.counts:
+            origin = f"it was started by hand: housekeeping {command}"
+    if record.tick is not None:
+        origin += f" for the tick {record.tick:%Y-%m-%d %H:%M} UTC"
+    if lost := history.took_over_from(record):
+        origin += f"; it took over from lost {'run' if len(lost) == 1 else 'runs'} {', '.join(map(_label, lost))}"
+    return origin
+
+
+def _label(run_id: int) -> str:
+    return run_label(run_id, database.selected)
+
+
+def _follow_up(record: RunRecord, attempts: list[RunRecord]) -> str | None:
+    """Return what happens to the work that this run left; None if it left none."""
+    if record.outcome in ("done", "skipped", "missed") or (record.outcome is None and not record.lost):
+        return None
+    taker = history.taken_over_by(record)
+    if taker is not None:
+        return f"run {_label(taker)} took over"
+    later = next((each.label for each in attempts if each.run_id > record.run_id), None)
+    if later is not None:
+        return f"the next attempt at its message is run {later}"
+    if record.outcome is None and record.message_id is not None:
+        return "its message is delivered again, and that attempt takes over"
+    if record.outcome == "failed" and record.message_id is not None and record.reason != "breaker":
+        return "its message is retried, and after the last retry it is in housekeeping deadletters list"
+    return _continued_by_hand(record) or "the next run does the rest"
+
+
+def _continued_by_hand(record: RunRecord) -> str | None:
+    """Return how an operator continues a purge or a restore; None for a run of a worker."""
+    if RESTORE in record.counts:
+        restored = record.counts[RESTORE]
+        same = "" if restored["where"] is None else ", with the same --where"
+        return f"to continue: housekeeping restore {run_label(restored['run_id'], record.database)}{same}"
+    if PURGE not in record.counts:
+        return None
+    if (later := resumed_by(record.run_id)) is not None:
+        return f"run {_label(later)} resumed it"
+    if record.reason == "limit":
+        return "nothing: it has deleted as many rows as --max-rows allows"
+    return f"to continue: housekeeping purge --resume {record.label}"

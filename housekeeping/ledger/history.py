@@ -1,0 +1,318 @@
+"""Past runs in the ledger: a worker's last runs, the attempts of a message, and pages of all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, Final
+
+from peewee import Expression, Tuple
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import DatabaseUnavailable
+from housekeeping.core.settings import MAIN
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
+from housekeeping.database.times import database_now
+from housekeeping.ledger.runs import PREDICATE, SILENCE
+from housekeeping.ledger.schema import NOW, Run, run_label
+
+_ATTEMPTS: Final = 100  # of one message; its retries are 25
+_OPEN: Final = 100  # open runs of a worker that are read; fewer threads run it at once
+#: Columns that only the page of one run shows. They may be long.
+_LONG: Final = ("traceback", "rejected")
+_NEVER_BEGAN: Final = ("skipped", "missed")
+
+
+def name_database(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the values with the name of their database, if there are several databases."""
+    return {**values, "database": name} if database.several() else values
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One row of the ledger.
+
+    Attributes:
+      outcome: None while the run is open, or after its process died.
+      silent_s: Seconds since the last heartbeat of an open run.
+      lost: Whether the run is open and has missed three heartbeats.
+      backlog: Stale rows at its end, counted up to a limit; None if not counted.
+      host, pid: The process that runs it, or that recorded a skipped or missed tick.
+    """
+
+    run_id: int
+    worker: str
+    trigger: str
+    tick: datetime | None
+    message_id: str | None
+    epoch: int | None
+    started_at: datetime
+    heartbeat_at: datetime
+    finished_at: datetime | None
+    outcome: str | None
+    reason: str | None
+    counts: dict[str, Any]
+    cursor: dict[str, Any] | None
+    error: str | None
+    backlog: int | None
+    backlog_exact: bool | None
+    silent_s: float | None
+    lost: bool
+    host: str | None = None
+    pid: int | None = None
+    database: str = MAIN
+
+    @property
+    def label(self) -> str:
+        """The run's label, see `run_label`."""
+        return run_label(self.run_id, self.database)
+
+    @property
+    def process(self) -> str | None:
+        """Host and process id; None if unknown."""
+        return None if self.host is None else f"{self.host}:{self.pid}"
+
+    @property
+    def duration_s(self) -> float | None:
+        """Duration in seconds; None while the run is open."""
+        return None if self.finished_at is None else (self.finished_at - self.started_at).total_seconds()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``runs`` in ``housekeeping runs --json``."""
+        names = [name for name in self.__slots__ if name not in ("silent_s", "lost", "database")]
+        values = {name: getattr(self, name) for name in names}
+        times = {"duration_s": self.duration_s, "heartbeat_age_s": self.silent_s}
+        return name_database({**values, **times, "maybe_lost": self.lost}, self.database)
+
+
+def recent(worker: str, limit: int) -> list[RunRecord]:
+    """Return the worker's last runs, newest first."""
+    rows = select_runs().where(Run.worker == worker).order_by(Run.id.desc()).limit(limit)
+    return [record_of(run) for run in rows]
+
+
+def last_ended(worker: str, limit: int) -> list[RunRecord]:
+    """Return the worker's last runs that began and ended, oldest first."""
+    ended = (Run.worker == worker) & Run.outcome.not_in(_NEVER_BEGAN)
+    rows = list(select_runs().where(ended).order_by(Run.id.desc()).limit(limit))
+    return [record_of(run) for run in reversed(rows)]
+
+
+def open_runs(worker: str) -> list[RunRecord]:
+    """Return the worker's open runs, oldest first, up to a limit."""
+    rows = select_runs().where((Run.worker == worker) & Run.outcome.is_null()).order_by(Run.id).limit(_OPEN)
+    return [record_of(run) for run in rows]
+
+
+def with_reason(worker: str, reason: str, *, after: int) -> list[RunRecord]:
+    """Return the newest run of the worker that has the reason, if one began after the run with the id `after`."""
+    wanted = (Run.worker == worker) & (Run.reason == reason) & (Run.id > after)
+    return [record_of(run) for run in select_runs().where(wanted).order_by(Run.id.desc()).limit(1)]
+
+
+def find(run_id: int) -> RunRecord | None:
+    """Return the run with this id; None if there is none."""
+    run = select_runs().where(Run.id == run_id).first()
+    return None if run is None else record_of(run)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecords:
+    """Records that a run rejected for one cause.
+
+    Attributes:
+      rows: Their number.
+      error: The error of the first one.
+      records: Some of them.
+    """
+
+    cause: str
+    rows: int
+    error: str
+    records: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailures:
+    """What went wrong in a run.
+
+    Attributes:
+      traceback: Traceback of the error that ended it; None without an error.
+      rejected: The rejected records by cause; empty while the run is open.
+    """
+
+    traceback: str | None
+    rejected: Sequence[RejectedRecords]
+
+
+def failures_of(run_id: int) -> RunFailures:
+    """Return what went wrong in a run; nothing if no run has the id."""
+    row: Any = Run.select(Run.traceback, Run.rejected).where(Run.id == run_id).tuples().first()
+    text, stored = row or (None, None)
+    names = [each.name for each in fields(RejectedRecords)]
+    return RunFailures(text, [RejectedRecords(**{name: each[name] for name in names}) for each in stored or ()])
+
+
+def attempts_of(record: RunRecord) -> list[RunRecord]:
+    """Return all attempts at the run's message, oldest first; without a message, only the run itself."""
+    return [record] if record.message_id is None else attempts_at(record.message_id)
+
+
+def attempts_at(message_id: str) -> list[RunRecord]:
+    """Return all attempts at a message, oldest first."""
+    rows = select_runs().where(Run.message_id == message_id).order_by(Run.id).limit(_ATTEMPTS)
+    return [record_of(run) for run in rows]
+
+
+def at_tick(worker: str, tick: datetime) -> list[RunRecord]:
+    """Return all attempts at a tick of the worker, oldest first."""
+    rows = select_runs().where((Run.worker == worker) & (Run.tick == tick)).order_by(Run.id).limit(_ATTEMPTS)
+    return [record_of(run) for run in rows]
+
+
+def took_over_from(record: RunRecord) -> list[int]:
+    """Return the ids of the lost runs that this run took over from when it began."""
+    if record.outcome in _NEVER_BEGAN:
+        return []
+    earlier = (Run.worker == record.worker) & (Run.id < record.run_id)
+    before = Run.select(Run.started_at).where(earlier & began()).order_by(Run.id.desc()).limit(1).scalar()
+    if before is None:
+        return []
+    # The lost runs were closed between the start of the previous run and the start of this one.
+    closed = Run.finished_at.between(before, record.started_at) & (Run.outcome == "lost")
+    rows: Any = Run.select(Run.id).where(earlier & closed).order_by(Run.id).tuples()
+    return [run_id for (run_id,) in rows]
+
+
+def taken_over_by(record: RunRecord) -> int | None:
+    """Return the id of the run that took over from this lost run; None if there is none."""
+    if record.outcome != "lost" or record.finished_at is None:
+        return None
+    later = (Run.worker == record.worker) & (Run.id > record.run_id) & (Run.started_at >= record.finished_at)
+    found: int | None = Run.select(Run.id).where(later & began()).order_by(Run.id).limit(1).scalar()
+    return found
+
+
+def began() -> Any:
+    """Return the condition that a run was not skipped or missed."""
+    return Run.outcome.is_null() | Run.outcome.not_in(_NEVER_BEGAN)
+
+
+def select_runs() -> Any:
+    """Return the query that `record_of` reads."""
+    columns = (each for each in Run._meta.sorted_fields if each.name not in _LONG)
+    return Run.select(*columns, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent")).dicts()
+
+
+def record_of(row: dict[str, Any]) -> RunRecord:
+    """Return one row of the query `select_runs`."""
+    run_id, read_at, silent = (row.pop(name) for name in ("id", "read_at", "silent"))
+    row["counts"] = {name: value for name, value in row["counts"].items() if name != PREDICATE}
+    ended = row["outcome"] is not None
+    silent_s = None if ended else (read_at - row["heartbeat_at"]).total_seconds()
+    return RunRecord(run_id, **row, silent_s=silent_s, lost=not ended and silent, database=database.selected)
+
+
+#: Filter value of `RunFilter.outcome` for open runs.
+RUNNING: Final = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Conditions that a run meets; None for any.
+
+    Attributes:
+      outcome: Its outcome; `RUNNING` for open runs.
+      since: It began at this time or later.
+      until: It began before this time.
+    """
+
+    worker: str | None = None
+    outcome: str | None = None
+    trigger: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Place of a run in the list of all databases; runs that began at the same time are ordered by database and id."""
+
+    started_at: datetime
+    database: str
+    run_id: int
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Position:
+        """Return the position of this run."""
+        return cls(record.started_at, record.database, record.run_id)
+
+
+@dataclass(slots=True)
+class RunPage:
+    """One page of runs.
+
+    Attributes:
+      runs: Newest first.
+      more: Whether older runs follow.
+      unavailable: Why a database is missing.
+      now: The time of a database that answered.
+    """
+
+    runs: Sequence[RunRecord] = ()
+    more: bool = False
+    unavailable: list[DatabaseUnavailable] = field(default_factory=list)
+    now: datetime = field(default_factory=SYSTEM_CLOCK.now)
+
+
+def read_page(
+    names: Sequence[str], filter_at: Callable[[datetime], RunFilter], *, limit: int, before: Position | None = None
+) -> RunPage:
+    """Return the runs of these databases that meet the filter. A database that does not answer hides no other one.
+
+    Parameters:
+      filter_at: Returns the filter for a database's current time.
+      before: Only runs after this position in the list, for the next page.
+    """
+    page, found = RunPage(), list[RunRecord]()
+    for name in names:
+        try:
+            with database.using(name), translate_postgres_errors(), time_limit(STATEMENT_TIME, LOCK_TIME):
+                page.now = database_now()
+                found += _runs(filter_at(page.now), before, limit + 1)
+        except DatabaseUnavailable as error:
+            page.unavailable.append(error)
+    found.sort(key=lambda run: (run.started_at, run.database, run.run_id), reverse=True)
+    page.runs, page.more = found[:limit], len(found) > limit
+    return page
+
+
+def _runs(wanted: RunFilter, before: Position | None, limit: int) -> list[RunRecord]:
+    conditions: list[Expression] = []
+    if wanted.worker is not None:
+        conditions.append(Run.worker == wanted.worker)
+    if wanted.outcome is not None:
+        conditions.append(Run.outcome.is_null() if wanted.outcome == RUNNING else Run.outcome == wanted.outcome)
+    if wanted.trigger is not None:
+        conditions.append(Run.trigger == wanted.trigger)
+    if wanted.since is not None:
+        conditions.append(Run.started_at >= wanted.since)
+    if wanted.until is not None:
+        conditions.append(Run.started_at < wanted.until)
+    if before is not None:
+        conditions.append(_after(before))
+    query: Any = select_runs().order_by(Run.started_at.desc(), Run.id.desc()).limit(limit)
+    return [record_of(run) for run in (query.where(*conditions) if conditions else query)]
+
+
+def _after(position: Position) -> Expression:
+    """Return the condition that a run of the current database comes after the position."""
+    after: Expression
+    if database.selected == position.database:
+        after = Tuple(Run.started_at, Run.id) < Tuple(position.started_at, position.run_id)
+    elif database.selected < position.database:
+        after = Run.started_at <= position.started_at
+    else:
+        after = Run.started_at < position.started_at
+    return after

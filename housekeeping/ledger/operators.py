@@ -1,0 +1,325 @@
+"""What operators do: pause and narrow workers, acknowledge alerts, and the log of all their actions."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+from peewee import EXCLUDED, fn
+
+from housekeeping.core.logs import counted, error_line, format_duration, in_one_line
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.settings import MAIN
+from housekeeping.database.connection import database, time_limit, translate_postgres_errors
+from housekeeping.ledger.schema import NOW, Acknowledgment, Action, Run, Switch
+
+#: An alert that lasts longer is shown again.
+VALID_FOR: Final = timedelta(days=1)
+_MAX_USER: Final = 200  # characters
+
+#: A worker's name, empty for an alert of the whole installation, and the alert's name.
+AlertKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Who acknowledged an alert, and when."""
+
+    user: str
+    at: datetime
+
+    def covers(self, since: datetime | None) -> bool:
+        """Return whether the acknowledgment applies to an alert that began then, or at an unknown time (None)."""
+        return since is None or since <= self.at
+
+
+def acknowledged_by(
+    known: Mapping[AlertKey, Acknowledged], worker: str, alert: str, since: datetime | None
+) -> Acknowledged | None:
+    """Return the acknowledgment of an alert that began at a time; None if it has none, or began later."""
+    found = known.get((worker, alert))
+    return found if found is not None and found.covers(since) else None
+
+
+def acknowledge(alerts: Iterable[AlertKey], user: str) -> None:
+    """Acknowledge active alerts for a day, in the database ``main``, and remove the outdated acknowledgments.
+
+    Raises:
+      DatabaseUnavailable: The database does not answer; nothing was changed.
+    """
+    with database.using(MAIN), translate_postgres_errors(), database.atomic():
+        Acknowledgment.delete().where(Acknowledgment.at < NOW - VALID_FOR).execute()
+        rows = [
+            {"worker": worker, "alert": alert, "at": NOW, "user_name": in_one_line(user, _MAX_USER)}
+            for worker, alert in sorted(set(alerts))
+        ]
+        if rows:
+            Acknowledgment.insert_many(rows).on_conflict(
+                conflict_target=[Acknowledgment.worker, Acknowledgment.alert],
+                update={Acknowledgment.at: NOW, Acknowledgment.user_name: EXCLUDED.user_name},
+            ).execute()
+
+
+def acknowledgments() -> dict[AlertKey, Acknowledged]:
+    """Return the valid acknowledgments of the current database."""
+    rows: Any = Acknowledgment.select().where(Acknowledgment.at >= NOW - VALID_FOR)
+    return {(row.worker, row.alert): Acknowledged(row.user_name, row.at) for row in rows}
+
+
+logger = named_logger(__name__)
+
+ActionName = Literal[
+    "pause",
+    "narrow",
+    "resume",
+    "run",
+    "confirm",
+    "purge",
+    "restore",
+    "acknowledge",
+    "release_lease",
+    "release_key",
+    "requeue",
+    "delete",
+]
+
+_MAX_TEXT: Final = 500  # characters of a user, a target or a result
+#: An action must not wait for its log.
+_TIME: Final = timedelta(seconds=1)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Result of an action, set by the block that carries it out.
+
+    Attributes:
+      result: One line for operators.
+    """
+
+    result: str = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedAction:
+    """One entry of the log.
+
+    Attributes:
+      user: The operator: ``user@machine`` on the command line; on the dashboard the user of the proxy's header, or
+        ``dashboard``.
+      target: The worker, lease, key, message or alert.
+      result: What it did; None if the action has not ended, or its process was killed.
+    """
+
+    action_id: int
+    at: datetime
+    user: str
+    action: str
+    target: str
+    result: str | None
+
+    @property
+    def result_in_words(self) -> str:
+        """The result, or that there is none."""
+        return self.result or "not ended, or its process was killed"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry as JSON values."""
+        shown = {"id": self.action_id, "at": self.at, "user": self.user, "action": self.action}
+        return {**shown, "target": self.target, "result": self.result}
+
+
+@contextmanager
+def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcome]:
+    """Record the action that the block carries out, with its result, in the table `actions`.
+
+    The row is written before the block and gets its result after it, so that it also shows an action whose process was
+    killed. An error of the block becomes the result, and is raised again. The row is in the database ``main``. If that
+    database does not answer, the action is carried out, and a log line has it instead.
+
+    Parameters:
+      target: What is changed: a worker, lease, key, message or alert.
+      user: The operator: `command_line_user`, or the user of the dashboard.
+    """
+    row = {name: in_one_line(text, _MAX_TEXT) for name, text in (("user_name", user), ("target", target))}
+    outcome = Outcome()
+    row_id, problem = _in_main(lambda: Action.insert(action=action, at=NOW, **row).execute())
+    try:
+        yield outcome
+    except Exception as error:
+        outcome.result = f"failed: {error_line(error)}"
+        raise
+    except BaseException:
+        outcome.result = "interrupted"
+        raise
+    finally:
+        result = in_one_line(outcome.result, _MAX_TEXT)
+        if row_id is not None:
+            _, problem = _in_main(lambda: Action.update(result=result).where(Action.id == row_id).execute())
+        if problem is not None:
+            logger.warning(
+                "Action not recorded",
+                user=row["user_name"],
+                action=action,
+                target=row["target"],
+                result=result,
+                error=problem,
+            )
+
+
+def command_line_user() -> str:
+    """Return who uses the command line: user and machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = "?"
+    return f"{user}@{socket.gethostname()}"
+
+
+def logged_actions(
+    limit: int, *, before: int | None = None, target: str | None = None, user: str | None = None
+) -> list[LoggedAction]:
+    """Return the newest actions, newest first.
+
+    Parameters:
+      before: Only older ones than the one with this id.
+      target: Only those with this target.
+      user: Only those of this operator.
+
+    Raises:
+      DatabaseUnavailable: The database ``main`` does not answer.
+    """
+    with database.using(MAIN), translate_postgres_errors():
+        rows: Any = Action.select().order_by(Action.id.desc()).limit(limit)
+        if before is not None:
+            rows = rows.where(Action.id < before)
+        # PostgreSQL text cannot contain NUL characters, and none is stored.
+        for column, wanted in ((Action.target, target), (Action.user_name, user)):
+            if wanted is not None:
+                rows = rows.where(column == in_one_line(wanted, _MAX_TEXT))
+        return [LoggedAction(row.id, row.at, row.user_name, row.action, row.target, row.result) for row in rows]
+
+
+def _in_main(write: Callable[[], int]) -> tuple[int | None, str | None]:
+    """Execute a statement in the database ``main``; return its result, and why it failed. No database is no failure."""
+    with database.using(MAIN):
+        if database.obj is None:
+            return None, None
+        try:
+            with time_limit(_TIME):
+                return write(), None
+        except Exception as error:
+            return None, error_line(error)
+
+
+SwitchState = Literal["paused", "narrow"]
+
+#: The override of a run's worker, for the statement that writes the run's row: it costs no round trip.
+OVERRIDE: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
+    (Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """The active override of a worker.
+
+    Attributes:
+      state: ``paused``: no run begins, and a running one stops after its batch. ``narrow``: lower limits.
+      until: When it expires; None if it stays until `resume`.
+      said_by: The operator, as known to the command line or the dashboard.
+      batch_size: The lower limit; None for the worker's own.
+      max_runtime: The lower limit; None for the worker's own.
+    """
+
+    worker: str
+    state: SwitchState
+    reason: str | None = None
+    until: datetime | None = None
+    since: datetime | None = None
+    said_by: str | None = None
+    batch_size: int | None = None
+    max_runtime: timedelta | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return the values of the table's columns, without the worker and the time of the change."""
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "until": self.until,
+            "said_by": self.said_by,
+            "batch_size": self.batch_size,
+            "max_runtime_s": self.max_runtime.total_seconds() if self.max_runtime else None,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one ``switch`` of ``housekeeping status --json``."""
+        return {**self.columns(), "since": self.since}
+
+
+def describe_override(override: Override) -> str:
+    """Return which override is in force, until when and why."""
+    limits = [
+        *([f"{counted(override.batch_size, 'record')} a batch"] if override.batch_size else []),
+        *([f"{format_duration(override.max_runtime.total_seconds())} a run"] if override.max_runtime else []),
+    ]
+    state = f"narrowed to {' and '.join(limits)}" if limits else override.state
+    ends = f"until {override.until:%Y-%m-%d %H:%M:%S} UTC" if override.until else "until it is resumed"
+    return f"{override.worker} is {state} {ends}" + (f": {override.reason}" if override.reason else "")
+
+
+def override_from(worker: str, values: Sequence[Any] | None) -> Override | None:
+    """Return the override that `OVERRIDE` has selected."""
+    if values is None:
+        return None
+    state, batch_size, max_runtime_s = values
+    max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
+    return Override(worker, state, batch_size=batch_size, max_runtime=max_runtime)
+
+
+def overrides() -> dict[str, Override]:
+    """Return the active overrides by worker."""
+    return {row.worker: _read(row) for row in Switch.select().where(_is_active())}
+
+
+def override_of(worker: str) -> Override | None:
+    """Return the active override of a worker; None without one."""
+    row = Switch.select().where((Switch.worker == worker) & _is_active()).first()
+    return None if row is None else _read(row)
+
+
+def switch(to: Override) -> None:
+    """Replace the worker's override."""
+    values = {"worker": to.worker, **to.columns()}
+    replaced: Any = {getattr(Switch, name): getattr(EXCLUDED, name) for name in values if name != "worker"}
+    with database.atomic():
+        Switch.insert(**values, since=NOW).on_conflict(
+            conflict_target=[Switch.worker], update={**replaced, Switch.since: NOW}
+        ).execute()
+
+
+def resume(worker: str) -> bool:
+    """End the worker's override; return False if there was none."""
+    with database.atomic():
+        return bool(Switch.delete().where((Switch.worker == worker) & _is_active()).execute())
+
+
+def _is_active() -> Any:
+    return Switch.until.is_null() | (Switch.until > NOW)
+
+
+def _read(row: Any) -> Override:
+    return Override(
+        row.worker,
+        row.state,
+        row.reason,
+        row.until,
+        row.since,
+        row.said_by,
+        row.batch_size,
+        None if row.max_runtime_s is None else timedelta(seconds=row.max_runtime_s),
+    )

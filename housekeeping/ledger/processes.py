@@ -1,0 +1,214 @@
+"""Heartbeats of worker and scheduler processes in Redis: which processes are alive."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import pydantic
+
+from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.logs import counted, format_duration
+from housekeeping.core.redis import translate_redis_errors
+
+if TYPE_CHECKING:
+    import redis
+
+
+#: Interval between the heartbeats of a process.
+INTERVAL: Final = timedelta(seconds=10)
+#: Three missed heartbeats: the process counts as dead.
+SILENCE: Final = 3 * INTERVAL
+#: Entries of processes that sent no heartbeat for so long are removed.
+KEPT_FOR: Final = timedelta(days=1)
+_LISTED: Final = 1000  # entries that one reading returns at most, the newest ones
+_MAX_S: Final = 1e9  # seconds; about 30 years
+_CLOCK_STEP_S: Final = 60  # a time further in the future is not the server's own
+_DEAD_SHOWN: Final = 10  # dead processes that are listed; a process that is killed again and again leaves many
+
+#: KEYS: sorted set of the times of the last heartbeats, hash of the heartbeats. ARGV: process id, heartbeat,
+#: seconds for which entries are kept. The times are the server's.
+_WRITE: Final = """
+local time = redis.call("time")
+local now = time[1] + time[2] / 1000000
+redis.call("zadd", KEYS[1], string.format("%.3f", now), ARGV[1])
+redis.call("hset", KEYS[2], ARGV[1], ARGV[2])
+for _, id in ipairs(redis.call("zrangebyscore", KEYS[1], "-inf", now - ARGV[3], "limit", 0, 1000)) do
+    redis.call("zrem", KEYS[1], id)
+    redis.call("hdel", KEYS[2], id)
+end
+redis.call("expire", KEYS[1], ARGV[3])
+redis.call("expire", KEYS[2], ARGV[3])
+"""
+
+Kind = Literal["worker", "scheduler"]
+_Text = Annotated[str, pydantic.Field(min_length=1, max_length=255)]
+_Count = Annotated[int, pydantic.Field(ge=0, le=1_000_000)]
+
+
+class Heartbeat(pydantic.BaseModel):
+    """Heartbeat of a process.
+
+    Attributes:
+      queues: The queues a worker consumes; a scheduler has none.
+      busy: Threads that run a message.
+      up_s: Seconds since its start.
+      stopped: Whether this is its last heartbeat, sent on its shutdown.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    kind: Kind
+    host: _Text
+    pid: Annotated[int, pydantic.Field(ge=1, le=2**31 - 1)]
+    queues: Annotated[list[_Text], pydantic.Field(max_length=1000)] = []
+    threads: _Count = 0
+    busy: _Count = 0
+    version: _Text
+    up_s: Annotated[float, pydantic.Field(ge=0, le=_MAX_S)]
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One worker or scheduler process.
+
+    Attributes:
+      heartbeat: Its last heartbeat.
+      heartbeat_at: The time of its last heartbeat, by the clock of Redis.
+      age_s: The age of that heartbeat in seconds.
+    """
+
+    heartbeat: Heartbeat
+    heartbeat_at: datetime
+    age_s: float
+
+    @property
+    def started_at(self) -> datetime:
+        """Start of the process, by the clock of Redis."""
+        return self.heartbeat_at - timedelta(seconds=self.heartbeat.up_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not stopped, and has missed fewer than three heartbeats."""
+        return not self.heartbeat.stopped and self.age_s <= SILENCE.total_seconds()
+
+    @property
+    def name(self) -> str:
+        """Host and process id."""
+        return f"{self.heartbeat.host}:{self.heartbeat.pid}"
+
+    @property
+    def state(self) -> str:
+        """``idle``, ``busy``, or a text with the age of the last heartbeat of a dead process."""
+        if not self.alive:
+            return f"dead? no heartbeat for {format_duration(self.age_s)}"
+        return "busy" if self.heartbeat.busy else "idle"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the process as JSON values."""
+        shown = self.heartbeat.model_dump(include={"kind", "host", "pid", "queues", "threads", "busy", "version"})
+        times = {"started_at": self.started_at, "heartbeat_at": self.heartbeat_at}
+        return {**shown, **times, "heartbeat_age_s": self.age_s, "alive": self.alive}
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """All processes that sent a heartbeat within a day.
+
+    Attributes:
+      every: All of them, also stopped ones, the last heartbeat first.
+      known: Whether Redis could be read.
+    """
+
+    every: tuple[Process, ...] = ()
+    known: bool = True
+
+    @property
+    def listed(self) -> list[Process]:
+        """The processes that are alive, then the last ten that died without stopping."""
+        alive = [each for each in self.every if each.alive]
+        dead = [each for each in self.every if not each.alive and not each.heartbeat.stopped]
+        return sorted(alive, key=lambda each: (each.heartbeat.kind, each.name)) + dead[:_DEAD_SHOWN]
+
+    @property
+    def summary(self) -> str:
+        """Live and dead processes in one line."""
+        if not self.known:
+            return "the heartbeats cannot be read"
+        alive = [each.heartbeat for each in self.every if each.alive]
+        workers = [each for each in alive if each.kind == "worker"]
+        busy, threads = sum(each.busy for each in workers), sum(each.threads for each in workers)
+        dead = sum(not each.alive and not each.heartbeat.stopped for each in self.every)
+        return (
+            f"{counted(len(workers), 'worker')} alive, {busy:,} of {counted(threads, 'thread')} busy; "
+            f"{counted(len(alive) - len(workers), 'scheduler')} alive; {counted(dead, 'process', 'processes')} dead"
+        )
+
+    @property
+    def schedulers(self) -> list[Process]:
+        """The schedulers, the last heartbeat first."""
+        return [each for each in self.every if each.heartbeat.kind == "scheduler"]
+
+    def serving(self, queue: str) -> list[Process]:
+        """Return the worker processes of a queue, live or dead, the latest heartbeat first."""
+        return [each for each in self.every if each.heartbeat.kind == "worker" and queue in each.heartbeat.queues]
+
+
+#: Redis was not read.
+UNKNOWN: Final = Processes(known=False)
+
+
+#: Process id -> the age of its last heartbeat in seconds, by the clock of Redis, and the heartbeat.
+LastHeartbeats = dict[str, tuple[float, Heartbeat]]
+
+
+class RedisHeartbeats:
+    """Heartbeats in Redis, below the namespace."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._client = client
+        self._keys = [f"{namespace}:process_heartbeats", f"{namespace}:processes"]
+        self._write: Any = client.register_script(_WRITE)
+
+    def write(self, process_id: str, heartbeat: Heartbeat) -> None:
+        """Write a process's heartbeat, and remove entries that are a day old; one round trip."""
+        kept_s = int(KEPT_FOR.total_seconds())
+        self._write(keys=self._keys, args=[process_id, heartbeat.model_dump_json(), kept_s])
+
+    def read(self) -> LastHeartbeats:
+        """Return the newest heartbeats; invalid entries are passed over. Two round trips."""
+        with self._client.pipeline() as pipeline:
+            pipeline.time()
+            pipeline.zrevrange(self._keys[0], 0, _LISTED - 1, withscores=True)
+            (seconds, microseconds), times = pipeline.execute()
+        if not times:
+            return {}
+        values: Any = self._client.hmget(self._keys[1], [member for member, _ in times])
+        now = seconds + microseconds / 1_000_000
+        found: LastHeartbeats = {}
+        for (member, at), value in zip(times, values, strict=True):
+            if value is not None and -_CLOCK_STEP_S < now - at < _MAX_S:
+                process_id = member.decode(errors="backslashreplace") if isinstance(member, bytes) else member
+                with suppress(pydantic.ValidationError):
+                    found[process_id] = max(0.0, now - at), Heartbeat.model_validate_json(value)
+        return found
+
+
+def read_processes(client: redis.Redis | None, namespace: str, now: datetime) -> Processes:
+    """Read the heartbeats in Redis. Never raises.
+
+    Parameters:
+      client: None: Redis is not configured.
+    """
+    if client is None:
+        return UNKNOWN
+    try:
+        with translate_redis_errors():
+            last = RedisHeartbeats(client, namespace).read()
+    except RedisUnavailable:
+        return UNKNOWN  # the caller reads more of that server and reports it as away
+    every = [Process(heartbeat, now - timedelta(seconds=age_s), age_s) for age_s, heartbeat in last.values()]
+    return Processes(tuple(sorted(every, key=lambda each: each.age_s)))

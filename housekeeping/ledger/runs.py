@@ -1,0 +1,592 @@
+"""A run's row in the ledger, from its begin to its end.
+
+The row is written in the transaction of the work that it counts. A batch that is one statement has the row's update in
+it; if its answer is lost, the row shows whether it was committed.
+
+Ticks that start no run have rows as well. Each change of them is one transaction, which locks the ticks of its worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+from peewee import CTE, SQL, Case, Expression, Query, Select, Value, fn
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import LeaseLost, RunTakenOver
+from housekeeping.database.connection import database
+from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
+from housekeeping.database.times import ClockSkew
+from housekeeping.ledger.leases import Fence, is_of, next_epoch
+from housekeeping.ledger.operators import OVERRIDE, Override, override_from
+from housekeeping.ledger.schema import NOW, LeaseRow, Rejection, Run
+
+Trigger = Literal["schedule", "enqueue", "cli", "parent"]
+Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
+#: Which runs a new one resumes: none, an interrupted one, or also one that reached its limits.
+Resume = Literal["never", "interrupted", "cut_short"]
+Counts = dict[str, Any]
+#: Stage of a run and position in it: ``{"pass": ..., "after": [...]}``.
+Cursor = dict[str, Any]
+
+#: Maximum interval between heartbeats; each batch is one.
+HEARTBEAT: Final = timedelta(seconds=20)
+#: Three missed heartbeats: the run is then considered dead. A single late one may be a slow statement or network.
+SILENCE: Final = 3 * HEARTBEAT
+#: Key in a run's counts of the fingerprint of its predicate. It is not a count, and not shown.
+PREDICATE: Final = "predicate"
+#: Key in a run's counts of what a purge was asked to do. It is not a count either.
+PURGE: Final = "purge"
+#: Key in a run's counts of the run whose rows it restores, and of the condition on them. No count either.
+RESTORE: Final = "restore"
+#: Reasons of runs that something outside of them ended early. The next run resumes where they stopped.
+STOPPED: Final = ("shutdown", "paused", "gate")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What the row of a run says about its work.
+
+    Attributes:
+      outcome: None while the run is open.
+      cursor: Where it stopped; None at the front.
+    """
+
+    outcome: Outcome | None
+    reason: str | None
+    cursor: Cursor | None
+    counts: Counts
+
+
+def advance(run_id: int, counts: Counts, cursor: Cursor | None, fence: Fence | None) -> Override | None:
+    """Write counts and cursor in the batch's transaction, and return the worker's override, if any.
+
+    Raises:
+      RunTakenOver: Another run considered this one dead; the caller's transaction must roll back.
+      LeaseLost: Another holder has begun since; likewise.
+    """
+    return _write(run_id, fence, counts=counts, cursor=cursor, heartbeat_at=NOW)
+
+
+def beat(run_id: int) -> Override | None:
+    """Write a heartbeat, and return the worker's override, if any. Requires a transaction.
+
+    Raises:
+      RunTakenOver: Another run considered this one dead.
+    """
+    return _write(run_id, None, heartbeat_at=NOW)
+
+
+def check(run_id: int) -> None:
+    """Raise unless the run's row is still open; one round trip.
+
+    Raises:
+      RunTakenOver: Another run considered this one dead.
+    """
+    still_open = _writes.get(
+        Run._meta.schema, "open", lambda: CompiledQuery(Run.select(Run.id).where(is_open(Parameter(0))))
+    )
+    if not still_open.rows(run_id):
+        raise taken_over(run_id)
+
+
+def finish(
+    run_id: int,
+    outcome: Outcome,
+    reason: str | None,
+    *,
+    counts: Counts,
+    cursor: Cursor | None,
+    fence: Fence | None = None,
+) -> None:
+    """Close the run's row in the transaction of its last batch.
+
+    Raises:
+      RunTakenOver, LeaseLost: As `advance`.
+    """
+    _write(
+        run_id,
+        fence,
+        counts=counts,
+        cursor=cursor,
+        heartbeat_at=NOW,
+        outcome=outcome,
+        reason=reason,
+        finished_at=NOW,
+    )
+
+
+#: Compiled statements on runs, by their columns, for each schema.
+_writes: Final = QueryCache()
+
+
+def _write(run_id: int, fence: Fence | None, **columns: Any) -> Override | None:
+    given = {name: value for name, value in columns.items() if value is not NOW}
+    form = (tuple(columns), tuple(given), fence is None)
+    statement = _writes.get(Run._meta.schema, form, lambda: CompiledQuery(_writing(columns, given, fence)))
+    values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
+    for worker, override in statement.rows(run_id, *(fence or (None, None, None)), *values):
+        return override_from(worker, override)
+    if fence is not None and Run.select(Run.id).where(is_open(run_id)).exists():
+        raise LeaseLost(f"lease {fence.key!r} has been taken by another holder since epoch {fence.epoch}")
+    raise taken_over(run_id)
+
+
+def taken_over(run_id: int) -> RunTakenOver:
+    return RunTakenOver(f"run {run_id} was considered dead and has been taken over")
+
+
+def is_open(run_id: Any) -> Any:
+    return (Run.id == run_id) & Run.outcome.is_null()
+
+
+def _writing(columns: dict[str, Any], given: dict[str, Any], fence: Fence | None) -> Query:
+    """Return the update of an open run. Its parameters are run id, fence, and the given columns."""
+    run_id, key, epoch, holder = (Parameter(number) for number in range(4))
+    condition = is_open(run_id)
+    if fence is not None:
+        # FOR SHARE: a new holder gets its epoch only after this batch has ended.
+        held = LeaseRow.select(LeaseRow.key).where(is_of(key, epoch, holder)).for_update("FOR SHARE")  # type: ignore[arg-type]
+        condition &= fn.EXISTS(held)
+    places = {name: Parameter(number) for number, name in enumerate(given, start=4)}
+    query: Query = Run.update(**{**columns, **places}).where(condition).returning(Run.worker, OVERRIDE).tuples()
+    return query
+
+
+def fail(
+    run_id: int, outcome: Outcome, reason: str, error: str | None, extra: Counts, traceback: str | None = None
+) -> RunRow:
+    """Close the row of a run that an error ended, keep the counts of its last committed batch, and return the row.
+
+    A row that was already closed stays unchanged. A COMMIT whose answer was lost may have closed it, or have counted
+    more than the run knows.
+    """
+    with database.atomic():
+        Run.update(
+            outcome=outcome,
+            reason=reason,
+            error=error,
+            traceback=traceback,
+            finished_at=NOW,
+            heartbeat_at=NOW,
+            # What a COMMIT without an answer has counted stays.
+            counts=Value(json.dumps(extra)).cast("jsonb").concat(Run.counts),
+        ).where(is_open(run_id)).execute()
+        columns = (Run.outcome, Run.reason, Run.cursor, Run.counts)
+        row: Any = Run.select(*columns).where(Run.id == run_id).tuples().get()
+    return RunRow(*row)
+
+
+def advance_cte(
+    run_id: int, fence: Fence | None, numbers: CTE, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
+) -> tuple[CTE, CTE]:
+    """Return two CTEs for the statement of a batch: the update of the run's row, and the check of run and lease.
+
+    The second one is empty if the run was taken over or its lease has a newer holder. The statement must then fail.
+    The first one returns the worker's override as JSON and the time of the heartbeat.
+
+    Parameters:
+      numbers: What the batch has done, as one row. The other parameters may use its columns.
+      counts, cursor: SQL for the new values.
+      is_done: SQL that is true if the run ends as done with this batch.
+      heartbeat: SQL for the heartbeat that the row must have; NULL: any. If the statement's answer is lost while the
+        server is still executing it, it can then not commit after `resynchronize`.
+    """
+    run = (
+        Run.update(
+            counts=counts,
+            cursor=cursor,
+            heartbeat_at=NOW,
+            outcome=Case(None, [(is_done, "done")]),
+            finished_at=Case(None, [(is_done, NOW)]),
+        )
+        .from_(numbers)
+        .where(is_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))
+    )
+    beat = Run.heartbeat_at.cast("text").alias("heartbeat_at")
+    advanced = run.returning(OVERRIDE.alias("override"), beat).cte("advanced")
+    if fence is None:
+        return advanced, Select((advanced,), [SQL("1")]).cte("accepted")
+    # FOR SHARE: a new holder gets its epoch only after this batch has ended. The run's row is locked first, as `begin`
+    # does, so that the two cannot wait for each other.
+    held = is_of(*fence) & fn.EXISTS(Select((advanced,), [SQL("1")]))
+    return advanced, LeaseRow.select(LeaseRow.key).where(held).for_update("FOR SHARE").cte("accepted")  # type: ignore[arg-type]
+
+
+def resynchronize(run_id: int, heartbeat: str) -> RunRow | None:
+    """Return what the row holds after an answer was lost; None if nothing was committed.
+
+    Writes a new heartbeat, so that a statement that the server is still executing can no longer commit. If that
+    statement has locked the run's row already, waits for it.
+
+    Parameters:
+      heartbeat: The row's heartbeat before the statement.
+
+    Raises:
+      RunTakenOver: Another run considered this one dead.
+      peewee.PeeweeException: The database cannot be reached.
+    """
+    with database.atomic():
+        columns = (Run.heartbeat_at.cast("text"), Run.outcome, Run.reason, Run.cursor, Run.counts)
+        rows: Any = Run.select(*columns).where(Run.id == run_id).for_update().tuples()
+        for heartbeat_now, *row in rows:
+            found = RunRow(*row)
+            if found.outcome not in (None, "done"):
+                break
+            if found.outcome is None:
+                Run.update(heartbeat_at=NOW).where(Run.id == run_id).execute()
+            return None if heartbeat_now == heartbeat else found
+        raise taken_over(run_id)
+
+
+#: Not `clock_timestamp()`, which changes within a statement, so that no index could be used for it.
+_NOW: Final = SQL("now()")
+
+
+def completed(message_id: str) -> bool:
+    """Return whether a run of the message has completed."""
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & _ended_well()).exists())
+
+
+def has_worked(worker: str) -> bool:
+    """Return whether the ledger has a run of the worker that completed or was confirmed."""
+    confirmed = Run.counts.contains({"confirmed": True})
+    return bool(Run.select(Run.id).where((Run.worker == worker) & (_ended_well() | confirmed)).exists())
+
+
+def last_predicate(worker: str) -> tuple[str, bool] | None:
+    """Return the fingerprint of the worker's last run that has one, and whether that run began in the last day."""
+    found = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, PREDICATE)
+    rows: Any = Run.select(found, Run.started_at > NOW - timedelta(days=1)).where(
+        (Run.worker == worker) & found.is_null(False)
+    )
+    for text, is_fresh in rows.order_by(Run.id.desc()).limit(1).tuples():
+        return text, is_fresh
+    return None
+
+
+def remember_predicate(run_id: int, fingerprint: str) -> None:
+    """Write the fingerprint of a completed run's predicate into its row."""
+    Run.update(counts=Run.counts.concat({PREDICATE: fingerprint})).where(Run.id == run_id).execute()
+
+
+def resumed_by(run_id: int) -> int | None:
+    """Return the run that has resumed this purge; None if there is none. Skipped runs have changed nothing."""
+    resumed = Run.counts.contains({PURGE: {"resumes": run_id}})
+    began = Run.outcome.is_null() | (Run.outcome != "skipped")
+    found: int | None = Run.select(Run.id).where((Run.id > run_id) & resumed & began).order_by(Run.id).limit(1).scalar()
+    return found
+
+
+def any_by_a_worker_process() -> bool:
+    """Return whether the ledger has a run that a worker process carried out, not the command ``run``."""
+    return bool(Run.select(Run.id).where(Run.trigger != "cli").exists())
+
+
+def _ended_well() -> Expression:
+    done: Expression = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
+    return done
+
+
+def holder_is_gone(worker: str, key: str, token: str) -> bool:
+    """Return whether the run that holds the lease with this token has ended, or missed its heartbeats for `SILENCE`.
+
+    False for a token that belongs to no run of this worker: application code may hold the same key.
+    """
+    lease = LeaseRow.select(LeaseRow.epoch).where((LeaseRow.key == key) & (LeaseRow.holder == token)).tuples().first()
+    if lease is None:
+        return False
+    alive = Run.outcome.is_null() & (Run.heartbeat_at >= NOW - SILENCE)
+    return not Run.select(Run.id).where((Run.worker == worker) & (Run.epoch == lease[0]) & alive).exists()
+
+
+def at_work(worker: str) -> frozenset[int]:
+    """Return the ids of the worker's open runs; `begin` has closed those that were dead."""
+    found: Any = Run.select(Run.id).where((Run.worker == worker) & Run.outcome.is_null()).tuples()
+    return frozenset(run_id for (run_id,) in found)
+
+
+def is_at_work(worker: str) -> bool:
+    """Return whether a run of the worker is open and has sent a heartbeat within `SILENCE`."""
+    alive = Run.outcome.is_null() & (Run.heartbeat_at >= NOW - SILENCE)
+    return bool(Run.select(Run.id).where((Run.worker == worker) & alive).exists())
+
+
+def is_unfinished(message_id: str) -> bool:
+    """Return whether an attempt at this message is open: running, or dead."""
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null()).exists())
+
+
+def deferred(worker: str, arguments: Iterable[Any] | None = None) -> Any:
+    """Return a query of the worker's arguments whose delay has not passed, for the sweep that enqueues its runs.
+
+    Its columns are `subject`, the argument as text, and `position`, where the last run ended; NULL if it failed. An
+    argument may come several times, once for each cause.
+
+    Parameters:
+      arguments: Only these; None for all.
+    """
+    waiting = (Rejection.worker == worker) & (Rejection.not_before > _NOW)
+    if arguments is not None:
+        # One array: a placeholder for each of a thousand arguments takes longer than the query.
+        waiting &= Rejection.subject == fn.ANY(Value([str(each) for each in arguments], converter=False, unpack=False))
+    return Rejection.select(Rejection.subject, Rejection.position).where(waiting)
+
+
+#: Number of past runs that make up a worker's history.
+HISTORY: Final = 50
+#: Reasons of runs that were stopped before their first change.
+_REFUSED: Final = ("breaker", "clock")
+#: Reasons after which the next run resumes. A run that its breaker limited has done its work, but the next one must not
+#: begin with the same rows if they stay stale.
+_RESUMED: Final = (*STOPPED, "breaker")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """A run that has begun.
+
+    Attributes:
+      run_id: Id of its row in the ledger.
+      started_at: Time of its start, by the database's clock.
+      cursor: Where the run resumes; None to begin at the front.
+      fence: Key, epoch and holder of its lease; None if it has no lease.
+      history: The worker's last runs, newest first, without those that were stopped before their first change.
+      clock_skew: How far this machine's clock is from the database's.
+      rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
+      rejected_until: Where the last such run ended.
+      heartbeat_at: The row's first heartbeat, as PostgreSQL writes it.
+    """
+
+    run_id: int
+    started_at: datetime
+    cursor: Cursor | None
+    fence: Fence | None
+    history: Sequence[RunRow]
+    clock_skew: ClockSkew
+    rejected: bool = False
+    rejected_until: tuple[Any, ...] | None = None
+    heartbeat_at: str | None = None
+
+
+def begin(
+    worker: str,
+    *,
+    message_id: str | None,
+    tick: datetime | None,
+    trigger: Trigger,
+    lease: tuple[str, str] | None,
+    resume: Resume = "interrupted",
+    resumes: int | None = None,
+    subject: str = "",
+    counts: Counts | None = None,
+) -> RunStart | None:
+    """Begin a run, and close the rows of dead runs; None if its work was already done or taken over. One transaction.
+
+    A run whose heartbeat is older than `SILENCE`, and any earlier run of this message, is considered dead. Its outcome
+    becomes ``lost``, so that it cannot commit anything even if it was only suspended.
+
+    Parameters:
+      lease: Key and token of the run's lease, which gets an epoch.
+      resume: Which earlier runs the new one resumes.
+      resumes: The one run that the new one resumes, whatever its outcome, instead of the last one. Only one run can.
+      subject: The run's argument as text.
+      counts: Initial counts.
+    """
+    with database.atomic() as transaction:
+        if message_id is not None:
+            _lock_message(message_id)
+        close_dead_runs(worker, message_id)
+        # Only now: the update has waited for an earlier attempt that was committing its last batch.
+        if message_id is not None and completed(message_id):
+            transaction.rollback()
+            return None
+        # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read: this
+        # waits for a holder that is committing its last batch and may end as done.
+        fence = None if lease is None else Fence(lease[0], next_epoch(*lease), lease[1])
+        last, rejected, rejected_until = _last_runs(worker, subject)
+        if resumes is not None:
+            # Locked, so that of two processes that resume it at the same time the second one sees the first.
+            cursor = Run.select(Run.cursor).where(Run.id == resumes).for_update().scalar()
+            if resumed_by(resumes) is not None:
+                transaction.rollback()
+                return None
+        else:
+            cursor = _stopped_at(last[0], resume) if last else None
+        before = SYSTEM_CLOCK.now()
+        run_id, started_at, heartbeat_at = _insert(
+            worker=worker,
+            message_id=message_id,
+            tick=tick,
+            trigger=trigger,
+            epoch=fence and fence.epoch,
+            cursor=cursor,
+            counts=counts or {},
+        )
+        skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
+        until = None if rejected_until is None else tuple(rejected_until)
+        return RunStart(run_id, started_at, cursor, fence, last, skew, rejected, until, heartbeat_at)
+
+
+def past_runs(worker: str) -> list[RunRow]:
+    """Return the worker's last runs, newest first, without those that were stopped before their first change."""
+    return _last_runs(worker, "")[0]
+
+
+def close_dead_runs(worker: str, message_id: str | None = None) -> None:
+    """Close the dead runs of a worker as ``lost``. They can no longer commit, even if only suspended.
+
+    Parameters:
+      message_id: All earlier runs of this message are dead as well.
+    """
+    dead = Run.heartbeat_at < NOW - SILENCE
+    if message_id is not None:
+        dead |= Run.message_id == message_id
+    Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
+        (Run.worker == worker) & Run.outcome.is_null() & dead
+    ).execute()
+
+
+def _lock_message(message_id: str) -> None:
+    """Lock the message id, so that two deliveries cannot both begin."""
+    database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping run {message_id}",))
+
+
+def _last_runs(worker: str, subject: str) -> tuple[list[RunRow], bool, list[Any] | None]:
+    """Return the worker's last runs, newest first, whether rows of the subject are rejected, and up to where."""
+    rejected = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
+    until = rejected.order_by(Rejection.last_at.desc()).limit(1)
+    was_not_refused = Run.reason.is_null() | Run.reason.not_in(_REFUSED) | (Run.outcome != "failed")
+    rows: Any = (
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until)
+        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & was_not_refused)
+        .order_by(Run.id.desc())
+        .limit(HISTORY)
+        .tuples()
+    )
+    found = list(rows)
+    return [RunRow(*row[:-2]) for row in found], *(found[0][-2:] if found else (False, None))
+
+
+def _stopped_at(last: RunRow, resume: Resume) -> Cursor | None:
+    if resume == "never":
+        return None
+    is_partial = last.outcome == "partial"
+    interrupted = last.outcome in ("lost", "lost_lease", "failed") or (is_partial and last.reason in _RESUMED)
+    return last.cursor if interrupted or (is_partial and resume == "cut_short") else None
+
+
+def record(
+    worker: str,
+    outcome: Outcome,
+    reason: str,
+    *,
+    message_id: str | None,
+    tick: datetime | None,
+    trigger: Trigger,
+    counts: Counts | None = None,
+    traceback: str | None = None,
+) -> tuple[int, datetime]:
+    """Write the row of a run that never began (skipped, missed, failed), and return its id and time."""
+    with database.atomic():
+        run_id, at, _ = _insert(
+            worker=worker,
+            message_id=message_id,
+            tick=tick,
+            trigger=trigger,
+            finished_at=NOW,
+            outcome=outcome,
+            reason=reason,
+            counts=counts or {},
+            traceback=traceback,
+        )
+    return run_id, at
+
+
+def _insert(**columns: Any) -> tuple[int, datetime, str]:
+    """Insert a row that begins now, and return its id, time and heartbeat."""
+    process = {"host": socket.gethostname(), "pid": os.getpid()}
+    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **process, **columns).returning(
+        Run.id, Run.started_at, Run.heartbeat_at.cast("text")
+    )
+    run_id, started_at, heartbeat_at = next(iter(row.tuples().execute()))
+    return run_id, started_at, heartbeat_at
+
+
+#: Reasons of missed ticks: no scheduler ran, or one ran and could not reach Redis or the broker.
+NO_SCHEDULER: Final = "no_scheduler"
+NOT_SENT: Final = "servers_unavailable"
+_MAX_COUNTED: Final = 600_000  # missed ticks of one gap: more than a year of minutes, counted within a second
+MINUTE: Final = timedelta(minutes=1)
+
+
+def record_missed(worker: str, cron: Cron, after: datetime, last: datetime, reason: str) -> int:
+    """Record the missed ticks of a gap, without those that another scheduler has recorded; return their number."""
+    with database.atomic():
+        _lock_ticks(worker)
+        # Ticks in the ledger are counted already, by a scheduler that died after it recorded this gap or a part of it.
+        known = last_tick(worker, last + MINUTE)
+        missed = cron.count(max(after, known or after), last, _MAX_COUNTED)
+        if not missed:
+            return 0
+        record(
+            worker,
+            "missed",
+            reason,
+            message_id=None,
+            tick=last,
+            trigger="schedule",
+            counts={"missed": missed},
+        )
+    return missed
+
+
+def no_longer_missed(worker: str, tick: datetime) -> None:
+    """Subtract a tick from the missed ticks it was counted among."""
+    with database.atomic():
+        _lock_ticks(worker)
+        gap: Any = (
+            Run.select(Run.id, Run.counts)
+            .where((Run.worker == worker) & (Run.outcome == "missed") & (Run.tick >= tick))
+            .order_by(Run.tick)
+            .limit(1)
+            .tuples()
+            .first()
+        )
+        if gap is None:
+            return
+        number, counts = gap
+        left = counts.get("missed", 0) - 1
+        if left > 0:
+            Run.update(counts={**counts, "missed": left}).where(Run.id == number).execute()
+        else:
+            Run.delete().where(Run.id == number).execute()
+
+
+def record_tick(worker: str, tick: datetime, row: dict[str, Any], *, unless_any: bool) -> None:
+    """Record an outcome of a tick once. With `unless_any`, record it only if the message has no row for the tick."""
+    with database.atomic():
+        _lock_ticks(worker)
+        there = (Run.worker == worker) & (Run.tick == tick) & (Run.message_id == row["message_id"])
+        if not unless_any:
+            there &= Run.outcome == row["outcome"]
+        if not Run.select(Run.id).where(there).exists():
+            record(worker, **row, tick=tick, trigger="schedule")
+
+
+def _lock_ticks(worker: str) -> None:
+    """Lock a worker's ticks until the end of the transaction."""
+    database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping ticks {worker}",))
+
+
+def last_tick(worker: str, before: datetime) -> datetime | None:
+    """Return the worker's last tick in the current ledger before a time; None without one."""
+    last: datetime | None = Run.select(fn.MAX(Run.tick)).where((Run.worker == worker) & (Run.tick < before)).scalar()
+    return last

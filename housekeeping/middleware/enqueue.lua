@@ -1,0 +1,94 @@
+-- Enqueueing in one script with the change of a key. Dramatiq's own script enqueues; `given.dispatch` has its arguments up
+-- to the message's copy, as texts, and ARGV[2] and those after it are bodies.
+
+--- one
+-- Change a key and enqueue a message. KEYS: the key, the broker's namespace. once: whether one waiting copy of the message
+-- is enough. step: the arguments of the key's script. Returns the holder's id, or "" when the message is in the queue.
+-- Repeating the script changes nothing.
+local function step(KEYS, given) --[[step]] end
+local messages, copy, message_id = KEYS[2] .. ":" .. given.dispatch[3] .. ".msgs", given.dispatch[9], given.step.message_id
+-- The sender got no answer to its first attempt.
+if redis.call("hexists", messages, copy) == 1 then return "" end
+local function waits()
+    return redis.call("hget", KEYS[1], "id") == message_id and redis.call("hget", KEYS[1], "state") == "waiting"
+end
+if given.once and waits() then
+    local queued = redis.call("hget", KEYS[1], "queued")
+    if queued and redis.call("hexists", messages, queued) == 1 then return message_id end
+end
+local holder = step({KEYS[1]}, given.step)
+if type(holder) == "string" and holder ~= "" then return holder end
+enqueue(copy, ARGV[2])
+-- A delayed copy is replaced by another one when it is due, and the key is not told.
+local bodies = string.sub(messages, -8) == ".DQ.msgs" and "" or messages
+if waits() then redis.call("hset", KEYS[1], "queued", copy, "bodies", bodies) end
+return ""
+
+--- enqueue
+-- What `one` does with a single message.
+local function dispatch(KEYS, ARGV) --[[dispatch]] end
+local function enqueue(copy, body)
+    given.dispatch[10] = body
+    dispatch({KEYS[2]}, given.dispatch)
+end
+
+--- many
+-- The same for many messages of one queue whose claims differ only in key and message id. KEYS: the broker's namespace,
+-- the key of each message. once: as in `one`. step: the shared arguments of the claims. ids: the id of each message, which
+-- is also that of its copy. Returns for each message what `one` returns. A free key is written directly, which is several
+-- times faster.
+local copies, entries, written = {}, {}, 0
+local function enqueue(copy, body)
+    copies[#copies + 1] = copy
+    entries[#entries + 1] = copy
+    entries[#entries + 1] = body
+end
+local function write_bodies(messages)
+    if #entries > written then redis.call("hset", messages, unpack(entries, written + 1)) end
+    written = #entries
+end
+local function one(KEYS, ARGV, given) --[[one]] end
+local function dispatch(KEYS, ARGV) --[[dispatch]] end
+local shared, ids, dispatched = given.step, given.ids, given.dispatch
+local queue = KEYS[1] .. ":" .. dispatched[3]
+local holders = {}
+local queued = redis.call("hmget", queue .. ".msgs", unpack(ids))
+for n, message_id in ipairs(ids) do
+    local key, body = KEYS[n + 1], ARGV[n + 1]
+    local holder = ""
+    if redis.call("exists", key) == 1 then
+        write_bodies(queue .. ".msgs") -- the holder may be an equal call of this bulk
+        shared.message_id, dispatched[9] = message_id, message_id
+        holder = one({key, KEYS[1]}, {"", body}, given)
+    elseif not queued[n] then
+        redis.call("hset", key, "id", message_id, "state", shared.state, "queued", message_id, "bodies", queue .. ".msgs")
+        if shared.tick then redis.call("hset", key, "tick", shared.tick) end
+        redis.call("pexpire", key, shared.ttl)
+        enqueue(message_id, body)
+    end
+    holders[n] = holder
+end
+-- Dramatiq's script enqueues the first copy and does its maintenance. The others follow as it would add them.
+if #copies > 0 then
+    dispatched[9], dispatched[10] = entries[1], entries[2]
+    dispatch({KEYS[1]}, dispatched)
+    write_bodies(queue .. ".msgs")
+    if #copies > 1 then redis.call("rpush", queue, unpack(copies, 2)) end
+end
+return holders
+
+--- many_without_keys
+-- Enqueue many messages of one queue that have no key. KEYS: the broker's namespace. ARGV: Dramatiq's arguments before
+-- the copy, then id and body of each message. Returns "" for each message.
+local function dispatch(KEYS, ARGV) --[[dispatch]] end
+dispatch(KEYS, {unpack(ARGV, 1, 10)})
+local queue, copies, holders = KEYS[1] .. ":" .. ARGV[3], {}, {""}
+for n = 11, #ARGV, 2 do
+    copies[#copies + 1] = ARGV[n]
+    holders[#holders + 1] = ""
+end
+if #copies > 0 then
+    redis.call("hset", queue .. ".msgs", unpack(ARGV, 11))
+    redis.call("rpush", queue, unpack(copies))
+end
+return holders

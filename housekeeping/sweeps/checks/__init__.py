@@ -1,1 +1,0 @@
-"""Validation of declarations and of the tables that they name. Start with `validation`."""

@@ -1,1 +1,0 @@
-"""What operators see: plan, status, alerts, and explanations of outcomes. Start with `status`."""

@@ -1,1 +1,0 @@
-"""The library's own tables: runs, leases, overrides, outbox. Start with `models`, then `runs`."""

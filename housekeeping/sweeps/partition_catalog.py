@@ -1,0 +1,506 @@
+"""Range partitions of a table: what the catalog says of them, the statements that detach and drop one, and the records
+in the ledger of partitions that are being detached.
+
+DETACH ... CONCURRENTLY commits by itself. A record is committed before it. If the run is killed before the table is
+dropped, the worker's next run knows by the record that it has to finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+from peewee import SQL, Context, Entity, Expression, Field, Model, Node, OperationalError, ProgrammingError
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.database.catalog import foreign_keys_to, quoted, quoted_name, table_if_visible
+from housekeeping.database.connection import database, time_limit
+from housekeeping.database.errors import is_conflict, is_timeout, sqlstate
+from housekeeping.database.queries import Recorder
+from housekeeping.ledger.schema import DetachedPartition
+from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.stage import Stage
+from housekeeping.sweeps.table_stage import TableStage
+
+#: Types of the partition key that are a time, and SQL for a bound of that type.
+_TIMES: Final = {
+    "timestamp with time zone": "{}::timestamptz",
+    "timestamp without time zone": "{}::timestamp AT TIME ZONE 'UTC'",
+    "date": "{}::date::timestamp AT TIME ZONE 'UTC'",
+}
+#: DETACH ... CONCURRENTLY is new in PostgreSQL 14.
+_CONCURRENTLY_SINCE: Final = 140_000
+
+_TABLE: Final = """
+SELECT format('%%I.%%I', nspname, relname), partstrat::text, attname::text, format_type(atttypid, NULL), partnatts,
+    partdefid <> 0, current_setting('server_version_num')::int
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+LEFT JOIN pg_partitioned_table ON partrelid = pg_class.oid
+LEFT JOIN pg_attribute ON attrelid = pg_class.oid AND attnum = partattrs[0]
+WHERE pg_class.oid = to_regclass(%s)
+"""
+#: PostgreSQL 13 has no column inhdetachpending.
+_PENDING: Final = "coalesce((to_jsonb(pg_inherits) ->> 'inhdetachpending')::boolean, false)"
+_ATTACHED: Final = f"""
+SELECT pg_class.oid AS id, format('%%I.%%I', nspname, relname) AS name,
+    pg_get_expr(relpartbound, pg_class.oid) AS bounds, {_PENDING} AS pending,
+    relkind = 'f' AS is_foreign, NULL AS worker
+FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE inhparent = to_regclass(%s)
+"""  # noqa: S608 - of a constant
+#: A table that was renamed is not the recorded one.
+_DETACHED: Final = """
+SELECT pg_class.oid AS id, name, bounds, false AS pending, relkind = 'f' AS is_foreign, worker
+FROM {records} JOIN pg_class ON pg_class.oid = to_regclass(name) AND pg_class.oid::bigint = id
+WHERE partition_of = %s AND NOT relispartition
+"""
+#: A partition may be partitioned itself, and `pg_partition_tree` knows no table that is no partition.
+_PARTITIONS: Final = r"""
+SELECT id::bigint, name, bounds, pending, is_foreign, worker, LOWER, UPPER, (
+    SELECT CASE WHEN bool_and(reltuples > 0 OR pg_relation_size(oid) = 0) THEN sum(greatest(reltuples, 0))::bigint END
+    FROM pg_class WHERE relkind = 'r' AND oid IN (SELECT one.id UNION SELECT relid FROM pg_partition_tree(one.id))
+), (
+    SELECT coalesce(sum(pg_total_relation_size(each)), 0)::bigint
+    FROM (SELECT one.id AS each UNION SELECT relid FROM pg_partition_tree(one.id)) AS parts
+) FROM (FOUND) AS one ORDER BY UPPER, name
+"""
+_LOWER: Final = r"substring(bounds FROM '^FOR VALUES FROM \(''([^'']*)''')"
+_UPPER: Final = r"substring(bounds FROM ' TO \(''([^'']*)''')"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Partition, or a table that was one.
+
+    Attributes:
+      id: Its oid.
+      name: Schema and name, quoted for SQL.
+      bounds: Its bounds as SQL, such as ``FOR VALUES FROM (...) TO (...)``.
+      pending: Whether an interrupted DETACH CONCURRENTLY has to be finished.
+      is_foreign: Whether it is a foreign table.
+      detached_by: The worker that has detached it and not dropped it; None if it is attached.
+      lower, upper: Its range; `upper` is not part of it. None if open, or for the DEFAULT partition.
+      rows: PostgreSQL's estimate; None if never analyzed.
+      bytes: Size with indexes and TOAST.
+    """
+
+    id: int
+    name: str
+    bounds: str
+    pending: bool
+    is_foreign: bool
+    detached_by: str | None
+    lower: datetime | None
+    upper: datetime | None
+    rows: int | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedTable:
+    """Table that is partitioned by ranges of time.
+
+    Attributes:
+      name: Schema and name, quoted for SQL.
+      column: The first column of the partition key.
+      kind: Its type.
+      several_columns: Whether the key has further columns, so that rows may be exactly at the upper bound.
+      detaches_concurrently: Whether PostgreSQL can detach its partitions without an exclusive lock on the table.
+    """
+
+    name: str
+    column: str
+    kind: str
+    several_columns: bool
+    detaches_concurrently: bool
+    partitions: tuple[Partition, ...]
+
+    def is_older(self, upper: datetime | None, limit: datetime) -> bool:
+        """Return whether every row of a partition with this end is before the limit."""
+        if upper is None:
+            return False
+        return upper < limit if self.several_columns else upper <= limit
+
+    def older_than(self, limit: datetime) -> list[Partition]:
+        """Return the partitions whose whole range is before the limit, oldest first."""
+        return [each for each in self.partitions if self.is_older(each.upper, limit)]
+
+
+def read_partitions(model: type[Model]) -> PartitionedTable:
+    """Return the partitions of the model's table.
+
+    Raises:
+      DeclarationError: The table is not partitioned by ranges of time.
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    table = quoted_name(model)
+    found: Any = database.execute_sql(_TABLE, (table,)).fetchone()
+    if found is None:
+        raise DeclarationError(f"there is no table {table}")
+    name, strategy, column, kind, columns, has_default, version = found
+    if strategy != "r":
+        how = {"l": "by list", "h": "by hash"}.get(strategy)
+        text = "is not partitioned" if how is None else f"is partitioned {how}"
+        raise DeclarationError(f"{table} {text}; DropPartitions needs PARTITION BY RANGE of a time")
+    if kind not in _TIMES:
+        by = "an expression" if column is None else f"{column} ({kind})"
+        raise DeclarationError(f"{table} is partitioned by {by}; DropPartitions needs a column with a date or a time")
+    # Through a pooler, the settings of a transaction are sent together with its first statement.
+    direct = database.prepared() is not None
+    concurrently = version >= _CONCURRENTLY_SINCE and not has_default and direct
+    return PartitionedTable(name, column, kind, columns > 1, concurrently, _read(_ATTACHED, kind, table))
+
+
+def detached_from(table: PartitionedTable) -> tuple[Partition, ...]:
+    """Return the tables that interrupted runs have detached from the table and not dropped."""
+    try:
+        with database.atomic():
+            return _read(_DETACHED.format(records=_records()), table.kind, table.name)
+    except ProgrammingError:  # before `housekeeping init`, or without a right to the ledger
+        return ()
+
+
+def _read(found: str, kind: str, table: str) -> tuple[Partition, ...]:
+    lower, upper = _TIMES[kind].format(_LOWER), _TIMES[kind].format(_UPPER)
+    sql = _PARTITIONS.replace("LOWER", lower).replace("UPPER", upper).replace("FOUND", found)
+    return tuple(Partition(*row) for row in database.execute_sql(sql, (table,)).fetchall())
+
+
+def record_detachment(worker: str, table: PartitionedTable, partition: Partition) -> None:
+    """Record that the worker detaches the partition, unless a record has that already."""
+    DetachedPartition.insert(
+        id=partition.id, name=partition.name, worker=worker, partition_of=table.name, bounds=partition.bounds
+    ).on_conflict_ignore().execute()
+
+
+def forget_detachment(partition: Partition) -> bool:
+    """Remove the record of a partition; return whether there was one."""
+    same = (DetachedPartition.id == partition.id) & (DetachedPartition.name == partition.name)
+    return bool(DetachedPartition.delete().where(same).execute())
+
+
+_FORGET: Final = f"""
+DELETE FROM {{records}} WHERE worker = %s AND partition_of = %s AND NOT EXISTS (
+    SELECT FROM pg_class LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
+    WHERE pg_class.oid = to_regclass(name) AND pg_class.oid::bigint = id AND (NOT relispartition OR {_PENDING})
+)
+"""  # noqa: S608 - of a constant
+#: A record that stays does no harm as long as its partition is attached.
+_FORGET_TIMEOUT: Final = timedelta(seconds=1)
+
+
+def forget_attached(worker: str, table: PartitionedTable) -> None:
+    """Remove the worker's records of partitions that are attached after all, or gone.
+
+    If another run is detaching a partition of the table, a later call does so: that run's record must stay.
+    """
+    try:
+        with database.atomic(), waiting_at_most(_FORGET_TIMEOUT):
+            be_alone(table)
+            _execute(_FORGET.format(records=_records()), (worker, table.name))
+    except OperationalError as error:
+        if not is_busy(error):
+            raise
+
+
+def _records() -> str:
+    meta: Any = DetachedPartition._meta
+    return f'"{meta.schema}".{meta.table_name}'
+
+
+#: SQLSTATE of a table of which another partition is just being detached.
+_DETACHING: Final = "55000"
+#: SQLSTATE of a table that does not exist, or is no longer a partition.
+_GONE: Final = "42P01"
+#: SQLSTATEs of an object that still refers to the partition: a foreign key, a dependent view or function.
+_REFERRED: Final = ("23503", "2BP01", "23001")
+#: Advisory lock of a table. Its holder may record and detach a partition.
+_ALONE: Final = "hashtextextended('housekeeping partitions of ' || %s, 0)"
+#: The limit of each wait for a lock so far, and a new one.
+_LIMIT: Final = "current_setting('lock_timeout'), set_config('lock_timeout', %s,"
+_STATE: Final = f"""
+SELECT CASE WHEN NOT relispartition THEN 'detached' WHEN {_PENDING} THEN 'pending' ELSE 'attached' END
+FROM pg_class LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
+WHERE pg_class.oid = %s AND pg_class.oid = to_regclass(%s)
+"""  # noqa: S608 - of a constant
+_SIZE: Final = """
+SELECT sum(pg_total_relation_size(each))::bigint
+FROM (SELECT %s::oid AS each UNION SELECT relid FROM pg_partition_tree(%s::oid::regclass)) AS parts
+"""
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether the attempt failed because of other sessions only, so that a later one may succeed."""
+    return is_timeout(error) or is_conflict(error) or sqlstate(error) == _DETACHING
+
+
+def is_gone(error: BaseException) -> bool:
+    """Return whether another session has dropped or detached the partition meanwhile."""
+    return sqlstate(error) == _GONE
+
+
+def is_referred(error: BaseException) -> bool:
+    """Return whether another object still refers to the partition."""
+    return sqlstate(error) in _REFERRED
+
+
+def state_of(partition: Partition) -> Literal["attached", "pending", "detached"] | None:
+    """Return the current state of the partition, ``pending`` while it is being detached; None if it is gone."""
+    row: Any = database.execute_sql(_STATE, (partition.id, partition.name)).fetchone()
+    return None if row is None else row[0]
+
+
+@contextmanager
+def alone(table: PartitionedTable, lock_timeout: timedelta) -> Iterator[None]:
+    """Keep other runs from detaching partitions of the table during the block, in several transactions.
+
+    Limits each wait for a lock in the block. Requires a direct connection, because it locks and sets for the session.
+    """
+    # If the lock is not granted in time, the statement and with it the setting is rolled back.
+    lock = f"SELECT {_LIMIT} false), pg_advisory_lock({_ALONE})"
+    before: Any = database.execute_sql(lock, (_milliseconds(lock_timeout), table.name)).fetchone()
+    try:
+        yield
+    finally:
+        _execute(f"SELECT {_LIMIT} false), pg_advisory_unlock({_ALONE})", (before[0], table.name))
+
+
+def be_alone(table: PartitionedTable) -> None:
+    """Keep other runs from detaching partitions of the table until the end of the transaction."""
+    _execute(f"SELECT pg_advisory_xact_lock({_ALONE})", (table.name,))
+
+
+@contextmanager
+def waiting_at_most(lock_timeout: timedelta) -> Iterator[None]:
+    """Limit each wait for a lock in the block, which is part of a transaction."""
+    limit = f"SELECT {_LIMIT} true)"
+    before: Any = database.execute_sql(limit, (_milliseconds(lock_timeout),)).fetchone()
+    yield
+    # After an error, the transaction or its savepoint is rolled back, and the setting with it.
+    _execute(limit, (before[0],))
+
+
+def detach_concurrently(table: PartitionedTable, partition: Partition) -> None:
+    """Detach the partition without an exclusive lock on the table; PostgreSQL commits in between.
+
+    The statement allows no transaction around it. It waits for the open transactions that use the table.
+
+    Raises:
+      peewee.PeeweeException: The partition is attached, or it is pending and `finish_detaching` completes it.
+    """
+    _change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} CONCURRENTLY")
+
+
+def finish_detaching(table: PartitionedTable, partition: Partition) -> None:
+    """Complete a DETACH CONCURRENTLY that was interrupted, in the open transaction."""
+    _change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} FINALIZE")
+
+
+def detach(table: PartitionedTable, partition: Partition) -> None:
+    """Detach the partition in the open transaction, which locks the table until its end."""
+    _change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name}")
+
+
+def attach(table: PartitionedTable, partition: Partition) -> None:
+    """Attach a detached partition with the bounds that it had."""
+    _change(f"ALTER TABLE {table.name} ATTACH PARTITION {partition.name} {partition.bounds}")
+
+
+def lock_against_writes(partition: Partition) -> None:
+    """Let no other session write to the partition until the end of the transaction; reads are not affected."""
+    _change(f"LOCK TABLE {partition.name} IN SHARE ROW EXCLUSIVE MODE")
+
+
+def lock_table(table: PartitionedTable) -> None:
+    """Take the lock that detaching needs, so that the partition can no longer change."""
+    _change(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE")
+
+
+def drop(partition: Partition) -> int:
+    """Drop the table in the open transaction, and return how many bytes that frees."""
+    row: Any = database.execute_sql(_SIZE, (partition.id, partition.id)).fetchone()
+    _change(f"DROP TABLE {partition.name}")
+    return int(row[0] or 0)
+
+
+def _milliseconds(time: timedelta) -> str:
+    return str(max(1, round(time.total_seconds() * 1000)))
+
+
+def _change(sql: str) -> None:
+    # Names come from the catalog, quoted by PostgreSQL. The driver reads a percent sign as a placeholder.
+    _execute(sql.replace("%", "%%"))
+
+
+def _execute(sql: str, parameters: Any = None) -> None:
+    database.execute_sql(sql, parameters)
+
+
+#: A view, and another object that uses the partition: a function, or a table with a column of its type.
+_DEPENDENTS: Final = """
+SELECT (
+    SELECT min(ev_class::regclass::text) FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
+    WHERE classid = 'pg_rewrite'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = partition.oid
+        AND ev_class <> refobjid
+), (
+    SELECT min(pg_describe_object(classid, objid, objsubid)) FROM pg_depend
+    WHERE deptype = 'n' AND classid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND (
+        (refclassid = 'pg_class'::regclass AND refobjid = partition.oid)
+        OR (refclassid = 'pg_type'::regclass AND refobjid = reltype)
+    )
+)
+FROM pg_class AS partition WHERE oid = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Condition of rows that keep their partition.
+
+    Attributes:
+      rows: The condition.
+      why: The reason, such as ``a row is on hold``.
+    """
+
+    rows: Any
+    why: str
+
+
+def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
+    """Return why PostgreSQL would refuse to detach or drop the partition; None if nothing prevents it.
+
+    Parameters:
+      drops: Whether the partition is dropped. Detaching it is possible although a view or a function uses it, or a
+        foreign key names it.
+    """
+    if partition.is_foreign:
+        return "it is a foreign table"
+    for key in foreign_keys_to(partition.name):
+        if key.is_own and drops:
+            return f"the foreign key {key.name} of {key.table} refers to it"
+        columns = zip(key.columns, map(quoted, key.referenced_columns), strict=True)
+        joined = " AND ".join(f"one.{referencing} = other.{referenced}" for referencing, referenced in columns)
+        sql = f"SELECT 1 FROM {key.table} AS one JOIN {partition.name} AS other ON {joined} LIMIT 1"  # noqa: S608
+        if _is_found(sql.replace("%", "%%")):
+            return f"rows of {key.table} refer to it (foreign key {key.name})"
+    if not drops:
+        return None
+    row: Any = database.execute_sql(_DEPENDENTS, (partition.id,)).fetchone()
+    view, dependent = row or (None, None)
+    if view is not None:
+        return f"the view {view} reads it"
+    return f"{dependent} depends on it" if dependent is not None else None
+
+
+def reason_of_rows(model: type[Model], partition: Partition, conditions: Sequence[Keeping]) -> str | None:
+    """Return why the rows of the partition keep it; None if no row does. Requires a transaction."""
+    if conditions:
+        # The bounds of the partition decide most comparisons with its time, without reading it.
+        _execute("SELECT set_config('constraint_exclusion', 'on', true)")
+    for each in conditions:
+        query: Any = model.select(SQL("1")).from_(_Rows(model, partition.name)).where(each.rows).limit(1)
+        sql, parameters = database.get_sql_context().sql(query).query()
+        if _is_found(sql, parameters):
+            return each.why
+    return None
+
+
+def fails(condition: Any, column: str) -> Any:
+    """Return the condition of the rows that do not match `condition`, including those where it is NULL.
+
+    A plain NOT can use an index, and PostgreSQL can disprove it by the bounds of a partition. It is enough if the
+    condition cannot be NULL.
+
+    Parameters:
+      column: The partition key, which is NULL only in the DEFAULT partition.
+    """
+    return _Not(condition, or_null=not isinstance(condition, Expression) or _may_be_null(condition, column))
+
+
+def _may_be_null(condition: Any, column: str) -> bool:
+    recorder = Recorder()
+    recorder.sql(condition)
+    return bool(recorder.models) or any(_is_nullable(field, column) for field in recorder.fields)
+
+
+def _is_nullable(field: Field, column: str) -> bool:
+    return field.column_name != column and field.column_name not in table_if_visible(field.model).not_null
+
+
+def _is_found(sql: str, parameters: Any = None) -> bool:
+    return database.execute_sql(sql, parameters).fetchone() is not None
+
+
+class _Not(Node):
+    """Negation in SQL; NULL counts as false if it can be."""
+
+    def __init__(self, condition: Any, *, or_null: bool) -> None:
+        self._condition = condition
+        self._or_null = or_null
+
+    def __sql__(self, ctx: Context) -> Any:
+        context: Any = ctx
+        context.literal("((" if self._or_null else "(NOT (").sql(self._condition)
+        return context.literal(") IS NOT TRUE)" if self._or_null else "))")
+
+
+class _Rows(Node):
+    """One partition in the place of the model's table, under the alias that the model's columns have."""
+
+    def __init__(self, model: type[Model], name: str) -> None:
+        meta: Any = model._meta
+        self._table = meta.table
+        self._name = name
+
+    def __sql__(self, ctx: Context) -> Any:
+        context: Any = ctx
+        alias = context.alias_manager[self._table]
+        return context.literal(f"{self._name.replace('%', '%%')} AS ").sql(Entity(alias))
+
+
+#: Partitions that a hint looks at, the oldest ones.
+_EXAMINED: Final = 12
+#: Time limit for one partition, whose rows are read unless an index or its bounds answer.
+_TIME_LIMIT: Final = timedelta(seconds=1)
+
+
+def hint_of(stage: Stage, now: datetime) -> str | None:
+    """Return which whole partitions are stale and could be dropped instead of their rows; None if there are none.
+
+    Only for a plain `Delete` on a table that is partitioned by ranges of time. Requires a transaction, and leaves it
+    usable.
+    """
+    if not isinstance(stage, TableStage) or type(stage.action) is not Delete or stage.action.archive_to is not None:
+        return None
+    try:
+        found = list(_stale_partitions(stage, now))
+    except DeclarationError:  # not partitioned, or not by ranges of time
+        return None
+    if not found:
+        return None
+    size = f"{sum(each.bytes for each in found):,} bytes"
+    if len(found) == 1:
+        return f"every row of the partition {found[0].name} is stale ({size}), so that DropPartitions could drop it"
+    number = f"{'' if len(found) < _EXAMINED else 'at least '}{len(found)} partitions"
+    names = f"{found[0].name} to {found[-1].name}"
+    return f"every row of {number} is stale ({names}, {size}), so that DropPartitions could drop them"
+
+
+def _stale_partitions(stage: TableStage, now: datetime) -> Iterator[Partition]:
+    """Yield the oldest partitions with rows, up to the first that is not stale as a whole."""
+    table = read_partitions(stage.model)
+    condition = fails(stage.stale(now), table.column)
+    filled = [each for each in table.older_than(now) if each.rows != 0 and not (each.pending or each.is_foreign)]
+    for partition in filled[:_EXAMINED]:
+        try:
+            with time_limit(_TIME_LIMIT):
+                if reason_of_rows(stage.model, partition, [Keeping(condition, "not stale")]) is not None:
+                    return
+        except OperationalError as error:
+            if not is_timeout(error):
+                raise
+            return
+        yield partition

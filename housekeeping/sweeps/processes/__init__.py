@@ -1,1 +1,0 @@
-"""Heartbeats of the worker and scheduler processes, and alerts about them. Start with `heartbeats`."""

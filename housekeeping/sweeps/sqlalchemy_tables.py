@@ -1,0 +1,78 @@
+"""SQLAlchemy's tables and mapped classes as descriptions. Imported only where SQLAlchemy is imported already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sqlalchemy import Column as TableColumn
+from sqlalchemy import Enum, Table
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import CompileError
+from sqlalchemy.orm import class_mapper
+from sqlalchemy.orm.exc import UnmappedClassError
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.sweeps.tables import Column, TableDescription
+
+_DIALECT: Final = postgresql.dialect()
+
+
+def describe(table: object) -> TableDescription | None:
+    """Return the description of a table, or of a mapped class's table; None if it is neither.
+
+    Raises:
+      DeclarationError: When the class's rows are in several tables, or share a table with those of other classes.
+    """
+    if isinstance(table, Table):
+        return _described(table.name, table, table.columns.items(), table.primary_key.columns)
+    if not isinstance(table, type):
+        return None
+    try:
+        mapper: Any = class_mapper(table, configure=False)
+    except UnmappedClassError:
+        return None
+    name = table.__name__
+    if mapper.single:
+        raise DeclarationError(
+            f"{name} shares the table {mapper.local_table.name} with {mapper.inherits.class_.__name__}; declare the "
+            f"sweep on that class, with {mapper.polymorphic_on} in its predicate"
+        )
+    tables = [str(each.name) for each in mapper.tables]
+    if len(tables) > 1 or not isinstance(mapper.local_table, Table):
+        raise DeclarationError(
+            f"the rows of {name} are in several tables ({', '.join(tables)}); a sweep goes through one table: pass one "
+            f"of them, such as {name}.__table__, with an action that changes the others"
+        )
+    return _described(name, mapper.local_table, mapper.columns.items(), mapper.primary_key)
+
+
+def _described(
+    label: str, table: Table, columns: Iterable[tuple[str, Any]], key: Iterable[TableColumn[Any]]
+) -> TableDescription:
+    # A mapped class may have computed expressions among its columns.
+    own = [(name, column) for name, column in columns if isinstance(column, TableColumn) and column.table is table]
+    return TableDescription(
+        str(label),
+        table.schema and str(table.schema),
+        str(table.name),
+        [
+            Column(name, str(column.name), _sql_type(column), bool(column.nullable), _labels(column.type))
+            for name, column in own
+        ],
+        [str(column.name) for column in key],
+    )
+
+
+def _sql_type(column: TableColumn[Any]) -> str:
+    try:
+        return column.type.compile(dialect=_DIALECT)
+    except CompileError:  # a type that was not said, or not known when the table was reflected
+        return ""
+
+
+def _labels(kind: object) -> dict[Any, str]:
+    if not isinstance(kind, Enum) or kind.enum_class is None:
+        return {}
+    members = list(zip(kind.enum_class, kind.enums, strict=False))
+    return {**{member.value: label for member, label in members}, **dict(members)}

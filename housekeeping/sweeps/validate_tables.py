@@ -1,0 +1,756 @@
+"""A sweep's stages compared with the real tables: columns, keys, archives, foreign keys and triggers.
+
+`stages_of` gives the stages of a run once keys and columns are right, `require_archives` checks the archives. Foreign
+keys that reach deleted rows and triggers that fire are shown by `plan` and `doctor`, and never stop a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+from peewee import Column, Field, Model, ProgrammingError
+
+from housekeeping.core.errors import ArchiveMismatch, DeclarationError
+from housekeeping.core.logs import error_line
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.database.catalog import (
+    CASCADE,
+    ColumnType,
+    ForeignKey,
+    Table,
+    chains_to,
+    declared_key_columns,
+    forget_table,
+    quoted,
+    quoted_name,
+    read_columns,
+    read_table,
+    table_ids,
+    table_of,
+    vouches_for_key,
+)
+from housekeeping.database.connection import database, shorten_time_limits
+from housekeeping.database.errors import is_connection_lost
+from housekeeping.database.queries import Recorder
+from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, Delete, archive_model, archiving
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.keyset import held_condition
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.rows import Call, CallStage
+from housekeeping.sweeps.stage import Conditional, Explainable, Stage
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.tables import is_built
+
+logger = named_logger(__name__)
+
+
+def recorded(stage: Stage, now: datetime) -> Recorder:
+    """Return the fields, tables and changes of a stage's statements, without executing them.
+
+    Raw SQL within them and the function of a `Call` are not included.
+    """
+    recorder = Recorder()
+    queries = [each.query for each in stage.explain_queries(now)] if isinstance(stage, Explainable) else []
+    if isinstance(stage, TableStage):
+        queries += stage.statements_of_a_run(now)
+    if isinstance(stage, Conditional):
+        queries += stage.conditions(now)
+    for query in queries:
+        recorder.sql(query)
+    return recorder
+
+
+def used_fields(stage: Stage, now: datetime) -> set[Field]:
+    """Return the fields that the statements of a stage use."""
+    fields = recorded(stage, now).fields
+    if isinstance(stage, CallStage):
+        fields.update(stage.model._meta.sorted_fields)  # its function gets whole rows
+    return fields
+
+
+def updated_columns(rights: Iterable[str]) -> set[str]:
+    """Return the columns in rights such as ``UPDATE (status, updated_at)``."""
+    return {column for right in rights for named in re.findall(r"\((.*)\)", right) for column in named.split(", ")}
+
+
+_NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be told apart"
+
+_SYSTEM_COLUMNS: Final = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
+
+
+def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
+    """Return the stages of a run, after checking their keys and columns against the real tables.
+
+    Raises:
+      DeclarationError: The key of a stage is not unique in its table, the table lacks a column that the stage uses, or
+        a statement of its action identifies rows by a part of their key.
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    stages = sweep.stages_for_run()
+    for stage in stages:
+        if isinstance(stage, TableStage) and (missing := missing_column(stage)) is not None:
+            raise DeclarationError(f"{sweep.name}: {missing}")
+        if isinstance(stage, TableStage) and wrong_key(stage) is not None:
+            forget_table(stage.model)  # it may have been given a key since it was looked at
+            if (mismatch := wrong_key(stage)) is not None:
+                forget_table(stage.model)
+                raise DeclarationError(f"{sweep.name}: {'; '.join(mismatch)}")
+        if isinstance(stage, TableStage):
+            try:
+                stage.statements_of_a_run(datetime.now(UTC))
+            except DeclarationError as error:
+                raise DeclarationError(f"{sweep.name}: {error}") from None
+    return stages
+
+
+def missing_column(stage: TableStage) -> str | None:
+    """Return an error text for a column of the stage that its table lacks; None if it has all of them."""
+    model = stage.model
+    if not _absent_columns(model, table_of(model)):
+        return None
+    table = read_table(model)  # the known one may be outdated
+    absent = _absent_columns(model, table)
+    # Other sweeps may use further columns of the model.
+    fields = used_fields(stage, datetime.now(UTC))
+    used = sorted((each for each in fields if each.model is model and each.column_name in absent), key=_name_of)
+    if not used:
+        return None
+    return (
+        f"table {quoted_name(model)} has no column {used[0].column_name}, which {model.__name__}.{used[0].name} "
+        f"declares; its columns are {', '.join(sorted(table.columns))}"
+    )
+
+
+def _absent_columns(model: type[Model], table: Table) -> set[str]:
+    if not table.exists:
+        return set()  # the first statement on the table reports it
+    meta: Any = model._meta
+    return {name for name in meta.columns if name not in table.columns} - _SYSTEM_COLUMNS
+
+
+def _name_of(field: Field) -> str:
+    return str(field.name)
+
+
+def wrong_key(stage: TableStage) -> tuple[str, str] | None:
+    """Return an error text for a stage's wrong key, with the right one; None if the key is right."""
+    model, table = stage.model, table_of(stage.model)
+    if not table.enforced or vouches_for_key(model) or table.is_unique(column.column_name for column in stage.key):
+        return None
+    name, declared = quoted_name(model), ", ".join(declared_key_columns(model))
+    if not table.keys:
+        return (
+            f"{name} {_NO_KEY} ({model.__name__} declares the key ({declared}))",
+            f"add one: ALTER TABLE {name} ADD PRIMARY KEY ({declared})",
+        )
+    keys = " and ".join(_in_brackets(key) for key in table.keys)
+    order = _in_brackets([column.column_name for column in stage.order])
+    return (
+        f"{model.__name__} declares the key ({declared}) and order is {order}, "
+        f"but rows of {name} are identified by {keys}",
+        _as_written(stage, table),
+    )
+
+
+def key_in_model(model: type[Model], table: Table) -> str:
+    """Return an instruction for declaring the key of the table in the model."""
+    meta: Any = model._meta
+    if is_built(model):
+        return f"declare the primary key {_in_brackets(table.keys[0])} in {model.__name__}"
+    key = [_field_name(model, column) for column in table.keys[0]]
+    if len(key) == 1:
+        written = f"write {key[0]} = ...Field(primary_key=True) in {model.__name__}"
+    else:
+        names = ", ".join(map(repr, key))
+        written = f"write primary_key = CompositeKey({names}) in class Meta of {model.__name__}"
+    missing = [column for column in table.keys[0] if column not in meta.columns]
+    return f"{written}, with a field for {' and '.join(missing)}" if missing else written
+
+
+def _as_written(stage: TableStage, table: Table) -> str:
+    model, key = stage.model, table.keys[0]
+    if is_built(model):
+        return key_in_model(model, table)  # `Rows` appends the key to the order
+    declared = declared_key_columns(model)
+    before = [column.column_name for column in stage.order if column.column_name not in (*key, *declared)]
+    columns = [*before, *(column for column in (*declared, *key) if column in table.columns)]
+    order = [f"{model.__name__}.{_field_name(model, column)}" for column in dict.fromkeys(columns)]
+    written = f"write order=({', '.join(order)}{',' if len(order) == 1 else ''})"
+    return f"{written} and {key_in_model(model, table).removeprefix('write ')}"
+
+
+def _in_brackets(columns: Sequence[str]) -> str:
+    return f"({', '.join(columns)})"
+
+
+def _field_name(model: type[Model], column: str) -> str:
+    meta: Any = model._meta
+    return str(meta.columns[column].name) if column in meta.columns else column
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveProblem:
+    """Reason why a run must not move rows to its archive.
+
+    Attributes:
+      archive: The archive's name.
+      text: What is wrong.
+      statements: The statements that correct it; none if they cannot.
+      is_missing: Whether there is no archive yet.
+      rewrites: Whether the statements rewrite the archive, so that an operator should choose the time for them.
+    """
+
+    archive: str
+    text: str
+    statements: tuple[str, ...] = ()
+    is_missing: bool = False
+    rewrites: bool = False
+
+    @property
+    def way_out(self) -> str | None:
+        """What to do; None if no statement helps."""
+        if self.is_missing:
+            return "create it: housekeeping init --with-archives"
+        return "; ".join(self.statements) or None
+
+    def __str__(self) -> str:
+        return self.text if self.way_out is None else f"{self.text}; {self.way_out}"
+
+
+def archive_of(stage: TableStage) -> type[Model] | None:
+    """Return the archive that takes the stage's rows; None without one."""
+    action = archiving(stage.action)
+    if action is None or action.archive_to is None:
+        return None
+    return archive_model(stage.model, action.archive_to)
+
+
+def archives_of(stages: Iterable[Stage]) -> dict[type[Model], tuple[type[Model], bool]]:
+    """Return the archives of these stages: archive -> its table, and whether its rows are deleted after a time."""
+    found: dict[type[Model], tuple[type[Model], bool]] = {}
+    for stage in stages:
+        if isinstance(stage, TableStage) and (found_here := archive_of(stage)) is not None:
+            action = archiving(stage.action)
+            found[found_here] = (stage.model, action is not None and action.archive_keep is not None)
+    return found
+
+
+def compared(stages: Iterable[Stage]) -> Iterator[tuple[type[Model], type[Model], ArchiveProblem | None]]:
+    """Yield each archive of these stages with its table and with what is wrong; None if nothing is.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    tables: dict[str, str] = {}
+    for archive, (source, is_kept_for_a_time) in archives_of(stages).items():
+        name, other = quoted_name(archive), tables.setdefault(quoted_name(archive), quoted_name(source))
+        if other == quoted_name(source):
+            yield archive, source, _problem_of(source, archive, is_kept_for_a_time)
+        else:
+            # Runs tell the rows of an archive apart, and both tables have the same one.
+            text = f"archive {name} takes the rows of {other} and of {quoted_name(source)}; give each one an archive"
+            yield archive, source, ArchiveProblem(name, text)
+
+
+def problems_of(stages: Iterable[Stage]) -> Iterator[ArchiveProblem]:
+    """Yield what is wrong with the archives of these stages.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    for _, _, problem in compared(stages):
+        if problem is not None:
+            yield problem
+
+
+def require_archives(stages: Sequence[Stage]) -> None:
+    """Raise unless each archive of the stages can take all columns of its table.
+
+    Raises:
+      ArchiveMismatch: An archive is missing, or lacks a column.
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    for problem in problems_of(stages):
+        raise ArchiveMismatch(f"nothing was changed: {problem}")
+
+
+def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: bool) -> ArchiveProblem | None:
+    """Return why the archive cannot take all columns of the table; None if it can, or if there is no table.
+
+    Parameters:
+      is_kept_for_a_time: Whether a sweep deletes its rows by age, so that it needs an index for that.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    name, columns = quoted_name(archive), read_columns(source)
+    if not columns:
+        return None  # the first statement on the table reports it
+    if taken := [column.name for column in columns if column.name in ADDED]:
+        text = f"table {quoted_name(source)} has a column {taken[0]}, a name that its archive {name} uses itself"
+        return ArchiveProblem(name, text)
+    if quoted_name(source) == quoted_name(archive):
+        return ArchiveProblem(name, f"table {name} is its own archive; name another table in archive_to")
+    try:
+        with database.atomic():
+            present = {column.name for column in read_columns(archive)}
+    except ProgrammingError as error:  # no right on the schema
+        return ArchiveProblem(name, f"archive {name} cannot be read: {error_line(error)}")
+    if not present:
+        statements = tuple(statements_for(source, archive, columns, with_index=is_kept_for_a_time))
+        return ArchiveProblem(name, f"archive {name} is missing", statements, is_missing=True)
+    needed = {**{column.name: column.sql_type for column in columns}, **ADDED_TYPES}
+    missing = {column: sql_type for column, sql_type in needed.items() if column not in present}
+    table = quoted_name(archive)
+    if missing:
+        statements = tuple(f"ALTER TABLE {table} ADD COLUMN {quoted(each)} {kind}" for each, kind in missing.items())
+        return ArchiveProblem(name, f"archive {name} has no column {', '.join(missing)}", statements)
+    others = database.execute_sql(_OTHER_TYPES, (quoted_name(source), quoted_name(archive))).fetchall()
+    if not others:
+        return None
+    types = ", ".join(f"{column} is {archived} instead of {stored}" for column, archived, stored in others)
+    statements = tuple(f"ALTER TABLE {table} ALTER COLUMN {quoted(column)} TYPE {kind}" for column, _, kind in others)
+    return ArchiveProblem(name, f"archive {name} would change values: {types}", statements, rewrites=True)
+
+
+#: Types of the columns that an archive adds.
+ADDED_TYPES: Final = {ARCHIVED_AT: "timestamp with time zone", ARCHIVED_BY_RUN: "bigint"}
+#: Columns of both tables whose type in the archive is neither the same, nor the same without a limit, nor one that
+#: PostgreSQL converts to implicitly. Only an assignment converts to those: it rounds values, or fails on the way back.
+_OTHER_TYPES: Final = """SELECT one.attname::text, format_type(two.atttypid, two.atttypmod),
+    format_type(one.atttypid, one.atttypmod)
+FROM pg_attribute AS one JOIN pg_attribute AS two USING (attname)
+WHERE one.attrelid = to_regclass(%s) AND two.attrelid = to_regclass(%s)
+AND one.attnum > 0 AND two.attnum > 0 AND NOT one.attisdropped AND NOT two.attisdropped
+AND (one.atttypid, one.atttypmod) <> (two.atttypid, two.atttypmod)
+AND NOT (two.atttypmod = -1 AND (one.atttypid = two.atttypid OR EXISTS (
+    SELECT FROM pg_cast WHERE castsource = one.atttypid AND casttarget = two.atttypid AND castcontext = 'i'
+))) ORDER BY one.attnum
+"""
+
+
+def statements_for(
+    source: type[Model], archive: type[Model], columns: Sequence[ColumnType], *, with_index: bool
+) -> Iterator[str]:
+    """Yield the statements that create an archive.
+
+    Its key begins with the run, for restoring, and the time lets the same row be archived again.
+
+    Parameters:
+      with_index: Whether to create an index by age as well.
+    """
+    meta: Any = archive._meta
+    if meta.schema:
+        yield f"CREATE SCHEMA IF NOT EXISTS {quoted(meta.schema)}"
+    lines = [f"{quoted(column.name)} {column.sql_type}" for column in columns]
+    lines += [f"{quoted(name)} {kind} NOT NULL" for name, kind in ADDED_TYPES.items()]
+    key = _key_columns(source)
+    lines.append(f"PRIMARY KEY ({_listed((ARCHIVED_BY_RUN, ARCHIVED_AT, *key))})")
+    yield f"CREATE TABLE {quoted_name(archive)} ({', '.join(lines)})"
+    if with_index:
+        yield f"CREATE INDEX ON {quoted_name(archive)} ({_listed((ARCHIVED_AT, *key, ARCHIVED_BY_RUN))})"
+
+
+def missing_key(source: type[Model], archive: type[Model]) -> str | None:
+    """Return the statement that adds the key by which rows are restored; None if the archive has one.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    key = (ARCHIVED_BY_RUN, ARCHIVED_AT, *_key_columns(source))
+    if read_table(archive).is_unique(key):
+        return None
+    return f"ALTER TABLE {quoted_name(archive)} ADD PRIMARY KEY ({_listed(key)})"
+
+
+def _key_columns(source: type[Model]) -> Sequence[str]:
+    table, declared = read_table(source), declared_key_columns(source)
+    return table.keys[0] if table.keys and not table.is_unique(declared) else declared
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
+
+
+#: Stale rows that are looked up in each referencing table.
+SAMPLE: Final = 100
+#: Time to look them up. A chain may lead from one stale row to millions of others.
+_SAMPLE_TIME: Final = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A foreign key that reaches the rows that a stage deletes.
+
+    Attributes:
+      stage: The stage that deletes them.
+      chain: The foreign keys that lead from the deleted rows to it; it is the last one. The others cascade.
+      predicate, rows_called: How messages call the condition of the stale rows, and these rows.
+      handled: Whether the action of the stage is one of your own, which may delete the referencing rows itself.
+      called: Whether a function is called for each row before it is deleted.
+      archived: Whether the deleted rows move to an archive.
+      reached: Whether the same deletion also reaches its table by another chain, which cascades.
+      holding, archiving: Names of the declared sweeps that hold, or archive, rows of its table.
+      referenced_rows: How many of the sampled rows it keeps from being deleted, or, if it cascades, have held rows
+        behind it; None if not counted.
+      sampled_rows: How many stale rows were looked up.
+    """
+
+    stage: str
+    chain: tuple[ForeignKey, ...]
+    predicate: str
+    rows_called: str
+    handled: bool
+    called: bool = False
+    archived: bool = False
+    reached: bool = False
+    holding: tuple[str, ...] = ()
+    archiving: tuple[str, ...] = ()
+    referenced_rows: int | None = None
+    sampled_rows: int | None = None
+
+    @property
+    def key(self) -> ForeignKey:
+        """The foreign key."""
+        return self.chain[-1]
+
+    @property
+    def restricts(self) -> bool:
+        """Whether a referenced row cannot be deleted."""
+        if self.handled or (self.reached and self.key.on_delete == "NO ACTION"):
+            return False
+        return self.key.on_delete in ("NO ACTION", "RESTRICT")
+
+    @property
+    def deletes_held_rows(self) -> bool:
+        """Whether the deletion may cascade to rows that a declared sweep holds."""
+        return self.key.on_delete == CASCADE and bool(self.holding) and self.referenced_rows != 0
+
+    @property
+    def countable(self) -> bool:
+        """Whether the stale rows in question can be counted by indexes."""
+        return all(key.indexed and key.readable for key in self.chain)
+
+    @property
+    def level(self) -> Literal["fine", "warning"]:
+        """``warning`` if the foreign key needs a remedy, otherwise ``fine``."""
+        return "warning" if self.way_out else "fine"
+
+    @property
+    def text(self) -> str:
+        """Description of the foreign key and its effect, in one line."""
+        key = self.key
+        declared = f"{key.table} ({', '.join(key.columns)}) references {key.referenced}, ON DELETE {key.on_delete}"
+        text = f"{declared}, {'indexed' if key.indexed else 'not indexed'}: {self._effect()}"
+        return text if len(self.chain) == 1 else f"{text}; {self.chain_in_words}"
+
+    @property
+    def chain_in_words(self) -> str:
+        """The chain, such as ``cart <- item (CASCADE) <- note (RESTRICT)``."""
+        links = [f"{key.table} ({key.on_delete})" for key in self.chain]
+        return " <- ".join([self.chain[0].referenced, *links])
+
+    @property
+    def way_out(self) -> str | None:
+        """Remedy; None if none is needed."""
+        key, steps = self.key, []
+        if not key.indexed and (len(self.chain) == 1 or key.large):
+            concurrently = "" if key.partitioned else " CONCURRENTLY"
+            steps.append(f"CREATE INDEX{concurrently} ON {key.table} ({', '.join(key.columns)})")
+        if self.restricts and self.referenced_rows != 0:
+            steps.append(
+                f"leave referenced rows out of {self.predicate}, or delete the rows of {key.table} first by a sweep of "
+                "their own, or declare the foreign key ON DELETE CASCADE"
+            )
+        if key.on_delete == CASCADE and (self.deletes_held_rows or self.archiving):
+            steps.append(
+                f"leave rows with rows of {key.table} out of {self.predicate}, or declare the foreign key ON DELETE "
+                "RESTRICT"
+            )
+        return "; ".join(steps) or None
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of ``references`` in ``housekeeping plan --json``."""
+        of_key = {name: getattr(self.key, name) for name in ("table", "columns", "on_delete", "indexed")}
+        names = ("referenced_rows", "sampled_rows", "level", "text", "way_out")
+        own = {name: getattr(self, name) for name in names}
+        return {"pass": self.stage, **of_key, "chain": self.chain_in_words, **own}
+
+    def _effect(self) -> str:
+        scan = "" if self.key.indexed else "; each deleted row reads all of it"
+        if self.handled:
+            return f"the sweep's own action decides about its rows{scan}"
+        if self.key.on_delete == CASCADE:
+            kept = " or archived" if self.archived else ""
+            return f"its rows are deleted as well, and not counted{kept}{self._of_others()}{scan}"
+        if self.key.on_delete not in ("NO ACTION", "RESTRICT"):
+            kept = "; a restore does not change them back" if self.archived else ""
+            return f"its rows are changed as well, and not counted{kept}{scan}"
+        if not self.restricts:
+            return f"its rows are deleted as well by another chain; any other row prevents the deletion{scan}"
+        if self.referenced_rows is not None:
+            if not self.sampled_rows:
+                return f"no row is {self.rows_called} now"
+            if self.referenced_rows == 0:
+                return f"none of {self._sample} is referenced"
+            verb = "is" if self.referenced_rows == 1 else "are"
+            return f"{self.referenced_rows} of {self._sample} {verb} referenced and cannot be deleted{self._again()}"
+        return f"referenced rows cannot be deleted{self._why_not_counted()}{self._again()}{scan}"
+
+    def _why_not_counted(self) -> str:
+        named = [(key, "it" if key is self.key else key.table) for key in self.chain]
+        texts = [f"{name} has no index" for key, name in named if not key.indexed]
+        texts += [f"this role cannot read {name}" for key, name in named if not key.readable]
+        return f" (not counted, {texts[0]})" if texts else ""
+
+    def _of_others(self) -> str:
+        """Return what the cascade does to rows that a declared sweep holds or archives."""
+        texts, holding = [], ", ".join(self.holding)
+        if self.holding and self.referenced_rows is None:
+            texts.append(f"also those that {holding} holds")
+        elif self.holding:
+            number = self.referenced_rows or "none"
+            verb = "lead" if number != "none" and number != 1 else "leads"
+            texts.append(f"{number} of {self._sample} {verb} to rows that {holding} holds")
+        if self.archiving:
+            texts.append(f"they do not reach the archive of {', '.join(self.archiving)}")
+        return "".join(f"; {text}" for text in texts)
+
+    @property
+    def _sample(self) -> str:
+        rows = self.rows_called
+        return f"the only {rows} row" if self.sampled_rows == 1 else f"the first {self.sampled_rows} {rows} rows"
+
+    def _again(self) -> str:
+        return "; every run calls the function of its Call for them again" if self.called else ""
+
+
+def references(sweep: Sweep, stages: Sequence[Stage], declared: Iterable[Sweep] = ()) -> list[Reference]:
+    """Return the foreign keys that reach the rows that the stages delete.
+
+    Parameters:
+      declared: All sweeps; those on a table that is deleted along are named.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    found = []
+    for stage in stages:
+        delete = _delete_of(stage)
+        if not isinstance(stage, TableStage) or delete is None:
+            continue
+        handled = type(delete).write is not Delete.write
+        called, archived = isinstance(stage.action, Call), delete.archive_to is not None
+        chains = chains_to(quoted_name(stage.model))
+        cascaded = {chain[-1].table_id for chain in chains if chain[-1].on_delete == CASCADE}
+        for chain in chains:
+            reached, words = chain[-1].table_id in cascaded, (sweep.predicate_name, sweep.rows_called)
+            found.append(Reference(stage.name, chain, *words, handled, called, archived, reached))
+    # A cascade from a table to itself passes the sweep's own hold and archive by.
+    others = [stage for each in _by_name(sweep, declared).values() for stage in _stages_on(each, sweep.database)]
+    return _with_others(found, others) if found and others else found
+
+
+def sampled_references(
+    sweep: Sweep, stages: Sequence[Stage], now: datetime, declared: Iterable[Sweep] = ()
+) -> list[Reference]:
+    """Return `references` with counts of the first stale rows: those that cannot be deleted, or lead to held rows.
+
+    Only with an index at every link, and for a limited time. Requires a transaction.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    by_name = {stage.name: stage for stage in stages if isinstance(stage, TableStage)}
+    others = _by_name(sweep, declared)
+    return [
+        _with_number(by_name[each.stage], each, now, others)
+        if each.countable and (each.restricts or each.deletes_held_rows)
+        else each
+        for each in references(sweep, stages, others.values())
+    ]
+
+
+def warn_of_references(sweep: Sweep, stages: Sequence[Stage]) -> None:
+    """Log each foreign key that reaches the rows that the stages delete."""
+    for each in references(sweep, stages):
+        if each.way_out is None:
+            logger.info("Deleted rows are referenced", text=each.text)
+        else:
+            logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
+
+
+def _delete_of(stage: Stage) -> Delete | None:
+    action = getattr(stage, "action", None)
+    action = action.then if isinstance(action, Call) else action
+    return action if isinstance(action, Delete) else None
+
+
+def _by_name(sweep: Sweep, declared: Iterable[Sweep]) -> dict[str, Sweep]:
+    return {each.name: each for each in (*declared, sweep)}
+
+
+def _stages_on(sweep: Sweep, database_name: str) -> list[tuple[str, TableStage | PartitionStage]]:
+    """Return the stages of a sweep that hold or archive rows of a database, with the sweep's name."""
+    if sweep.database != database_name:
+        return []
+    try:
+        declared = sweep.declared_stages()
+    except Exception as error:  # its own plan, run and `doctor` report it
+        logger.debug("Stages could not be read", worker=sweep.name, error=error_line(error))
+        return []
+    return [
+        (sweep.name, stage)
+        for stage in declared
+        if isinstance(stage, TableStage | PartitionStage) and (stage.hold is not None or _archives(stage))
+    ]
+
+
+def _archives(stage: TableStage | PartitionStage) -> bool:
+    return isinstance(stage, TableStage) and archiving(stage.action) is not None
+
+
+def _with_others(
+    found: Sequence[Reference], others: Sequence[tuple[str, TableStage | PartitionStage]]
+) -> list[Reference]:
+    ids = table_ids([stage.model for _, stage in others])
+
+    def named(key: ForeignKey, *, by_hold: bool) -> tuple[str, ...]:
+        names = [
+            name
+            for (name, stage), number in zip(others, ids, strict=True)
+            if number == key.table_id and (stage.hold is not None if by_hold else _archives(stage))
+        ]
+        return tuple(dict.fromkeys(names)) if key.on_delete == CASCADE else ()
+
+    return [
+        replace(each, holding=named(each.key, by_hold=True), archiving=named(each.key, by_hold=False)) for each in found
+    ]
+
+
+def _with_number(stage: TableStage, reference: Reference, now: datetime, others: dict[str, Sweep]) -> Reference:
+    meta: Any = stage.model._meta
+    first = reference.chain[0]
+    columns = [Column(meta.table, name) for name in first.referenced_columns]
+    sample = stage.first_stale(now, columns, SAMPLE, in_order=True)
+    rows, values = database.get_sql_context().sql(sample).query()
+    tables = ", ".join(f"{key.table} AS link_{place}" for place, key in enumerate(reference.chain))
+    found = f"SELECT FROM {tables} WHERE {_joined(reference.chain)}".replace("%", "%%")
+    try:
+        held, of_hold = _held(reference, others, now)
+        # Names come from the catalog, quoted by PostgreSQL.
+        sql = f"SELECT count(*), count(*) FILTER (WHERE EXISTS ({found}{held})) FROM ({rows}) AS sample"  # noqa: S608
+        with database.atomic() as savepoint:
+            shorten_time_limits(_SAMPLE_TIME)
+            row: Any = database.execute_sql(sql, [*of_hold, *values]).fetchone()
+            savepoint.rollback()  # restores the limits
+    except Exception as error:
+        if is_connection_lost(error):
+            raise
+        # It took too long, or the hold of another sweep fails, which must not fail the plan of this one.
+        logger.debug("Referenced rows could not be counted", error=error_line(error))
+        return reference
+    return replace(reference, sampled_rows=row[0], referenced_rows=row[1])
+
+
+def _joined(chain: Sequence[ForeignKey]) -> str:
+    """Return the condition that joins the tables of a chain, ``link_0`` and so on, with the sample."""
+    pairs = [f"link_0.{name} = sample.c{number}" for number, name in enumerate(chain[0].columns)]
+    for place, key in enumerate(chain[1:], start=1):
+        for name, referenced in zip(key.columns, key.referenced_columns, strict=True):
+            pairs.append(f"link_{place}.{name} = link_{place - 1}.{quoted(referenced)}")
+    return " AND ".join(pairs)
+
+
+def _held(reference: Reference, others: dict[str, Sweep], now: datetime) -> tuple[str, list[Any]]:
+    """Return the further condition, with its parameters, that a declared sweep holds the row of the last table."""
+    holding = [stage for name in reference.holding for _, stage in _stages_on(others[name], others[name].database)]
+    ids = table_ids([stage.model for stage in holding])
+    conditions, values = [], []
+    for stage, number in zip(holding, ids, strict=True):
+        if stage.hold is None or number != reference.key.table_id:
+            continue
+        meta: Any = stage.model._meta
+        context: Any = database.get_sql_context()
+        context.alias_manager[meta.table] = f"link_{len(reference.chain) - 1}"
+        with context.scope_normal():
+            condition, parameters = context.sql(held_condition(stage.hold, stage.model, now)).query()
+        conditions.append(f"({condition})")
+        values += parameters
+    return (f" AND ({' OR '.join(conditions)})" if conditions else ""), values
+
+
+#: Of a table and its partitions; a trigger of a partitioned table is listed once. Constraints have internal triggers,
+#: which are left out. An UPDATE fires a trigger on columns only if it names one of them.
+_FIRED: Final = """
+WITH RECURSIVE ours (id) AS (
+    SELECT to_regclass(%(table)s)::oid UNION SELECT inhrelid FROM ours JOIN pg_inherits ON inhparent = ours.id
+), events (event, bit, rule) AS (VALUES ('INSERT', 4, '3'), ('DELETE', 8, '4'), ('UPDATE', 16, '2'))
+SELECT 'trigger', tgrelid::regclass::text, tgname::text, event,
+    CASE WHEN tgtype & 2 <> 0 THEN 'BEFORE' WHEN tgtype & 64 <> 0 THEN 'INSTEAD OF' ELSE 'AFTER' END
+        || format(' %%s, for each %%s: %%s()', event, CASE WHEN tgtype & 1 <> 0 THEN 'row' ELSE 'statement' END,
+                  tgfoid::regproc)
+FROM pg_trigger JOIN ours ON ours.id = tgrelid JOIN events ON tgtype & bit <> 0
+WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled IN ('O', 'A') AND event = ANY (%(events)s) AND (
+    event <> 'UPDATE' OR cardinality(tgattr::smallint[]) = 0 OR EXISTS (
+        SELECT FROM pg_attribute
+        WHERE attrelid = tgrelid AND attnum = ANY (tgattr::smallint[]) AND attname = ANY (%(columns)s)
+    )
+)
+UNION ALL
+SELECT 'rule', ev_class::regclass::text, rulename::text, event,
+    format('ON %%s DO %%s; a batch fails unless exactly one statement replaces its own', event,
+           CASE WHEN is_instead THEN 'INSTEAD' ELSE 'ALSO' END)
+FROM pg_rewrite JOIN ours ON ours.id = ev_class JOIN events ON ev_type::text = rule
+WHERE ev_enabled IN ('O', 'A') AND event = ANY (%(events)s)
+ORDER BY 1 DESC, 2, 3, 4
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """A trigger or a rule that fires when a stage changes rows.
+
+    Attributes:
+      kind: ``trigger`` or ``rule``.
+      table: Its table, as SQL has it.
+      event: ``INSERT``, ``UPDATE`` or ``DELETE``.
+      effect: When it fires, and what it calls.
+    """
+
+    stage: str
+    kind: str
+    table: str
+    name: str
+    event: str
+    effect: str
+
+    @property
+    def text(self) -> str:
+        """Description in one line."""
+        return f"{self.kind} {self.name} on {self.table} fires: {self.effect}"
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of ``triggers`` in ``housekeeping plan --json``."""
+        fields = asdict(self)
+        return {"pass": fields.pop("stage"), **fields, "text": self.text}
+
+
+def triggers_of(stages: Iterable[Stage], now: datetime) -> list[Trigger]:
+    """Return the triggers and rules that the statements of the stages fire, without executing the statements.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    found = []
+    for stage in stages:
+        for model, changes in recorded(stage, now).changes.items():
+            events = [change.split()[0] for change in changes if change != "FOR UPDATE"]
+            given = {"table": quoted_name(model), "events": events, "columns": list(updated_columns(changes))}
+            rows = database.execute_sql(_FIRED, given).fetchall() if events else []
+            found += [Trigger(stage.name, *row) for row in rows]
+    return found

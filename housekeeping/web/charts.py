@@ -1,0 +1,360 @@
+"""Charts as SVG: the page of the charts over time, and the small ones of a worker's last runs on other pages.
+
+The page shows runs by outcome, rows, durations and backlogs. The values of each interval are also in a tooltip, and as
+text in a table. The charts refresh themselves for every viewer from one cache.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flask import Flask, abort, render_template, request
+from markupsafe import Markup, escape
+
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.core.logs import format_duration, printable
+from housekeeping.database.connection import database
+from housekeeping.engine.alerts import processed_by
+from housekeeping.insight.trends import INTERVALS, Interval, Range, Trends, read_trends
+from housekeeping.ledger.history import RunRecord
+from housekeeping.ledger.schema import run_label
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.web.snapshot import SnapshotCache
+
+_SLOT: Final = 10  # units of the drawing, for one interval with its gap
+_GAP: Final = 1.5
+_HEIGHT: Final = 100
+_STEPS: Final = 4  # lines of a grid
+_MINIMUM: Final = 1.5  # height of the smallest value, so that it is visible
+_OVERLAID: Final = ("longest", "mean")
+
+#: Parts of a bar from the bottom up, with the outcomes that each one counts.
+OUTCOMES: Final = {
+    "done": ("done",),
+    "partial": ("partial", "skipped"),
+    "running": ("running",),
+    "failed": ("failed", "lost_lease", "lost", "missed"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One chart.
+
+    Attributes:
+      key: Its id in the page.
+      svg: The drawing without the labels of its axes.
+      ticks: Labels of the vertical axis, from the top down.
+      latest: The values of the last interval as text.
+    """
+
+    key: str
+    title: str
+    svg: Markup
+    ticks: Sequence[str]
+    latest: str
+
+
+def plots(found: Sequence[Interval]) -> list[Plot]:
+    """Return the charts of these intervals."""
+    return [
+        _plot("outcomes", "Runs by outcome", found, _by_outcome, lambda each: each.runs, describe_outcomes, _number),
+        _plot("rows", "Processed rows", found, _one(_rows), _rows, describe_rows, _number),
+        _plot(
+            "durations",
+            "Duration of a run, mean and longest",
+            found,
+            _durations,
+            lambda each: each.longest_s or 0.0,
+            describe_durations,
+            format_duration,
+        ),
+        _plot(
+            "backlog",
+            "Backlog at the end of the runs",
+            found,
+            _one(_backlog),
+            _backlog,
+            describe_backlog,
+            _number,
+        ),
+    ]
+
+
+def describe_outcomes(interval: Interval) -> str:
+    """Return the number of runs by outcome."""
+    return ", ".join(f"{number:,} {name}" for name, number in sorted(interval.outcomes.items())) or "no runs"
+
+
+def describe_rows(interval: Interval) -> str:
+    """Return the processed rows."""
+    return f"{interval.rows:,}"
+
+
+def describe_durations(interval: Interval) -> str:
+    """Return the mean and the longest duration."""
+    if interval.longest_s is None or interval.mean_s is None:
+        return "-"
+    return f"mean {format_duration(interval.mean_s)}, longest {format_duration(interval.longest_s)}"
+
+
+def describe_backlog(interval: Interval) -> str:
+    """Return the backlog."""
+    if interval.backlog is None:
+        return "not counted"
+    return f"{'' if interval.backlog_exact else 'at least '}{interval.backlog:,}"
+
+
+#: Returns the parts of an interval's bar as pairs of class and value, from the bottom up.
+_Parts = Callable[[Interval], list[tuple[str, float]]]
+
+
+def _plot(
+    key: str,
+    title: str,
+    found: Sequence[Interval],
+    parts: _Parts,
+    value: Callable[[Interval], float],
+    describe: Callable[[Interval], str],
+    label: Callable[[float], str],
+) -> Plot:
+    top = _round_up(max((value(each) for each in found), default=0.0), seconds=label is format_duration)
+    width = _SLOT * len(found)
+    grid = "".join(
+        f'<line class="grid" x1="0" x2="{width}" y1="{y}" y2="{y}"/>'
+        for y in (_HEIGHT * step / _STEPS for step in range(_STEPS + 1))
+    )
+    slots = "".join(
+        _slot(place, parts(each), top, f"{name_of(each)}: {describe(each)}") for place, each in enumerate(found)
+    )
+    svg = (
+        f'<svg class="plot" id="plot-{key}" role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {_HEIGHT}" '
+        f'preserveAspectRatio="none">{grid}{slots}</svg>'
+    )
+    ticks = [label(top * step / _STEPS) if step else "0" for step in range(_STEPS, -1, -1)]
+    return Plot(key, title, Markup(svg), ticks, f"{name_of(found[-1])}: {describe(found[-1])}")
+
+
+def name_of(interval: Interval) -> str:
+    """Return the interval's time, to the minute."""
+    return f"{interval.began_at:%a %d %b %H:%M}–{interval.ended_at:%H:%M}"
+
+
+def _slot(place: int, parts: Sequence[tuple[str, float]], top: float, text: str) -> str:
+    left, bars, base = place * _SLOT, "", float(_HEIGHT)
+    for (name, _), height in zip(parts, _heights(parts, top), strict=True):
+        # The mean lies on top of the longest duration; all other parts are stacked.
+        base = (_HEIGHT if name in _OVERLAID else base) - height
+        if height:
+            bars += (
+                f'<rect class="{name}" x="{left + _GAP / 2}" y="{base:.1f}" width="{_SLOT - _GAP}" '
+                f'height="{height:.1f}"/>'
+            )
+    area = f'<rect class="area" x="{left}" y="0" width="{_SLOT}" height="{_HEIGHT}"/>'
+    return f'<g class="slot"><title>{escape(text)}</title>{area}{bars}</g>'
+
+
+def _heights(parts: Sequence[tuple[str, float]], top: float) -> list[float]:
+    """Return the height of each part. Small ones are enlarged to be visible, at the cost of the largest."""
+    heights = [max(_MINIMUM, _HEIGHT * value / top) if value else 0.0 for _, value in parts]
+    over = sum(heights) - _HEIGHT
+    if over > 0 and parts[0][0] not in _OVERLAID:
+        heights[heights.index(max(heights))] -= over
+    return heights
+
+
+def _by_outcome(interval: Interval) -> list[tuple[str, float]]:
+    return [(part, sum(interval.outcomes.get(each, 0) for each in names)) for part, names in OUTCOMES.items()]
+
+
+def _durations(interval: Interval) -> list[tuple[str, float]]:
+    return [("longest", interval.longest_s or 0.0), ("mean", interval.mean_s or 0.0)]
+
+
+def _rows(interval: Interval) -> float:
+    return interval.rows
+
+
+def _backlog(interval: Interval) -> float:
+    return interval.backlog or 0
+
+
+def _one(value: Callable[[Interval], float]) -> _Parts:
+    return lambda interval: [("value", value(interval))]
+
+
+def _round_up(value: float, *, seconds: bool) -> float:
+    """Return the next value that a grid of four steps divides well: 4, 8, 12, 20, 40, 80 ..."""
+    if value <= 0:
+        return float(_STEPS)
+    if not seconds and value <= _STEPS:
+        return float(_STEPS)
+    size = 10.0 ** math.floor(math.log10(value / _STEPS))
+    return next(_STEPS * size * factor for factor in (1, 2, 2.5, 5, 10) if _STEPS * size * factor >= value * (1 - 1e-9))
+
+
+def _number(value: float) -> str:
+    for size, unit in ((1e9, " bn"), (1e6, " M"), (1e4, " k")):
+        if value >= size:
+            return f"{value / (size if unit != ' k' else 1e3):g}{unit}"
+    return f"{value:,g}"
+
+
+#: Trends are read so often within an interval: those of an hour every second, those of a week every three minutes.
+_READS: Final = 60
+_MAX_KEPT: Final = 100  # trends; those that were read first are removed
+
+
+class TrendCache:
+    """Cache of the trends of each range and worker. Thread-safe."""
+
+    def __init__(self, sweeps: dict[str, Sweep], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._sweeps = sweeps
+        self._clock = clock
+        self._lock = threading.Lock()  # never held while something is read
+        self._kept: dict[tuple[Range, str | None], tuple[Trends, float]] = {}  # with the time until which they are kept
+
+    def read(self, length: Range, worker: str | None) -> Trends:
+        """Return the trends of a worker, or of all workers if it is None. Old ones are read again.
+
+        Trends that lack a database are not kept, so that it is back as soon as it answers.
+        """
+        key = length, worker
+        with self._lock:
+            kept = self._kept.get(key)
+        if kept is not None and self._clock.monotonic() < kept[1]:
+            return kept[0]
+        sweep = self._sweeps.get(worker or "")
+        names = tuple(database.by_name()) if sweep is None else (sweep.database,)
+        trends = read_trends(names, self._sweeps.values(), length, self._clock.now(), worker)
+        if not trends.unavailable:
+            self._keep(key, trends, self._clock.monotonic() + INTERVALS[length][0].total_seconds() / _READS)
+        return trends
+
+    def _keep(self, key: tuple[Range, str | None], trends: Trends, until: float) -> None:
+        with self._lock:
+            self._kept.pop(key, None)
+            self._kept[key] = trends, until
+            while len(self._kept) > _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+
+
+_LONGEST: Final = 200  # characters of a worker's name
+_LABELS: Final = 6  # on the axis of time
+_FORMS: Final[dict[Range, str]] = {"hour": "%H:%M", "day": "%H:%M", "week": "%a %d %b"}
+
+
+def add_charts(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the page."""
+    cache = TrendCache(snapshots.sweeps)
+
+    @app.get("/charts")
+    def charts() -> str:
+        given = request.args.get("range", "day")
+        length = next((each for each in INTERVALS if each == given), None)
+        if length is None:
+            abort(400, f"range is {given[:20]!r}; it should be one of {', '.join(INTERVALS)}")
+        worker = request.args.get("worker", "").replace("\0", "").strip()[:_LONGEST] or None
+        trends = cache.read(length, worker)
+        return render_template(
+            "charts.html",
+            worker=worker,
+            workers=sorted(snapshots.sweeps),
+            length=length,
+            lengths=list(INTERVALS),
+            width_s=INTERVALS[length][0].total_seconds(),
+            plots=plots(trends.intervals),
+            labels=_labels(trends.intervals, length),
+            table=trends.intervals[::-1],
+            name_of=name_of,
+            describe_outcomes=describe_outcomes,
+            describe_rows=describe_rows,
+            describe_durations=describe_durations,
+            describe_backlog=describe_backlog,
+            unavailable=trends.unavailable,
+            now=trends.at,
+            live=True,
+        )
+
+
+def _labels(found: Sequence[Interval], length: Range) -> list[str]:
+    """Return the labels of the axis of time at equal distances, the first and the last one at its ends."""
+    ends = [found[0].began_at, *(each.ended_at for each in found)]
+    return [f"{ends[place * (len(ends) - 1) // _LABELS]:{_FORMS[length]}}" for place in range(_LABELS + 1)]
+
+
+_BAR: Final = 6  # px, including a gap of one
+_SMALL_HEIGHT: Final = 40
+_SMALL_MINIMUM: Final = 3  # px, so that the shortest run is visible
+_FOOT: Final = 7  # px under the bars, for the marks of failed runs
+
+
+def runs_chart(sweeps: Mapping[str, Sweep], runs: Sequence[RunRecord], *, linked_in: str | None = None) -> Markup:
+    """Return a bar per run, oldest first, with its duration as height and a mark under failed runs.
+
+    Parameters:
+      linked_in: Name of the runs' database, if a click on a bar opens its run. The bars are not reachable by keyboard:
+        fifty of them would come before the table of runs, which has the same links.
+    """
+    if not runs:
+        return Markup("")
+    longest = max(_seconds(run) for run in runs) or 1
+    bars = []
+    for place, run in enumerate(runs):
+        height = max(_SMALL_MINIMUM, round(_SMALL_HEIGHT * _seconds(run) / longest))
+        left = place * _BAR
+        mark = _mark(left) if _is_bad(run) else ""
+        processed = processed_by(sweeps[run.worker], [run])
+        began = f"{run.started_at:%Y-%m-%d %H:%M}"
+        title = f"{began} {run.outcome} {run.reason or ''}: {_seconds(run):.1f} s, {processed:,}"
+        bar = (
+            f'<g class="bar {escape(run.outcome)}"><title>{escape(printable(title))}</title>'
+            f'<rect x="{left}" y="{_SMALL_HEIGHT - height}" width="{_BAR - 1}" height="{height}"/>{mark}</g>'
+        )
+        link = "" if linked_in is None else f"/runs/{run_label(run.run_id, linked_in)}"
+        bars.append(f'<a href="{link}" tabindex="-1">{bar}</a>' if link else bar)
+    failed = sum(_is_bad(run) for run in runs)
+    label = f"the last {len(runs)} runs, {failed} of them failed; longest duration {longest:.1f} s"
+    return _svg(
+        "".join(bars), len(runs) * _BAR, _SMALL_HEIGHT + _FOOT, label, role="img" if linked_in is None else "group"
+    )
+
+
+def backlog_chart(runs: Sequence[RunRecord], width: int = 300) -> Markup:
+    """Return a line through the backlog at the end of each run, or nothing for fewer than two runs."""
+    backlogs = [run.backlog for run in runs if run.backlog is not None]
+    if len(backlogs) < 2:
+        return Markup("")
+    highest, step = max(backlogs) or 1, width / (len(backlogs) - 1)
+    points = " ".join(
+        f"{place * step:.1f},{_SMALL_HEIGHT - (_SMALL_HEIGHT - 3) * each / highest - 1.5:.1f}"
+        for place, each in enumerate(backlogs)
+    )
+    label = f"backlog at the end of the last {len(backlogs)} runs: at most {highest:,}, now {backlogs[-1]:,}"
+    area = f'<polygon class="area" points="0,{_SMALL_HEIGHT} {points} {width},{_SMALL_HEIGHT}"/>'
+    return _svg(f'{area}<polyline class="line" points="{points}"/>', width, _SMALL_HEIGHT, label)
+
+
+def _mark(left: int) -> str:
+    """Return a triangle under the bar, which does not depend on color vision."""
+    top, bottom = _SMALL_HEIGHT + 1.5, _SMALL_HEIGHT + _FOOT - 0.5
+    return f'<path class="mark" d="M{left - 0.5} {bottom}h6l-3 {top - bottom:.1f}z"/>'
+
+
+def _svg(inside: str, width: int, height: int, label: str, role: str = "img") -> Markup:
+    return Markup(
+        f'<svg class="chart" role="{role}" aria-label="{escape(label)}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" preserveAspectRatio="none">{inside}</svg>'
+    )
+
+
+def _is_bad(run: RunRecord) -> bool:
+    return run.outcome not in ("done", "partial")
+
+
+def _seconds(run: RunRecord) -> float:
+    return run.duration_s or 0.0

@@ -1,0 +1,204 @@
+"""Pages of the dead letters: the list with its filter, the details, and forms that requeue or delete one or many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from urllib.parse import unquote
+
+from flask import Flask, abort, flash, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from housekeeping.brokers.dead_letters import (
+    Action,
+    DeadLetter,
+    DeadLetterStore,
+    LetterFilter,
+    Page,
+    Position,
+    apply,
+    arguments,
+    body,
+    bounded,
+    describe_choice,
+    find,
+    found,
+    requeue,
+    search,
+)
+from housekeeping.core.errors import WrongArgument
+from housekeeping.core.logs import in_one_line
+from housekeeping.insight.wording import describe_requeue
+from housekeeping.ledger.operators import record_action
+from housekeeping.web.security import Form, current_user
+from housekeeping.web.snapshot import SnapshotCache
+
+#: Time to search for the letters of a page, which says so if it ended before all were searched.
+MAX_SEARCH: Final = timedelta(seconds=1)
+
+
+class FilterForm(Form):
+    """Fields of the filter. A wrong one filters nothing."""
+
+    def __init__(self, sent: Mapping[str, str]) -> None:
+        super().__init__(sent, "queue", "actor", "error", "since", "until")
+        queue, actor, error = (self.typed.get(name) for name in ("queue", "actor", "error"))
+        self.filter = LetterFilter(queue, actor, error, *self.times())
+
+
+#: Letters of one confirmation, which take about a second. The command line has no such limit.
+_MOST: Final = 1000
+_KEPT: Final = 5  # letters that stay, named one by one
+_NAME_WIDTH: Final = 60  # characters of an id or a name
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Dead letters that the operator has chosen.
+
+    Attributes:
+      ids: The broker ids of the selected ones; empty: all that meet the filter.
+      until: When the confirmation was shown; of a filter's letters, those that died later are left alone.
+      limit: The number that the confirmation showed.
+    """
+
+    action: Action
+    ids: Sequence[str]
+    form: FilterForm
+    until: datetime
+    limit: int
+
+    @classmethod
+    def of_request(cls, action: Action) -> _Choice:
+        values = request.form if request.method == "POST" else request.args
+        form, ids = FilterForm(values), [*dict.fromkeys(map(unquote, values.getlist("id")))][:_MOST]
+        for text in form.errors.values():
+            raise WrongArgument(text)
+        if not ids and "all" not in values:
+            raise WrongArgument("no dead letter is selected; select some, or choose all that match")
+        until, limit = datetime.now(UTC), _MOST
+        if request.method == "POST" and not ids:
+            until, limit = _shown_at(values.get("shown_at", "")), _number(values.get("shown", ""))
+        return cls(action, ids, form, until, limit)
+
+    def found(self, store: DeadLetterStore, max_time: timedelta | None = None) -> Page:
+        """Return the chosen letters that are still there.
+
+        Parameters:
+          max_time: Time to search for those that meet the filter; None for no limit.
+        """
+        if self.ids:
+            found = find(store, self.ids)
+            return Page([found[each] for each in self.ids if each in found])
+        until = min(self.until, self.form.filter.until or self.until)
+        return search(store, replace(self.form.filter, until=until), self.limit, max_time=max_time)
+
+
+def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the pages."""
+
+    def chosen(action: str) -> _Choice:
+        if action not in ("requeue", "delete"):
+            abort(404)
+        return _Choice.of_request("requeue" if action == "requeue" else "delete")
+
+    @app.get("/dead-letters/all/<action>")
+    def letters_to_change(action: str) -> str:
+        choice = chosen(action)
+        page = choice.found(snapshots.dead_letters(), MAX_SEARCH)
+        return render_template(
+            "dead_letter_changes.html",
+            choice=choice,
+            page=page,
+            groups=Counter(_group(letter) for letter in page.letters).most_common(),
+            missing=len(choice.ids) - len(page.letters) if choice.ids else 0,
+        )
+
+    @app.post("/dead-letters/all/<action>")
+    def change_letters(action: str) -> Response:
+        choice, store = chosen(action), snapshots.dead_letters()
+        letters = choice.found(store).letters[::-1]  # the oldest first, as they were sent
+        target = describe_choice(letters, None if choice.ids else choice.form.filter)
+        with record_action(choice.action, target, current_user()) as outcome:
+            result = apply(store, choice.action, letters)
+            outcome.result = str(result)
+        snapshots.invalidate()
+        flash(f"Dead letters: {result}.")
+        for each in result.kept[:_KEPT]:
+            flash(f"{in_one_line(each.id, _NAME_WIDTH)}: {describe_requeue(each)}")
+        return redirect(url_for("dead_letters", **dict[str, Any](choice.form.typed)), 303)
+
+
+def _group(letter: DeadLetter) -> tuple[str, str]:
+    actor = letter.message.actor_name if letter.message else "(unreadable)"
+    return in_one_line(actor, _NAME_WIDTH), in_one_line(letter.queue, _NAME_WIDTH)
+
+
+def _shown_at(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+        return at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise WrongArgument("the form lacks the time of its page; open it again from the dead letters") from None
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
+        raise WrongArgument("the form lacks the number of dead letters; open it again from the dead letters")
+    return min(int(text), _MOST)
+
+
+_SHOWN: Final = 50  # letters
+_ARGUMENTS_WIDTH: Final = 100  # characters
+_ERROR_WIDTH: Final = 200
+
+
+def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the pages."""
+
+    @app.get("/dead-letters")
+    def dead_letters() -> str:
+        store, form = snapshots.dead_letters(), FilterForm(request.args)
+        counts, after = store.counts(), request.args.get("after")
+        page = search(store, form.filter, _SHOWN, None if after is None else Position.parse(after), MAX_SEARCH)
+        return render_template(
+            "dead_letters.html",
+            page=page,
+            letters=[(letter, _row(letter)) for letter in page.letters],
+            form=form,
+            counts=counts,
+            now=datetime.now(UTC),
+        )
+
+    @app.get("/dead-letters/one")
+    def dead_letter() -> str:
+        [letter] = found(snapshots.dead_letters(), [request.args.get("id", "")])
+        return render_template("dead_letter.html", letter=letter, details=_details(letter), error=bounded(letter.error))
+
+    @app.post("/dead-letters/requeue")
+    def requeue_letter() -> Response:
+        message_id = request.args.get("id", "")
+        with record_action("requeue", message_id, current_user()) as outcome:
+            [result] = requeue(snapshots.dead_letters(), [message_id])
+            outcome.result = describe_requeue(result)
+        snapshots.invalidate()
+        flash(f"{in_one_line(result.id, _NAME_WIDTH)}: {describe_requeue(result)}")
+        return redirect(url_for("dead_letters"), 303)
+
+
+def _row(letter: DeadLetter) -> dict[str, str]:
+    return {
+        "actor": in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
+        "arguments": in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
+        "error": in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
+    }
+
+
+def _details(letter: DeadLetter) -> dict[str, Any]:
+    details = body(letter)
+    if letter.message is not None:
+        details["traceback"] = details["traceback"] or "the broker has none"
+    return details

@@ -1,0 +1,154 @@
+"""Pages of the runs, of the processes with their current runs, and of the operators' actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, get_args
+
+from flask import Flask, abort, render_template, request
+
+from housekeeping.core.redis import redis_client
+from housekeeping.database.connection import database
+from housekeeping.database.times import database_now
+from housekeeping.insight.status import Progress, progress_of
+from housekeeping.insight.why import explain_run
+from housekeeping.ledger import history
+from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunPage, RunRecord, read_page
+from housekeeping.ledger.operators import logged_actions
+from housekeeping.ledger.processes import Process, read_processes
+from housekeeping.ledger.runs import Outcome, Trigger
+from housekeeping.ledger.schema import parse_run_label
+from housekeeping.web.security import Form
+from housekeeping.web.snapshot import SnapshotCache
+
+_SHOWN: Final = 50  # actions on a page
+
+
+def add_action_log(app: Flask) -> None:
+    """Register the page."""
+
+    @app.get("/actions")
+    def actions() -> str:
+        form = Form(request.args, "target", "user")
+        # One more than shown tells whether there are older ones.
+        found = logged_actions(_SHOWN + 1, before=request.args.get("before", type=int), **form.typed)
+        return render_template("actions.html", actions=found[:_SHOWN], more=len(found) > _SHOWN, form=form)
+
+
+_RUNS: Final = 500  # open runs that are read
+#: Redis dates the start of a process and the database that of a run, and their clocks differ a little.
+_CLOCK_NOISE: Final = timedelta(seconds=5)
+
+
+def add_processes(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the page."""
+
+    @app.get("/processes")
+    def processes() -> str:
+        settings = snapshots.settings
+        open_runs = read_page(tuple(database.by_name()), lambda now: RunFilter(outcome=RUNNING), limit=_RUNS)
+        client = None if settings.redis_url is None else redis_client(settings.redis_url)
+        found = read_processes(client, settings.namespace, open_runs.now)
+        shown, others = by_process(found.listed, open_runs.runs)
+        return render_template(
+            "processes.html",
+            found=found,
+            shown=shown,
+            others=others,
+            unavailable=open_runs.unavailable,
+            more=open_runs.more,
+            now=open_runs.now,
+            live=True,
+        )
+
+
+def by_process(
+    processes: Sequence[Process], runs: Sequence[RunRecord]
+) -> tuple[list[tuple[Process, list[RunRecord]]], list[RunRecord]]:
+    """Return each process with its runs, and the runs of no listed process: started by hand, or of one long dead."""
+    taken: dict[int, list[RunRecord]] = {place: [] for place in range(len(processes))}
+    others: list[RunRecord] = []
+    for run in runs:
+        # A process id is used again, in containers at once. The run belongs to the last process that began before it.
+        owners = [
+            (process.started_at, place)
+            for place, process in enumerate(processes)
+            if process.name == run.process and process.started_at <= run.started_at + _CLOCK_NOISE
+        ]
+        (taken[max(owners)[1]] if owners else others).append(run)
+    return [(process, taken[place]) for place, process in enumerate(processes)], others
+
+
+_ROWS: Final = 50  # runs of a page
+OUTCOMES: Final = (*get_args(Outcome), RUNNING)
+TRIGGERS: Final = get_args(Trigger)
+
+
+def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the pages."""
+
+    def find(label: str) -> RunRecord:
+        name, run_id = parse_run_label(label) or abort(404)
+        if name not in database.by_name():
+            abort(404, "no database has this name")
+        with snapshots.reading(name):
+            return history.find(run_id) or abort(404, "no run has this id, or it is older than 30 days")
+
+    @app.get("/runs")
+    def runs() -> tuple[str, int]:
+        form = Form(request.args, "worker", "outcome", "trigger", "since", "until", "database")
+        worker = form.typed.get("worker")
+        wanted = RunFilter(worker, form.choice("outcome", OUTCOMES), form.choice("trigger", TRIGGERS), *form.times())
+        only = form.choice("database", tuple(database.by_name()))
+        if only is None and worker in snapshots.sweeps:
+            only = snapshots.sweeps[worker].database
+        names = tuple(database.by_name()) if only is None else (only,)
+        sent = request.args.get("before")
+        before = None if sent is None else Position.of(find(sent))
+        page = RunPage() if form.errors else read_page(names, lambda now: wanted, limit=_ROWS, before=before)
+        shown = render_template(
+            "runs.html",
+            form=form,
+            page=page,
+            older={**form.typed, "before": page.runs[-1].label} if page.more else None,
+            first=before is None,
+            workers=sorted(snapshots.sweeps),
+            outcomes=OUTCOMES,
+            triggers=TRIGGERS,
+            databases=tuple(database.by_name()),
+            live=before is None and not form.errors,
+        )
+        return shown, 400 if form.errors else 200
+
+    @app.get("/runs/<label>")
+    def run(label: str) -> str:
+        row = find(label)
+        with snapshots.reading(row.database):
+            sweep = snapshots.sweeps.get(row.worker)
+            now = database_now()
+            answer = explain_run(row, sweep, now, snapshots.settings.timezone)
+            attempts = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
+            failures = history.failures_of(row.run_id)
+        return render_template(
+            "run.html",
+            run=row,
+            # A purge or a restore is not declared, nor a worker of an earlier release.
+            is_declared=sweep is not None,
+            answer=answer,
+            failures=failures,
+            progress=_progress(snapshots, row, now),
+            attempts=sorted({each.run_id: each for each in attempts}.values(), key=lambda each: each.run_id),
+            live=row.outcome is None,
+        )
+
+
+def _progress(snapshots: SnapshotCache, row: RunRecord, now: datetime) -> Progress | None:
+    """Return the progress of an open run; only a worker's last run has a total and a time left."""
+    sweep = snapshots.sweeps.get(row.worker)
+    if row.outcome is not None or row.lost or sweep is None:
+        return None
+    known = snapshots.current().progress.get(row.worker)
+    if known is not None and known.run_id == row.run_id:
+        return known
+    return progress_of(sweep, row.counts, None, (now - row.started_at).total_seconds(), row.run_id)

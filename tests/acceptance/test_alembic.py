@@ -1,0 +1,117 @@
+"""Autogenerate of the real Alembic beside the library's tables (docs/howto/existing-application-sqlalchemy.md)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import psycopg2
+import pytest
+
+from housekeeping import Settings
+from tests.acceptance.conftest import Command
+from tests.acceptance.examples import EXAMPLES
+from tests.two_databases import OtherDatabase
+from tests.unit.docs.blocks import ROOT, blocks
+
+pytestmark = pytest.mark.slow
+
+PAGE: Final = ROOT / "docs/howto/existing-application-sqlalchemy.md"
+#: `{}` is the call of the page.
+ENV: Final = """
+from alembic import context
+from on_sqlalchemy.migrations import include_name, include_object
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine
+
+target_metadata = MetaData()
+Table("reminders", target_metadata, Column("id", Integer, primary_key=True), Column("n", Integer))
+with create_engine(context.config.get_main_option("sqlalchemy.url")).connect() as connection:
+    {}
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+
+#: Runs ``alembic`` with these arguments.
+Alembic = Callable[..., subprocess.CompletedProcess[str]]
+
+
+#: A table of the application, and archives in three places.
+TABLES: Final = """
+CREATE TABLE reminders (id serial PRIMARY KEY, n integer);
+CREATE TABLE old_reminders (LIKE reminders, archived_at timestamptz, archived_by_run bigint);
+CREATE SCHEMA archive;
+CREATE TABLE archive.reminders (LIKE old_reminders);
+CREATE TABLE archive.months (LIKE old_reminders) PARTITION BY RANGE (archived_at);
+CREATE TABLE archive.months_1 PARTITION OF archive.months DEFAULT;
+"""
+
+
+@pytest.fixture
+def url(other_database: OtherDatabase, command: Command, settings: Settings) -> Iterator[str]:
+    """Database with the library's tables beside those of `TABLES`."""
+    command("init", DATABASE_URL=other_database.url)
+    with psycopg2.connect(other_database.url) as connection, connection.cursor() as cursor:
+        cursor.execute(TABLES)
+    yield other_database.url
+    with connection, connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS reminders, old_reminders, forgotten CASCADE")
+        cursor.execute(f"DROP SCHEMA archive, {settings.schema_name} CASCADE")
+    connection.close()
+
+
+@pytest.fixture
+def alembic(url: str, environment: dict[str, str], tmp_path: Path) -> Alembic:
+    """Project of Alembic whose ``env.py`` has the call of the page, unless another is given."""
+    [shown] = [block.text for block in blocks(PAGE) if "context.configure" in block.text]
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "script.py.mako").write_text("")
+    ini = f"[alembic]\nscript_location = {tmp_path}\nsqlalchemy.url = {url.replace('%', '%%')}\npath_separator = os\n"
+    (tmp_path / "alembic.ini").write_text(ini)
+
+    def run(*arguments: str, configure: str = shown) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "env.py").write_text(ENV.format(configure.strip().replace("\n", "\n    ")))
+        return subprocess.run(
+            [sys.executable, "-m", "alembic", *arguments],
+            env=environment | {"PYTHONPATH": str(EXAMPLES)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+def test_autogenerate_with_the_pages_functions_finds_nothing(alembic: Alembic) -> None:
+    checked = alembic("check")
+
+    assert (checked.returncode, "No new upgrade operations detected" in checked.stdout) == (0, True), checked.stderr
+
+
+def test_autogenerate_without_them_would_drop_the_library(alembic: Alembic) -> None:
+    plain = "context.configure(connection=connection, target_metadata=target_metadata, include_schemas=True)"
+
+    checked = alembic("check", configure=plain)
+
+    found = checked.stdout + checked.stderr
+    assert checked.returncode != 0
+    removed = set(re.findall(r"\('remove_table', Table\('(\w+)'", found))
+    assert removed >= {"runs", "leases", "old_reminders", "reminders", "months"}, found
+
+
+def test_autogenerate_still_finds_the_applications_own_changes(alembic: Alembic, url: str) -> None:
+    with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE forgotten (id integer); ALTER TABLE reminders DROP n")
+    connection.close()
+
+    checked = alembic("check")
+
+    found = checked.stdout + checked.stderr
+    assert re.findall(r"\('(\w+_\w+)', .*?'(\w+)'", found) == [
+        ("remove_table", "forgotten"),
+        ("add_column", "reminders"),
+    ]

@@ -1,0 +1,44 @@
+"""Parts of `housekeeping.brokers` that tests use."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from housekeeping.brokers import dead_letters as models
+from housekeeping.brokers import dead_letters as on_redis
+from housekeeping.brokers import dramatiq_internals, harden, message_broker, queue_lengths, redis
+from housekeeping.brokers import rabbitmq as broker
+from housekeeping.brokers import rabbitmq as delay_queues
+from housekeeping.brokers.dead_letters import (
+    DeadLetter,
+    DeadLetterStore,
+    LetterFilter,
+    LetterResult,
+    Position,
+    RedisDeadLetters,
+    apply,
+    as_new,
+    dead_letters_of,
+    describe_choice,
+    find,
+    requeue,
+    search,
+    without_secrets,
+)
+from housekeeping.brokers.dramatiq_internals import Prefetch
+from housekeeping.brokers.middleware_errors import InvalidOption, Requeue, Skip, SkipEnqueue, StoreUnavailable
+from housekeeping.brokers.rabbitmq import (
+    LEVELS,
+    QueueDeclaredOtherwise,
+    ReliableConsumer,
+    ReliableRabbitmqBroker,
+    close_connection,
+    level_queue,
+    level_queues,
+)
+from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, ReliableRedisBroker, redis_broker
+
+
+def newest(store: DeadLetterStore, limit: int) -> list[DeadLetter]:
+    """Return the newest dead letters of all queues."""
+    return list(islice(store.newest_first(), limit))

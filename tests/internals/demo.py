@@ -1,0 +1,7 @@
+"""Parts of `housekeeping.demo` that tests use."""
+
+from __future__ import annotations
+
+from housekeeping.demo import scenes
+from housekeeping.demo.demo import Stage, dashboard, runs_table, sums_table
+from housekeeping.demo.scenes import KEPT, SCENES, count_refs, refs_settings, seed_refs

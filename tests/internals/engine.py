@@ -1,0 +1,20 @@
+"""Parts of `housekeeping.engine` that tests use."""
+
+from __future__ import annotations
+
+from housekeeping.engine import RunResult, added, batches
+from housekeeping.engine import failures as rejection_store
+from housekeeping.engine import guard as bounded_counts
+from housekeeping.engine import guard as breaker
+from housekeeping.engine import run as run_end
+from housekeeping.engine.commit import REFUSED, Commit
+from housekeeping.engine.failures import CAUSES, LINES, OTHER_CAUSES, SAMPLES, Rejected, Rejections, record
+from housekeeping.engine.guard import AT_LEAST, FLOOR, ONE_IN, RowGuard, fingerprint, in_numbers, stale_if_outgrown
+from housekeeping.engine.purge import PurgeRequest, recorded_request, request_of, sweep_of
+from housekeeping.engine.registry import archive_sweep, by_database, declared_by, register
+from housekeeping.engine.restore import Restore, restoration_of
+from housekeeping.engine.run import run_sweep, stored_traceback
+from housekeeping.engine.speed import DbHealth, Speed, Throttle, WalRate, WalState, read_health, read_wal
+from housekeeping.sweeps import send as actor_registry
+from housekeeping.sweeps.send import actor_named
+from housekeeping.sweeps.values import Finding

@@ -1,0 +1,43 @@
+"""Parts of `housekeeping.insight` that tests use."""
+
+from __future__ import annotations
+
+from housekeeping.engine import alerts as run_metrics
+from housekeeping.engine.alerts import (
+    Alert,
+    Rates,
+    backlog,
+    backlog_alerts,
+    first_of,
+    held,
+    last_ended,
+    oldest,
+    pace,
+    process_alerts,
+    rates,
+)
+from housekeeping.engine.gates import Check
+from housekeeping.insight import status, trends
+from housekeeping.insight.plan import SORTED_ROWS, Plan, PurgePlan, dry_run, plan, plan_purge
+from housekeeping.insight.status import (
+    Progress,
+    ProgressReader,
+    WorkerStatus,
+    count_left,
+    format_progress,
+    worker_status,
+    worker_statuses,
+)
+from housekeeping.insight.trends import Interval, Range, intervals
+from housekeeping.insight.why import REASONS, Explanation, explain_run, why
+from housekeeping.insight.wording import (
+    as_json,
+    format_age,
+    format_counts,
+    format_run_counts,
+    format_value,
+    next_tick,
+    parse_future_time,
+    parse_past_time,
+    translate_table_errors,
+)

@@ -1,0 +1,39 @@
+"""Parts of `housekeeping.ledger` that tests use."""
+
+from __future__ import annotations
+
+from housekeeping.ledger import history, outbox, runs, schema
+from housekeeping.ledger import operators as action_log
+from housekeeping.ledger import operators as override_rows
+from housekeeping.ledger import processes as heartbeats
+from housekeeping.ledger import runs as batch_row
+from housekeeping.ledger import runs as run_queries
+from housekeeping.ledger import runs as run_start
+from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunRecord, read_page
+from housekeeping.ledger.leases import HeldLease, UnknownLease, held_leases, release_lease
+from housekeeping.ledger.operators import (
+    Acknowledged,
+    Override,
+    logged_actions,
+    override_of,
+    overrides,
+    record_action,
+    resume,
+    switch,
+)
+from housekeeping.ledger.processes import SILENCE as PROCESS_SILENCE
+from housekeeping.ledger.processes import UNKNOWN, Heartbeat, Process, Processes, RedisHeartbeats, read_processes
+from housekeeping.ledger.runs import PREDICATE, SILENCE, Counts, RunRow, RunStart, begin, deferred
+from housekeeping.ledger.schema import (
+    NOW,
+    Acknowledgment,
+    Action,
+    Completion,
+    DetachedPartition,
+    OutboxRow,
+    Rejection,
+    Run,
+    Switch,
+    run_label,
+    use_database,
+)

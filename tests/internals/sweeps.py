@@ -1,0 +1,26 @@
+"""Parts of `housekeeping.sweeps` that tests use."""
+
+from __future__ import annotations
+
+from housekeeping.engine import failures as bad_rows
+from housekeeping.sweeps import actions, partition_catalog
+from housekeeping.sweeps.actions import moved
+from housekeeping.sweeps.conditions import as_condition, check_expression
+from housekeeping.sweeps.keyset import held_condition, hold_of_another_table, is_not_held
+from housekeeping.sweeps.partition_catalog import hint_of
+from housekeeping.sweeps.partitions import Candidates, PartitionStage
+from housekeeping.sweeps.rows import CallStage, takes_time
+from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, Failure, RowLog, Stage, StagePlan
+from housekeeping.sweeps.table_stage import Action, TableStage, Write
+from housekeeping.sweeps.tables import (
+    Column,
+    EnumField,
+    SqlField,
+    TableDescription,
+    build_model,
+    field_of,
+    keyset_order,
+    model_of,
+)
+from housekeeping.sweeps.validate_tables import problems_of, stages_of
+from housekeeping.sweeps.values import SetupProblem

@@ -1,0 +1,5 @@
+"""Parts of `housekeeping.testing` that tests use."""
+
+from __future__ import annotations
+
+from housekeeping.testing import plugin

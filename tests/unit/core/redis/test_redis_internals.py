@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import redis
+from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection
+
+
+def test_redis_py_executes_commands_by_its_private_method() -> None:
+    assert "self._execute_command(" in inspect.getsource(redis.Redis.execute_command)
+
+
+@pytest.mark.parametrize("kind", [Connection, UnixDomainSocketConnection])
+def test_redis_py_has_the_attributes_of_connections_that_are_used(kind: type[AbstractConnection]) -> None:
+    connection = kind()
+
+    assert connection._sock is None
+    assert {"pid", "handshake_metadata"} <= set(dir(connection))
+    assert {"on_connect_check_health", "read_response", "send_command", "can_read", "disconnect"} <= set(dir(kind))
+
+
+def test_redis_py_calls_the_hook_that_checks_a_connection() -> None:
+    assert "self.on_connect_check_health(" in inspect.getsource(AbstractConnection)
