@@ -43,7 +43,7 @@ from housekeeping.core.errors import (
     Refused,
     WrongArgument,
 )
-from housekeeping.core.logs import counted, error_line, mask_secrets
+from housekeeping.core.logs import counted, error_line, in_one_line, mask_secrets
 from housekeeping.core.redis import read_scripts, retry_redis, text, translate_redis_errors
 
 #: Message options of the past attempts. A `tick` stays, because the requeued message is another attempt at that tick.
@@ -57,6 +57,8 @@ OF_DEDUPLICATION: Final = "deduplication_"
 LIFE: Final = OF_DEDUPLICATION + "life"
 #: Errors of one message, and not of a server. Its sender, or an older release, chose what it contains.
 _BROKEN: Final = (DeadLetterRefused, ValueError, TypeError, KeyError, AttributeError)
+NAME_WIDTH: Final = 60  # characters of an id, a name or the arguments in a list
+_ERROR_WIDTH: Final = 200
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,21 @@ class DeadLetter:
         lines = rest.splitlines()
         after = lines[1:] if frame else lines
         return next((line for line in after if not line.startswith(" ")), lines[-1])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the letter as lists show it, with secrets masked."""
+        message = self.message
+        return {
+            "message_id": None if message is None else message.message_id,
+            "broker_id": self.broker_id,
+            "actor": None if message is None else message.actor_name,
+            "queue": self.queue,
+            "died_at": None if self.died_at is None else self.died_at.isoformat(timespec="milliseconds"),
+            "retries": self.retries,
+            "arguments": in_one_line(arguments(self), NAME_WIDTH),
+            "error": in_one_line(bounded(self.error) or "", _ERROR_WIDTH) or None,
+            "unreadable": self.unreadable or None,
+        }
 
     def revived(self, broker: Broker) -> Message[Any]:
         """Return the message for a new start in its actor's queue.
@@ -653,7 +670,7 @@ class Page:
     """Dead letters that meet a filter, newest first.
 
     Attributes:
-      older: Where the next page continues; None if no older letter meets the filter.
+      older: After which letter the next page continues; None if no older one meets the filter.
       complete: False if the search ended at its time limit, before the page was full.
       searched: The number of letters that were read for the page.
     """

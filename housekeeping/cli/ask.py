@@ -20,11 +20,15 @@ from housekeeping.cli.output import (
     json_option,
     notify,
     out,
+    page_options,
     print_as_json,
+    print_list,
     print_table,
     progress,
+    read_times,
     say,
     table,
+    time_options,
 )
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable, WrongArgument
 from housekeeping.core.logs import counted, format_duration, in_one_line
@@ -44,7 +48,6 @@ from housekeeping.insight.wording import (
     format_value,
     outcome_in_words,
     parse_past_time,
-    parse_since,
 )
 from housekeeping.ledger import history
 from housekeeping.ledger.history import (
@@ -69,25 +72,19 @@ _ERROR_WIDTH: Final = 1_000
 
 @click.command()
 @click.argument("which", metavar="[NAME|ID]", required=False, shell_complete=complete_worker)
-@click.option(
-    "--since", metavar="TIME", help="Only runs that started since this time: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC)."
-)
-@click.option("--until", metavar="TIME", help="Only runs that started before this time.")
+@time_options("started")
 @click.option("--outcome", type=click.Choice([*get_args(Outcome), RUNNING]), help="Only runs with this outcome.")
 @click.option("--trigger", type=click.Choice(get_args(Trigger)), help="Only runs with this trigger.")
 @click.option("--database", "only", metavar="NAME", help="Only runs of this database.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Maximum number of runs.")
-@click.option("--before", metavar="ID", help="Continue the list after this run.")
-@json_option()
+@page_options(limit=20, most=1000)
 def runs(
     which: str | None,
-    since: str | None,
-    until: str | None,
     outcome: str | None,
     trigger: str | None,
     only: str | None,
     limit: int,
     before: str | None,
+    **times: str | None,
 ) -> None:
     """List the runs of all workers or of worker NAME, newest first, or show the run with this ID.
 
@@ -105,7 +102,7 @@ def runs(
     housekeeping runs 4711
     """
     settings, sweeps = load_workers()
-    filtered = any((since, until, outcome, trigger, only, before))
+    filtered = any((*times.values(), outcome, trigger, only, before))
     with progress("reading the ledger"):
         if which is not None and (run := parse_run_label(which)) is not None:
             if filtered:
@@ -115,22 +112,15 @@ def runs(
             return
 
         def wanted(now: datetime) -> RunFilter:
-            after, end = (None if text is None else parse_since(text, now) for text in (since, until))
-            return RunFilter(which, outcome, trigger, after, end)
+            return RunFilter(which, outcome, trigger, *read_times(times, now))
 
         names = _names(only, sweeps.get(which or ""))
         page = _read(names, wanted, limit, None if before is None else _position(before))
         # The ledger also has runs of workers that are no longer declared.
         if which is not None and not page.runs and not _read(names, lambda now: RunFilter(which), 1).runs:
             find_worker(sweeps, which)
-    if print_as_json({"runs": page.runs, "more": page.more}):
-        return
-    if not page.runs:
-        say("no runs match" if filtered else "no runs yet")
-    else:
-        _print_list(page.runs, sweeps, page.now)
-        if page.more:
-            say(f"\nolder runs: add --before {page.runs[-1].label}; one run: housekeeping runs ID")
+    empty = "no runs match" if filtered else "no runs yet"
+    print_list("runs", page.runs, _COLUMNS, lambda run: _cells(run, sweeps, page.now), empty, older=page.older)
 
 
 def _names(only: str | None, sweep: Sweep | None) -> list[str]:
@@ -192,18 +182,18 @@ def run_with(run: tuple[str, int]) -> RunRecord:
     return record
 
 
-def _print_list(found: Sequence[RunRecord], sweeps: Mapping[str, Sweep], now: datetime) -> None:
-    listed = table(">ID", "WORKER", ">AGE", ">DURATION", "OUTCOME AND COUNTS")
-    for each in found:
-        main_counts = _main_counts(each, sweeps)
-        listed.add_row(
-            each.label,
-            fit_name(each.worker),
-            format_duration((now - each.started_at).total_seconds()),
-            format_duration(each.duration_s),
-            f"{outcome_of(each)}{f', {main_counts}' if main_counts else ''}",
-        )
-    print_table(listed)
+_COLUMNS: Final = (">ID", "WORKER", ">AGE", ">DURATION", "OUTCOME AND COUNTS")
+
+
+def _cells(run: RunRecord, sweeps: Mapping[str, Sweep], now: datetime) -> list[str]:
+    main_counts = _main_counts(run, sweeps)
+    return [
+        run.label,
+        fit_name(run.worker),
+        format_duration((now - run.started_at).total_seconds()),
+        format_duration(run.duration_s),
+        f"{outcome_of(run)}{f', {main_counts}' if main_counts else ''}",
+    ]
 
 
 def outcome_of(record: RunRecord) -> str:

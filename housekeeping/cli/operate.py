@@ -12,11 +12,13 @@ from housekeeping.cli.main import load_settings, load_workers
 from housekeeping.cli.output import (
     complete_worker,
     json_option,
+    page_options,
     print_as_json,
-    print_table,
+    print_list,
     progress,
+    read_times,
     say,
-    table,
+    time_options,
     wants_json,
 )
 from housekeeping.cli.status import read_status
@@ -79,12 +81,9 @@ _WIDTH: Final = 60  # characters of a user or a target; --json has the whole of 
 @click.command()
 @click.option("--target", help="Only actions on this worker, lease, key, message or alert.")
 @click.option("--user", help="Only actions of this user.")
-@click.option("--before", type=int, metavar="ID", help="Continue the list after the action with this ID.")
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of actions."
-)
-@json_option()
-def actions(target: str | None, user: str | None, before: int | None, limit: int) -> None:
+@time_options("began")
+@page_options()
+def actions(target: str | None, user: str | None, before: str | None, limit: int, **times: str | None) -> None:
     """List what operators have changed, newest first: time, user, action, target and result.
 
     The log has every pause, narrow, resume, purge, restore, acknowledgment, release of a lease or key, and requeue or
@@ -94,17 +93,18 @@ def actions(target: str | None, user: str | None, before: int | None, limit: int
     """
     schema.use_database(load_settings())
     schema.require()
+    if before is not None and not before.isdecimal():
+        raise WrongArgument(f"{before!r} is no ID of an action; housekeeping actions --json has them")
+    with translate_postgres_errors():
+        first, last = read_times(times, database_now())
+    place = None if before is None else int(before)
     # One more than shown tells whether there are older ones.
-    found = logged_actions(limit + 1, before=before, target=target, user=user)
-    shown, more = found[:limit], len(found) > limit
-    if print_as_json({"actions": shown, "more": more}):
-        return
-    rows = table("TIME (UTC)", "USER", "ACTION", "TARGET", "RESULT")
-    for each in shown:
-        rows.add_row(*_cells(each))
-    print_table(rows, empty="no actions")
-    if more:
-        say(f"older ones: --before {shown[-1].action_id}")
+    found = logged_actions(limit + 1, before=place, target=target, user=user, since=first, until=last)
+    older = str(found[limit - 1].action_id) if len(found) > limit else None
+    print_list("actions", found[:limit], _COLUMNS, _cells, "no actions", older=older)
+
+
+_COLUMNS: Final = ("TIME (UTC)", "USER", "ACTION", "TARGET", "RESULT")
 
 
 def _cells(action: LoggedAction) -> list[str]:

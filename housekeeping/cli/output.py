@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import click
@@ -24,7 +26,7 @@ from housekeeping.cli.main import load_settings
 from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.logs import printable
 from housekeeping.engine.registry import by_problem
-from housekeeping.insight.wording import as_json
+from housekeeping.insight.wording import as_json, parse_since
 from housekeeping.sweeps.values import SetupProblem
 from housekeeping.workers import configured_sweeps
 
@@ -305,3 +307,72 @@ def print_as_json(value: Any) -> bool:
     if wants_json():
         click.echo(json.dumps(as_json(value), default=str))
     return wants_json()
+
+
+T = TypeVar("T")
+
+
+def options(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return the decorator that adds several options to a command, in this order."""
+
+    def add(command: Command) -> Command:
+        for each in reversed(decorators):
+            command = each(command)
+        return command
+
+    return add
+
+
+def time_options(begin: str) -> Callable[[Command], Command]:
+    """Return the decorator that adds --since and --until, see `read_times`.
+
+    Parameters:
+      begin: What they are the times of, such as "started".
+    """
+    since = f"Only those that {begin} since this time: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC)."
+    return options(
+        click.option("--since", metavar="TIME", help=since),
+        click.option("--until", metavar="TIME", help=f"Only those that {begin} before this time."),
+    )
+
+
+def read_times(given: Mapping[str, str | None], now: datetime) -> tuple[datetime | None, datetime | None]:
+    """Return the times of `time_options`, or raise WrongArgument."""
+    since, until = (None if (text := given[name]) is None else parse_since(text, now) for name in ("since", "until"))
+    return since, until
+
+
+def page_options(limit: int = 50, most: int = 10_000) -> Callable[[Command], Command]:
+    """Return the decorator that adds the options of a list with pages, see `print_list`."""
+    return options(
+        click.option(
+            "--limit", type=click.IntRange(1, most), default=limit, show_default=True, help="Lines of the list."
+        ),
+        click.option(
+            "--before", metavar="ID", help="Continue the list with older ones, after the page that named this."
+        ),
+        json_option(),
+    )
+
+
+def print_list(
+    name: str,
+    found: Sequence[T],
+    columns: Sequence[str],
+    row: Callable[[T], Iterable[str]],
+    empty: str,
+    **more: Any,
+) -> None:
+    """Print a list, or with --json an object that has it under this name.
+
+    Parameters:
+      more: Further values of the JSON object; `older` is what --before takes for the next page, None on the last one.
+    """
+    if print_as_json({**more, name: found}):
+        return
+    rows = table(*columns)
+    for each in found:
+        rows.add_row(*row(each))
+    print_table(rows, empty=empty)
+    if more.get("older") is not None:
+        say(f"older ones: --before {shlex.quote(more['older'])}")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 import redis
 
 from housekeeping.app import broker_without_database
 from housekeeping.brokers.dead_letters import (
+    NAME_WIDTH,
     Action,
     BulkResult,
     DeadLetter,
@@ -20,9 +20,7 @@ from housekeeping.brokers.dead_letters import (
     LetterFilter,
     Position,
     apply,
-    arguments,
     body,
-    bounded,
     dead_letters_of,
     describe_choice,
     found,
@@ -35,11 +33,14 @@ from housekeeping.cli.output import (
     confirm,
     json_option,
     notify,
+    options,
+    page_options,
     print_as_json,
-    print_table,
+    print_list,
     progress,
+    read_times,
     say,
-    table,
+    time_options,
     wants_json,
 )
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable, Refused, WrongArgument
@@ -48,54 +49,34 @@ from housekeeping.core.redis import redis_client
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.engine.guard import with_argument
 from housekeeping.insight.why import reason_to_skip, send_run
-from housekeeping.insight.wording import as_json, describe_requeue, find_worker, parse_argument, parse_since
+from housekeeping.insight.wording import as_json, describe_requeue, find_worker, format_age, parse_argument
 from housekeeping.ledger import schema
 from housekeeping.ledger.leases import HeldLease, held_leases, release_lease
 from housekeeping.ledger.operators import command_line_user, record_action
 from housekeeping.middleware.keys import HeldKey, held_key, held_keys, key_prefix, release_key
 from housekeeping.workers import configured_sweeps
 
-_ARGUMENTS_WIDTH: Final = 60  # characters of a line in the list
-_ERROR_WIDTH: Final = 200
 _KEPT: Final = 20  # dead letters that stay, named one by one
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+#: The options that choose dead letters.
+_filters: Final = options(
+    click.option("--queue", metavar="NAME", help="Only those of this queue."),
+    click.option("--actor", metavar="NAME", help="Only those of this actor."),
+    click.option("--error", metavar="TEXT", help="Only those whose error contains this text."),
+    time_options("died"),
+)
+#: The arguments and options of a change: IDs, filters, or all.
+_choice: Final = options(
+    click.argument("message_ids", metavar="[ID...]", nargs=-1),
+    _filters,
+    click.option("--all", "everything", is_flag=True, help="All dead letters of all queues."),
+    click.option("--yes", is_flag=True, help="Do not ask for a confirmation."),
+    json_option(),
+)
 
 
-def _filters(command: Command) -> Command:
-    """Add the options that choose dead letters."""
-    for option in (
-        click.option("--until", metavar="TIME", help="Only those that died until this time."),
-        click.option(
-            "--since",
-            metavar="TIME",
-            help="Only those that died since this time: 2h, 3d, 03:00 or 2026-11-20T03:00 (UTC).",
-        ),
-        click.option("--error", metavar="TEXT", help="Only those whose error contains this text."),
-        click.option("--actor", metavar="NAME", help="Only those of this actor."),
-        click.option("--queue", metavar="NAME", help="Only those of this queue."),
-    ):
-        command = option(command)
-    return command
-
-
-def _choice(command: Command) -> Command:
-    """Add the arguments and options of a change: IDs, filters, or all."""
-    for option in (
-        json_option(),
-        click.option("--yes", is_flag=True, help="Do not ask for a confirmation."),
-        click.option("--all", "everything", is_flag=True, help="All dead letters of all queues."),
-        _filters,
-        click.argument("message_ids", metavar="[ID...]", nargs=-1),
-    ):
-        command = option(command)
-    return command
-
-
-def _filter(given: dict[str, str | None]) -> LetterFilter:
-    now = datetime.now(UTC)
-    since, until = (None if (text := given[name]) is None else parse_since(text, now) for name in ("since", "until"))
-    return LetterFilter(given["queue"], given["actor"], given["error"], since, until)
+def _filter(queue: str | None, actor: str | None, error: str | None, **times: str | None) -> LetterFilter:
+    return LetterFilter(queue, actor, error, *read_times(times, datetime.now(UTC)))
 
 
 @click.group("deadletters")
@@ -108,12 +89,8 @@ def dead_letters() -> None:
 
 @dead_letters.command("list", short_help="List dead letters, newest first.")
 @_filters
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Maximum number of dead letters."
-)
-@click.option("--after", metavar="PLACE", help="Continue after this place, which the previous page printed.")
-@json_option()
-def list_letters(limit: int, after: str | None, **conditions: str | None) -> None:
+@page_options()
+def list_letters(limit: int, before: str | None, **conditions: str | None) -> None:
     """List dead letters of all queues, newest first.
 
     An unreadable message is listed by its broker id, with the reason instead of the error.
@@ -122,30 +99,29 @@ def list_letters(limit: int, after: str | None, **conditions: str | None) -> Non
     housekeeping deadletters list --actor charge --error "timed out"
     housekeeping deadletters list --since 3h --until 1h
     """
-    sought, place = _filter(conditions), None if after is None else Position.parse(after)
+    sought, place = _filter(**conditions), None if before is None else Position.parse(before)
     store = _store()
     with progress("reading dead letters"):
         total, page = sum(store.counts().values()), search(store, sought, limit, place)
     older = None if page.older is None else str(page.older)
-    if print_as_json({"total": total, "older": older, "dead_letters": [_fields(each) for each in page.letters]}):
-        return
-    now = datetime.now(UTC)
-    rows = table("ID", "ACTOR", "QUEUE", ">DIED", ">RETRIES", "ARGUMENTS", "ERROR")
-    for letter in page.letters:
-        rows.add_row(
-            in_one_line(letter.id, _ARGUMENTS_WIDTH),
-            in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
-            in_one_line(letter.queue, _ARGUMENTS_WIDTH),
-            "-" if letter.died_at is None else f"{format_duration((now - letter.died_at).total_seconds())} ago",
-            str(letter.retries),
-            in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
-            in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
-        )
-    print_table(rows, empty="no dead letters match" if total else "no dead letters")
-    if len(page.letters) < total:
+    empty = "no dead letters match" if total else "no dead letters"
+    print_list("dead_letters", page.letters, _COLUMNS, _cells, empty, total=total, older=older)
+    if len(page.letters) < total and not wants_json():
         say(f"{len(page.letters):,} shown, {counted(total, 'dead letter')} in total")
-    if older is not None:
-        say(f"older ones: --after {shlex.quote(older)}")
+
+
+_COLUMNS: Final = ("ID", "ACTOR", "QUEUE", ">DIED", ">RETRIES", "ARGUMENTS", "ERROR")
+
+
+def _cells(letter: DeadLetter) -> list[str]:
+    shown, actor = letter.as_json(), letter.message.actor_name if letter.message else "(unreadable)"
+    return [
+        *(in_one_line(text, NAME_WIDTH) for text in (letter.id, actor, letter.queue)),
+        "-" if letter.died_at is None else format_age(letter.died_at, datetime.now(UTC)),
+        str(letter.retries),
+        shown["arguments"],
+        shown["error"] or "-",
+    ]
 
 
 @dead_letters.command("show", short_help="Show one dead letter in full.")
@@ -159,7 +135,7 @@ def show_letter(message_id: str) -> None:
     with progress("reading dead letters"):
         [letter] = found(_store(), [message_id])
     message = letter.message
-    fields = _fields(letter)
+    fields = letter.as_json()
     if message is not None:
         fields["message_timestamp"] = message.message_timestamp
     fields |= body(letter)
@@ -211,7 +187,7 @@ def delete_letters(**options: Any) -> None:
 
 def _change(action: Action, message_ids: tuple[str, ...], everything: bool, yes: bool, **given: str | None) -> None:
     """Requeue or delete the chosen dead letters. Only a requeue of IDs needs no confirmation."""
-    store, sought = _store(), _filter(given)
+    store, sought = _store(), _filter(**given)
     if [bool(message_ids), bool(sought), everything].count(True) != 1:
         raise WrongArgument("choose dead letters by their IDs, by filters such as --actor, or take --all of them")
     asks = not yes and (action == "delete" or not message_ids)
@@ -238,7 +214,7 @@ def _print_result(result: BulkResult, *, each: bool) -> None:
     """Print the result of each dead letter, or the numbers and the letters that stay. Exit with 1 if one failed."""
     if not print_as_json(result):
         for one in result.results if each else result.kept[:_KEPT]:
-            say(f"{in_one_line(one.id, _ARGUMENTS_WIDTH)}: {describe_requeue(one)}")
+            say(f"{in_one_line(one.id, NAME_WIDTH)}: {describe_requeue(one)}")
         if not each:
             say(str(result))
     if result.stopped is not None:
@@ -252,21 +228,6 @@ def _store() -> DeadLetterStore:
     settings = load_settings()
     use_database_if_set(settings)
     return dead_letters_of(broker_without_database(settings, configured_sweeps(settings)))
-
-
-def _fields(letter: DeadLetter) -> dict[str, Any]:
-    message = letter.message
-    return {
-        "message_id": None if message is None else message.message_id,
-        "broker_id": letter.broker_id,
-        "actor": None if message is None else message.actor_name,
-        "queue": letter.queue,
-        "died_at": None if letter.died_at is None else letter.died_at.isoformat(timespec="milliseconds"),
-        "retries": letter.retries,
-        "arguments": in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
-        "error": in_one_line(bounded(letter.error) or "", _ERROR_WIDTH) or None,
-        "unreadable": letter.unreadable or None,
-    }
 
 
 _KEY_WIDTH: Final = 1000  # characters; --json has the whole of it
@@ -306,20 +267,15 @@ def list_keys(limit: int) -> None:
     """
     client, namespace = _redis()
     held, more = held_keys(client, namespace, limit)
-    if print_as_json({"keys": held, "more": more}):
-        return
-    rows = table("KEY", "STATE", ">EXPIRES IN", "AGAIN", "MESSAGE")
-    for each in held:
-        rows.add_row(
-            in_one_line(each.key, _KEY_WIDTH),
-            in_one_line(each.state, _KEY_WIDTH),
-            format_duration(each.remaining.total_seconds()),
-            "yes" if each.again else "-",
-            in_one_line(each.message_id, _KEY_WIDTH),
-        )
-    print_table(rows, empty="no keys are held")
-    if more:
+    columns = ("KEY", "STATE", ">EXPIRES IN", "AGAIN", "MESSAGE")
+    print_list("keys", held, columns, _key_cells, "no keys are held", more=more)
+    if more and not wants_json():
         say(f"there are more than these {limit:,}; --limit shows more")
+
+
+def _key_cells(held: HeldKey) -> list[str]:
+    key, state, message = (in_one_line(text, _KEY_WIDTH) for text in (held.key, held.state, held.message_id))
+    return [key, state, format_duration(held.remaining.total_seconds()), "yes" if held.again else "-", message]
 
 
 @dedup.command("release", short_help="Release keys, so that their work can be sent again.")
@@ -433,21 +389,22 @@ def list_leases() -> None:
         held, unreachable = held_leases(client, namespace), None
     except RedisUnavailable as error:
         held, unreachable = held_leases(None, namespace), str(error)
-    if print_as_json({"leases": held, "redis": unreachable or "ok"}):
-        return
-    if unreachable:
+    if unreachable and not wants_json():
         say(f"{unreachable}; showing the leases that the database knows", style="yellow")
-    rows = table("KEY", "HOLDER", ">HELD FOR", ">EXPIRES IN", ">EPOCH", ">RUN", ">HEARTBEAT")
-    for each in held:
-        rows.add_row(
-            in_one_line(each.key, _KEY_WIDTH),
-            _holder(each),
-            format_duration(each.held_for_s),
-            ("?" if unreachable else "lost") if each.remaining_s is None else format_duration(each.remaining_s),
-            *("-" if shown is None else str(shown) for shown in (each.epoch, each.run_label)),
-            "-" if each.silent_for_s is None else f"{format_duration(each.silent_for_s)} ago",
-        )
-    print_table(rows, empty="no open run holds a lease" if unreachable else "no leases are held")
+
+    def cells(lease: HeldLease) -> list[str]:
+        return [
+            in_one_line(lease.key, _KEY_WIDTH),
+            _holder(lease),
+            format_duration(lease.held_for_s),
+            ("?" if unreachable else "lost") if lease.remaining_s is None else format_duration(lease.remaining_s),
+            *("-" if shown is None else str(shown) for shown in (lease.epoch, lease.run_label)),
+            "-" if lease.silent_for_s is None else f"{format_duration(lease.silent_for_s)} ago",
+        ]
+
+    columns = ("KEY", "HOLDER", ">HELD FOR", ">EXPIRES IN", ">EPOCH", ">RUN", ">HEARTBEAT")
+    empty = "no open run holds a lease" if unreachable else "no leases are held"
+    print_list("leases", held, columns, cells, empty, redis=unreachable or "ok")
 
 
 @leases.command("release", short_help="Release a lease that a hanging process holds.")

@@ -265,6 +265,11 @@ class RunPage:
     unavailable: list[DatabaseUnavailable] = field(default_factory=list)
     now: datetime = field(default_factory=SYSTEM_CLOCK.now)
 
+    @property
+    def older(self) -> str | None:
+        """The label of the run after which the next page continues; None if no older run follows."""
+        return self.runs[-1].label if self.more else None
+
 
 def read_page(
     names: Sequence[str], filter_at: Callable[[datetime], RunFilter], *, limit: int, before: Position | None = None

@@ -181,7 +181,13 @@ def command_line_user() -> str:
 
 
 def logged_actions(
-    limit: int, *, before: int | None = None, target: str | None = None, user: str | None = None
+    limit: int,
+    *,
+    before: int | None = None,
+    target: str | None = None,
+    user: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> list[LoggedAction]:
     """Return the newest actions, newest first.
 
@@ -189,18 +195,23 @@ def logged_actions(
       before: Only older ones than the one with this id.
       target: Only those with this target.
       user: Only those of this operator.
+      since, until: Only those that began at the first time or later, and before the second one.
 
     Raises:
       DatabaseUnavailable: The database ``main`` does not answer.
     """
     with database.using(MAIN), translate_postgres_errors():
         rows: Any = Action.select().order_by(Action.id.desc()).limit(limit)
-        if before is not None:
-            rows = rows.where(Action.id < before)
+        given: list[tuple[Any, Any]] = [
+            (before, Action.id < before),
+            (since, Action.at >= since),
+            (until, Action.at < until),
+        ]
         # PostgreSQL text cannot contain NUL characters, and none is stored.
-        for column, wanted in ((Action.target, target), (Action.user_name, user)):
-            if wanted is not None:
-                rows = rows.where(column == in_one_line(wanted, _MAX_TEXT))
+        for column, text in ((Action.target, target), (Action.user_name, user)):
+            given.append((text, column == in_one_line(text or "", _MAX_TEXT)))
+        for value, condition in given:
+            rows = rows if value is None else rows.where(condition)
         return [LoggedAction(row.id, row.at, row.user_name, row.action, row.target, row.result) for row in rows]
 
 

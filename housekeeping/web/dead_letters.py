@@ -13,6 +13,7 @@ from flask import Flask, abort, flash, redirect, render_template, request, url_f
 from werkzeug.wrappers import Response
 
 from housekeeping.brokers.dead_letters import (
+    NAME_WIDTH,
     Action,
     DeadLetter,
     DeadLetterStore,
@@ -20,7 +21,6 @@ from housekeeping.brokers.dead_letters import (
     Page,
     Position,
     apply,
-    arguments,
     body,
     bounded,
     describe_choice,
@@ -41,7 +41,7 @@ MAX_SEARCH: Final = timedelta(seconds=1)
 
 
 class FilterForm(Form):
-    """Fields of the filter. A wrong one filters nothing."""
+    """Fields of the filter."""
 
     def __init__(self, sent: Mapping[str, str]) -> None:
         super().__init__(sent, "queue", "actor", "error", "since", "until")
@@ -52,7 +52,6 @@ class FilterForm(Form):
 #: Letters of one confirmation, which take about a second. The command line has no such limit.
 _MOST: Final = 1000
 _KEPT: Final = 5  # letters that stay, named one by one
-_NAME_WIDTH: Final = 60  # characters of an id or a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +127,13 @@ def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache) -> None:
         snapshots.invalidate()
         flash(f"Dead letters: {result}.")
         for each in result.kept[:_KEPT]:
-            flash(f"{in_one_line(each.id, _NAME_WIDTH)}: {describe_requeue(each)}")
+            flash(f"{in_one_line(each.id, NAME_WIDTH)}: {describe_requeue(each)}")
         return redirect(url_for("dead_letters", **dict[str, Any](choice.form.typed)), 303)
 
 
 def _group(letter: DeadLetter) -> tuple[str, str]:
     actor = letter.message.actor_name if letter.message else "(unreadable)"
-    return in_one_line(actor, _NAME_WIDTH), in_one_line(letter.queue, _NAME_WIDTH)
+    return in_one_line(actor, NAME_WIDTH), in_one_line(letter.queue, NAME_WIDTH)
 
 
 def _shown_at(text: str) -> datetime:
@@ -152,26 +151,19 @@ def _number(text: str) -> int:
 
 
 _SHOWN: Final = 50  # letters
-_ARGUMENTS_WIDTH: Final = 100  # characters
-_ERROR_WIDTH: Final = 200
 
 
 def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
     """Register the pages."""
 
     @app.get("/dead-letters")
-    def dead_letters() -> str:
-        store, form = snapshots.dead_letters(), FilterForm(request.args)
-        counts, after = store.counts(), request.args.get("after")
-        page = search(store, form.filter, _SHOWN, None if after is None else Position.parse(after), MAX_SEARCH)
-        return render_template(
-            "dead_letters.html",
-            page=page,
-            letters=[(letter, _row(letter)) for letter in page.letters],
-            form=form,
-            counts=counts,
-            now=datetime.now(UTC),
-        )
+    def dead_letters() -> tuple[str, int]:
+        store, form, before = snapshots.dead_letters(), FilterForm(request.args), request.args.get("before")
+        place, page = None if before is None else Position.parse(before), Page([])
+        if not form.errors:
+            page = search(store, form.filter, _SHOWN, place, MAX_SEARCH)
+        shown = render_template("dead_letters.html", page=page, form=form, counts=store.counts(), now=datetime.now(UTC))
+        return shown, 400 if form.errors else 200
 
     @app.get("/dead-letters/one")
     def dead_letter() -> str:
@@ -185,16 +177,8 @@ def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
             [result] = requeue(snapshots.dead_letters(), [message_id])
             outcome.result = describe_requeue(result)
         snapshots.invalidate()
-        flash(f"{in_one_line(result.id, _NAME_WIDTH)}: {describe_requeue(result)}")
+        flash(f"{in_one_line(result.id, NAME_WIDTH)}: {describe_requeue(result)}")
         return redirect(url_for("dead_letters"), 303)
-
-
-def _row(letter: DeadLetter) -> dict[str, str]:
-    return {
-        "actor": in_one_line(letter.message.actor_name, _ARGUMENTS_WIDTH) if letter.message else "(unreadable)",
-        "arguments": in_one_line(arguments(letter), _ARGUMENTS_WIDTH),
-        "error": in_one_line(bounded(letter.error) or "-", _ERROR_WIDTH),
-    }
 
 
 def _details(letter: DeadLetter) -> dict[str, Any]:

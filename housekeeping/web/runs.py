@@ -22,18 +22,24 @@ from housekeeping.ledger.schema import parse_run_label
 from housekeeping.web.security import Form
 from housekeeping.web.snapshot import SnapshotCache
 
-_SHOWN: Final = 50  # actions on a page
+_SHOWN: Final = 50  # runs or actions on a page
 
 
 def add_action_log(app: Flask) -> None:
     """Register the page."""
 
     @app.get("/actions")
-    def actions() -> str:
-        form = Form(request.args, "target", "user")
+    def actions() -> tuple[str, int]:
+        form = Form(request.args, "target", "user", "since", "until")
+        (since, until), (target, user) = form.times(), map(form.typed.get, ("target", "user"))
+        before = request.args.get("before", type=int)
         # One more than shown tells whether there are older ones.
-        found = logged_actions(_SHOWN + 1, before=request.args.get("before", type=int), **form.typed)
-        return render_template("actions.html", actions=found[:_SHOWN], more=len(found) > _SHOWN, form=form)
+        limit = 0 if form.errors else _SHOWN + 1
+        found = logged_actions(limit, before=before, target=target, user=user, since=since, until=until)
+        older = found[_SHOWN - 1].action_id if len(found) > _SHOWN else None
+        return render_template(
+            "actions.html", actions=found[:_SHOWN], older=older, form=form
+        ), 400 if form.errors else 200
 
 
 _RUNS: Final = 500  # open runs that are read
@@ -80,7 +86,6 @@ def by_process(
     return [(process, taken[place]) for place, process in enumerate(processes)], others
 
 
-_ROWS: Final = 50  # runs of a page
 OUTCOMES: Final = (*get_args(Outcome), RUNNING)
 TRIGGERS: Final = get_args(Trigger)
 
@@ -106,13 +111,11 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
         names = tuple(database.by_name()) if only is None else (only,)
         sent = request.args.get("before")
         before = None if sent is None else Position.of(find(sent))
-        page = RunPage() if form.errors else read_page(names, lambda now: wanted, limit=_ROWS, before=before)
+        page = RunPage() if form.errors else read_page(names, lambda now: wanted, limit=_SHOWN, before=before)
         shown = render_template(
             "runs.html",
             form=form,
             page=page,
-            older={**form.typed, "before": page.runs[-1].label} if page.more else None,
-            first=before is None,
             workers=sorted(snapshots.sweeps),
             outcomes=OUTCOMES,
             triggers=TRIGGERS,

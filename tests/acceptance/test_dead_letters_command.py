@@ -137,12 +137,13 @@ def many(broker: RedisBroker) -> RedisBroker:
 def test_list_filters_and_continues_where_the_page_before_ended(command: Command, many: RedisBroker) -> None:
     sought = ["--actor", "charge", "--error", "FAILED", "--since", "2h", "--json"]
     first = json.loads(command("deadletters", "list", "--limit", "2", *sought).stdout)
-    second = json.loads(command("deadletters", "list", "--after", first["older"], *sought).stdout)
+    second = json.loads(command("deadletters", "list", "--before", first["older"], *sought).stdout)
     in_words = command("deadletters", "list", "--limit", "1")
 
     listed = [letter["broker_id"] for page in (first, second) for letter in page["dead_letters"]]
     assert listed == ["letter-4", "letter-2", "letter-0"] and second["older"] is None
-    assert "1 shown, 5 dead letters in total\nolder ones: --after " in in_words.stdout
+    assert "older ones: --before " in in_words.stdout
+    assert in_words.stdout.endswith("1 shown, 5 dead letters in total\n")
 
 
 def test_filtered_letters_are_requeued_and_all_others_deleted(
@@ -167,7 +168,7 @@ def test_filtered_letters_are_requeued_and_all_others_deleted(
         (["delete"], "choose dead letters by their IDs, by filters such as --actor, or take --all of them"),
         (["delete", "--all", "--actor", "charge"], "choose dead letters by their IDs"),
         (["requeue", "--since", "soon"], "'soon' is not a time"),
-        (["list", "--after", "here"], "'here' is not a place in the dead letters"),
+        (["list", "--before", "here"], "'here' is not a place in the dead letters"),
     ],
 )
 def test_unclear_or_unconfirmed_change_changes_nothing(

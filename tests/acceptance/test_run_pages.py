@@ -49,9 +49,9 @@ def test_runs_are_filtered_paged_and_opened_by_keyboard(dashboard: str, browser:
     browser.find_element(By.CSS_SELECTOR, "#filter button").send_keys(Keys.ENTER)
     wait.until(until.url_contains("outcome=failed"))
     assert {each.text for each in browser.find_elements(By.CSS_SELECTOR, "#runs .outcome")} == {"failed"}
-    browser.find_element(By.LINK_TEXT, "All runs").send_keys(Keys.ENTER)
+    browser.find_element(By.LINK_TEXT, "Show all").send_keys(Keys.ENTER)
     wait.until(lambda page: first_run(page).endswith(str(RUNS)))
-    browser.find_element(By.LINK_TEXT, "Older runs").send_keys(Keys.ENTER)
+    browser.find_element(By.LINK_TEXT, "Older").send_keys(Keys.ENTER)
     wait.until(lambda page: first_run(page).endswith(str(RUNS - 50)))
     browser.find_element(By.CSS_SELECTOR, "#runs tbody a").send_keys(Keys.ENTER)
     wait.until(until.title_contains(f"run {RUNS - 50}"))

@@ -62,8 +62,8 @@ def test_next_page_is_named_and_follows(command: Command, record: Record) -> Non
     first = command("runs", WORKER, "--limit", "2").stdout
     second = json.loads(command("runs", WORKER, "--limit", "2", "--before", "2", "--json").stdout)
 
-    assert first.splitlines()[-1] == "older runs: add --before 2; one run: housekeeping runs ID"
-    assert ([each["run_id"] for each in second["runs"]], second["more"]) == ([1], False)
+    assert first.splitlines()[-1] == "older ones: --before 2"
+    assert ([each["run_id"] for each in second["runs"]], second["older"]) == ([1], None)
 
 
 def test_runs_are_filtered_by_outcome_and_time(command: Command, record: Record) -> None:

@@ -89,8 +89,8 @@ def test_wrong_time_is_an_error_beside_its_field(client: FlaskClient, letters: R
     answer = client.get("/dead-letters?since=soon&actor=send_mail")
 
     page = answer.get_data(as_text=True)
-    assert answer.status_code == 200 and 'value="soon"' in page
-    assert 'aria-invalid="true" aria-describedby="since-error"' in page and "&#39;soon&#39; is not a time" in page
+    assert answer.status_code == 400 and 'value="soon"' in page
+    assert 'aria-invalid="true" aria-describedby="wrong-since"' in page and "&#39;soon&#39; is not a time" in page
     assert client.get("/dead-letters/all/delete?all=1&since=soon").status_code == 400
 
 
