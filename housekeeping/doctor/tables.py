@@ -283,21 +283,21 @@ def _dropped(sweep: Sweep, stage: PartitionStage, now: datetime, sweeps: Collect
     except DeclarationError as error:
         yield Finding("error", sweep.name, _SUBJECT, error_line(error), "see docs/howto/drop-partitions.md")
         return
-    ids = [each.id for each in candidates.table.partitions]
-    not_owned: Any = database.execute_sql(_NOT_OWNED, (candidates.table.name, ids)).fetchone()
+    ids = [each.id for each in stage.table.partitions]
+    not_owned: Any = database.execute_sql(_NOT_OWNED, (stage.table.name, ids)).fetchone()
     if not_owned is not None:
         table, owner = not_owned
         way_out = f"GRANT {owner} TO current_user, or ALTER TABLE {table} OWNER TO current_user"
         yield Finding("error", sweep.name, _SUBJECT, f"only {owner}, the owner of {table}, can drop it", way_out)
         return
-    for table, worker in candidates.left_by_others.items():
+    for table, worker in stage.left_by_others.items():
         if worker not in sweeps:
             text = f"{table} was detached by {worker}, which is not configured and cannot drop it"
             way_out = f"drop or attach it, or keep it under another name: ALTER TABLE {table} RENAME TO ..."
             yield Finding("warning", sweep.name, _SUBJECT, text, way_out)
-    found = [(each.partition, candidates.reason_to_stay(each)) for each in candidates.all()]
+    found = [(each, stage.reason_to_stay(each)) for each in candidates]
     staying = [f"{partition.name} ({reason})" for partition, reason in found if reason is not None]
-    how = "concurrently" if candidates.table.detaches_concurrently else "in short transactions that lock the table"
+    how = "concurrently" if stage.table.detaches_concurrently else "in short transactions that lock the table"
     text = f"{counted(len(found) - len(staying), 'partition')} can be dropped now; they are detached {how}"
     yield Finding("fine", sweep.name, _SUBJECT, text)
     if staying:

@@ -235,7 +235,7 @@ class RowGuard:
                 yield quoted_name(each.model), *self._partitions(each)
 
     def _partitions(self, stage: PartitionStage) -> tuple[Backlog | None, int | None]:
-        ended = [each.partition.name for each in stage.candidates(self._now).ended]
+        ended = [each.name for each in stage.candidates(self._now) if not each.is_detached]
 
         def count(limit: int) -> Backlog:
             rows = _rows_of(ended, limit + 1, self._sweep.limits.runtime) or 0

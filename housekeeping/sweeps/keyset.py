@@ -17,6 +17,7 @@ from peewee import (
     Context,
     DataError,
     DateTimeField,
+    EnclosedNodeList,
     Expression,
     Field,
     FieldAlias,
@@ -247,7 +248,12 @@ def is_not_held(condition: Any) -> Any:
         return condition.is_not_held()
     if isinstance(condition, Function) and (condition.name or "").upper() == "EXISTS":
         return ~condition
-    return Expression(condition, OP.IS_NOT, SQL("TRUE"))
+    return is_not_true(condition)
+
+
+def is_not_true(condition: Any) -> Expression:
+    """Return the condition that another one is false or NULL. IS binds more than NOT and OR, hence the parentheses."""
+    return Expression(EnclosedNodeList([condition]), OP.IS_NOT, SQL("TRUE"))
 
 
 def needs_no_row(condition: Any, model: type[Model] | None) -> bool:
@@ -388,10 +394,10 @@ def readable(column: Any, value: Any) -> Any:
 
 def may_be_null(column: Field, predicate: Any) -> bool:
     """Return whether a row that matches `predicate` may have NULL in `column`; True if unknown."""
-    return _is_nullable(column) and not _excludes_null(predicate, column)
+    return is_nullable(column) and not _excludes_null(predicate, column)
 
 
-def _is_nullable(column: Field) -> bool:
+def is_nullable(column: Field) -> bool:
     """Return whether the table allows NULL in the column; without a table, whether the model does."""
     table = table_if_visible(column.model)
     return column.column_name not in table.not_null if table.exists else bool(column.null)

@@ -7,21 +7,22 @@ dropped, the worker's next run knows by the record that it has to finish.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import SQL, Context, Entity, Expression, Field, Model, Node, OperationalError, ProgrammingError
+from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalError, ProgrammingError
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import foreign_keys_to, quoted, quoted_name, table_if_visible
+from housekeeping.database.catalog import foreign_keys_to, quoted, quoted_name
 from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_conflict, is_timeout, sqlstate
 from housekeeping.database.queries import Recorder
 from housekeeping.ledger.schema import DetachedPartition
 from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.keyset import is_not_true, is_nullable
 from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.table_stage import TableStage
 
@@ -71,9 +72,9 @@ _LOWER: Final = r"substring(bounds FROM '^FOR VALUES FROM \(''([^'']*)''')"
 _UPPER: Final = r"substring(bounds FROM ' TO \(''([^'']*)''')"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Partition:
-    """Partition, or a table that was one.
+    """Partition, or a table that was one, and what a run knows of its work on it.
 
     Attributes:
       id: Its oid.
@@ -85,6 +86,8 @@ class Partition:
       lower, upper: Its range; `upper` is not part of it. None if open, or for the DEFAULT partition.
       rows: PostgreSQL's estimate; None if never analyzed.
       bytes: Size with indexes and TOAST.
+      is_recorded: Whether this run has recorded that it detaches it.
+      attempts: How often it was locked by others.
     """
 
     id: int
@@ -97,6 +100,18 @@ class Partition:
     upper: datetime | None
     rows: int | None
     bytes: int
+    is_recorded: bool = False
+    attempts: int = 0
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it is a table of its own already."""
+        return self.detached_by is not None
+
+    @property
+    def begins(self) -> datetime | None:
+        """The beginning of the range, or its end if it has no beginning."""
+        return self.lower or self.upper
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +133,11 @@ class PartitionedTable:
     detaches_concurrently: bool
     partitions: tuple[Partition, ...]
 
-    def is_older(self, upper: datetime | None, limit: datetime) -> bool:
-        """Return whether every row of a partition with this end is before the limit."""
-        if upper is None:
+    def is_older(self, partition: Partition, limit: datetime) -> bool:
+        """Return whether every row of the partition is before the limit."""
+        if partition.upper is None:
             return False
-        return upper < limit if self.several_columns else upper <= limit
-
-    def older_than(self, limit: datetime) -> list[Partition]:
-        """Return the partitions whose whole range is before the limit, oldest first."""
-        return [each for each in self.partitions if self.is_older(each.upper, limit)]
+        return partition.upper < limit if self.several_columns else partition.upper <= limit
 
 
 def read_partitions(model: type[Model]) -> PartitionedTable:
@@ -289,40 +300,15 @@ def detach_concurrently(table: PartitionedTable, partition: Partition) -> None:
     The statement allows no transaction around it. It waits for the open transactions that use the table.
 
     Raises:
-      peewee.PeeweeException: The partition is attached, or it is pending and `finish_detaching` completes it.
+      peewee.PeeweeException: The partition is attached, or it is pending and FINALIZE completes it.
     """
-    _change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} CONCURRENTLY")
-
-
-def finish_detaching(table: PartitionedTable, partition: Partition) -> None:
-    """Complete a DETACH CONCURRENTLY that was interrupted, in the open transaction."""
-    _change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} FINALIZE")
-
-
-def detach(table: PartitionedTable, partition: Partition) -> None:
-    """Detach the partition in the open transaction, which locks the table until its end."""
-    _change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name}")
-
-
-def attach(table: PartitionedTable, partition: Partition) -> None:
-    """Attach a detached partition with the bounds that it had."""
-    _change(f"ALTER TABLE {table.name} ATTACH PARTITION {partition.name} {partition.bounds}")
-
-
-def lock_against_writes(partition: Partition) -> None:
-    """Let no other session write to the partition until the end of the transaction; reads are not affected."""
-    _change(f"LOCK TABLE {partition.name} IN SHARE ROW EXCLUSIVE MODE")
-
-
-def lock_table(table: PartitionedTable) -> None:
-    """Take the lock that detaching needs, so that the partition can no longer change."""
-    _change(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE")
+    change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} CONCURRENTLY")
 
 
 def drop(partition: Partition) -> int:
     """Drop the table in the open transaction, and return how many bytes that frees."""
     row: Any = database.execute_sql(_SIZE, (partition.id, partition.id)).fetchone()
-    _change(f"DROP TABLE {partition.name}")
+    change(f"DROP TABLE {partition.name}")
     return int(row[0] or 0)
 
 
@@ -330,8 +316,9 @@ def _milliseconds(time: timedelta) -> str:
     return str(max(1, round(time.total_seconds() * 1000)))
 
 
-def _change(sql: str) -> None:
-    # Names come from the catalog, quoted by PostgreSQL. The driver reads a percent sign as a placeholder.
+def change(sql: str) -> None:
+    """Execute a statement whose names come from the catalog, quoted by PostgreSQL."""
+    # The driver reads a percent sign as a placeholder.
     _execute(sql.replace("%", "%%"))
 
 
@@ -354,19 +341,6 @@ SELECT (
 )
 FROM pg_class AS partition WHERE oid = %s
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Condition of rows that keep their partition.
-
-    Attributes:
-      rows: The condition.
-      why: The reason, such as ``a row is on hold``.
-    """
-
-    rows: Any
-    why: str
 
 
 def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
@@ -395,16 +369,20 @@ def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
     return f"{dependent} depends on it" if dependent is not None else None
 
 
-def reason_of_rows(model: type[Model], partition: Partition, conditions: Sequence[Keeping]) -> str | None:
-    """Return why the rows of the partition keep it; None if no row does. Requires a transaction."""
+def reason_of_rows(model: type[Model], partition: Partition, conditions: Mapping[str, Any]) -> str | None:
+    """Return why the rows of the partition keep it; None if no row does. Requires a transaction.
+
+    Parameters:
+      conditions: Reason -> condition of the rows that keep it.
+    """
     if conditions:
         # The bounds of the partition decide most comparisons with its time, without reading it.
         _execute("SELECT set_config('constraint_exclusion', 'on', true)")
-    for each in conditions:
-        query: Any = model.select(SQL("1")).from_(_Rows(model, partition.name)).where(each.rows).limit(1)
+    for why, condition in conditions.items():
+        query: Any = model.select(SQL("1")).from_(_Rows(model, partition.name)).where(condition).limit(1)
         sql, parameters = database.get_sql_context().sql(query).query()
         if _is_found(sql, parameters):
-            return each.why
+            return why
     return None
 
 
@@ -417,34 +395,14 @@ def fails(condition: Any, column: str) -> Any:
     Parameters:
       column: The partition key, which is NULL only in the DEFAULT partition.
     """
-    return _Not(condition, or_null=not isinstance(condition, Expression) or _may_be_null(condition, column))
-
-
-def _may_be_null(condition: Any, column: str) -> bool:
     recorder = Recorder()
     recorder.sql(condition)
-    return bool(recorder.models) or any(_is_nullable(field, column) for field in recorder.fields)
-
-
-def _is_nullable(field: Field, column: str) -> bool:
-    return field.column_name != column and field.column_name not in table_if_visible(field.model).not_null
+    may_be_null = recorder.models or any(each.column_name != column and is_nullable(each) for each in recorder.fields)
+    return is_not_true(condition) if may_be_null or not isinstance(condition, Expression) else ~condition
 
 
 def _is_found(sql: str, parameters: Any = None) -> bool:
     return database.execute_sql(sql, parameters).fetchone() is not None
-
-
-class _Not(Node):
-    """Negation in SQL; NULL counts as false if it can be."""
-
-    def __init__(self, condition: Any, *, or_null: bool) -> None:
-        self._condition = condition
-        self._or_null = or_null
-
-    def __sql__(self, ctx: Context) -> Any:
-        context: Any = ctx
-        context.literal("((" if self._or_null else "(NOT (").sql(self._condition)
-        return context.literal(") IS NOT TRUE)" if self._or_null else "))")
 
 
 class _Rows(Node):
@@ -493,11 +451,15 @@ def _stale_partitions(stage: TableStage, now: datetime) -> Iterator[Partition]:
     """Yield the oldest partitions with rows, up to the first that is not stale as a whole."""
     table = read_partitions(stage.model)
     condition = fails(stage.stale(now), table.column)
-    filled = [each for each in table.older_than(now) if each.rows != 0 and not (each.pending or each.is_foreign)]
+    filled = [
+        each
+        for each in table.partitions
+        if table.is_older(each, now) and each.rows != 0 and not (each.pending or each.is_foreign)
+    ]
     for partition in filled[:_EXAMINED]:
         try:
             with time_limit(_TIME_LIMIT):
-                if reason_of_rows(stage.model, partition, [Keeping(condition, "not stale")]) is not None:
+                if reason_of_rows(stage.model, partition, {"not stale": condition}) is not None:
                     return
         except OperationalError as error:
             if not is_timeout(error):

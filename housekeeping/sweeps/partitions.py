@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from peewee import Field as Column
 from peewee import IntegrityError, Model, OperationalError, PeeweeException, ProgrammingError
 from pydantic import Field
 
@@ -23,14 +22,16 @@ from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_lock_timeout, is_timeout
 from housekeeping.sweeps import partition_catalog as catalog
 from housekeeping.sweeps.keyset import Hold, held_condition
-from housekeeping.sweeps.partition_catalog import Keeping, Partition
+from housekeeping.sweeps.partition_catalog import Partition, PartitionedTable
 from housekeeping.sweeps.row import Row
-from housekeeping.sweeps.rows import Predicate
+from housekeeping.sweeps.rows import OfTable, Predicate
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, StagePlan
-from housekeeping.sweeps.tables import column_named, model_of
+from housekeeping.sweeps.tables import column_named
 from housekeeping.sweeps.values import declared
 
 logger = named_logger(__name__)
+
+What = Literal["dropped", "detached", "stays", "attached", "busy", "gone"]
 
 _SKIPPED: Final = "skipped_partitions"
 _FREED: Final = "freed_bytes"
@@ -45,7 +46,7 @@ _QUICK: Final = timedelta(seconds=1)
 
 
 @declared
-class DropPartitions:
+class DropPartitions(OfTable):
     """Stage that drops the partitions whose whole range is older than a given age.
 
     ::
@@ -90,21 +91,6 @@ class DropPartitions:
             )
 
     @property
-    def is_named(self) -> bool:
-        """Whether the table is given by its name, so that only the database knows its columns."""
-        return isinstance(self.table, str)
-
-    @property
-    def model(self) -> type[Model]:
-        """The table's model; see `Rows.model`."""
-        return model_of(self.table)
-
-    @property
-    def partition_key(self) -> Column[Any]:
-        """The column by which the table is partitioned."""
-        return column_named("DropPartitions", self.model, self.column)
-
-    @property
     def counted_as(self) -> Sequence[str]:
         """Names of the counts of a run, in display order."""
         return ("detached_partitions", _SKIPPED) if self.keep_table else ("dropped_partitions", _FREED, _SKIPPED)
@@ -128,271 +114,38 @@ class DropPartitions:
         model = self.model
         stale = None if self.stale is None else Predicate(self.stale, model)
         hold = None if self.hold is None else Predicate(self.hold, model)
-        return PartitionStage(self.name, owner, model, self.partition_key, self, stale, hold)
-
-
-@dataclass(slots=True)
-class Candidate:
-    """Partition to be detached and dropped.
-
-    Attributes:
-      is_detached: Whether it is a table of its own already.
-      is_over: Whether its range is over. It may be too young since `older_than` was changed, if it is detached.
-      is_recorded: Whether this run has recorded that it detaches it.
-      attempts: How often it was locked by others.
-    """
-
-    partition: Partition
-    is_detached: bool = False
-    is_over: bool = True
-    is_recorded: bool = False
-    attempts: int = 0
-
-    @property
-    def begins(self) -> datetime | None:
-        """The beginning of the range, or its end if it has no beginning."""
-        return self.partition.lower or self.partition.upper
-
-    def described(self, reason: str | None) -> dict[str, Any]:
-        """Return the partition as a row of a plan."""
-        partition = self.partition
-        return {
-            "partition": partition.name,
-            "range": partition.bounds.removeprefix("FOR VALUES "),
-            "rows": partition.rows,
-            "bytes": partition.bytes,
-            "stays": reason,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of the attempt to drop a partition.
-
-    Attributes:
-      what: ``attached``: again, because a row came before the drop. ``busy``: locked by others, to be tried again.
-        ``gone``: another session has taken it over.
-      reason: Why it was not dropped; None if it was.
-      freed: Bytes that the drop frees.
-    """
-
-    what: Literal["dropped", "detached", "stays", "attached", "busy", "gone"]
-    reason: str | None = None
-    freed: int = 0
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        """What the batch counts."""
-        if self.what == "dropped":
-            return {"dropped_partitions": 1, _FREED: self.freed}
-        if self.what == "detached":
-            return {"detached_partitions": 1}
-        return {_SKIPPED: 1} if self.what in ("stays", "attached") else {}
-
-    def log(self, partition: Partition) -> None:
-        """Write the log line of the committed batch."""
-        name, bounds = partition.name, partition.bounds
-        if self.what == "dropped":
-            logger.info("Partition dropped", partition=name, range=bounds, freed_bytes=self.freed)
-        elif self.what == "detached":
-            logger.info("Partition detached", partition=name, range=bounds)
-        elif self.what == "gone":
-            logger.info("Partition is gone", partition=name, range=bounds, reason=self.reason)
-        elif self.what == "busy":
-            logger.info("Partition is locked and tried again", partition=name, range=bounds, reason=self.reason)
-        elif self.what == "attached":
-            logger.warning("Partition was attached again", partition=name, range=bounds, reason=self.reason)
-        else:
-            logger.warning("Partition stays", partition=name, range=bounds, reason=self.reason)
+        column = column_named(owner, model, self.column)
+        return PartitionStage(self.name, owner, model, column, self, stale, hold)
 
 
 class _Stays(Exception):
     """Rolls back the work on a partition that must stay."""
 
 
-class Candidates:
-    """Partitions of a table that a run is about, and what it does with them.
+#: What became of a partition -> the count of its batch; without one it is not counted.
+_COUNTED: Final = {
+    "dropped": "dropped_partitions",
+    "detached": "detached_partitions",
+    "stays": _SKIPPED,
+    "attached": _SKIPPED,
+}
+#: Reason of a partition whose rows could not be checked in time.
+_UNCHECKED: Final = "its rows could not be checked within statement_timeout"
 
-    Attributes:
-      detached: Tables that an interrupted run of this worker has left.
-      left_by_others: Name -> the worker that has detached the table and not dropped it.
-      ended: Partitions whose range is over, oldest first.
-      keeping: Conditions of rows that keep their partition.
+
+def _result(partition: Partition, what: What, reason: str | None = None, freed: int = 0) -> BatchResult:
+    """Return the result of a batch.
+
+    Parameters:
+      what: ``attached``: again, because a row came before the drop. ``busy``: locked by others, to be tried again.
+        ``gone``: another session has taken it over.
+      reason: Why it was not dropped; None if it was.
+      freed: Bytes that the drop frees.
     """
-
-    def __init__(self, stage: PartitionStage, now: datetime) -> None:
-        """Read the candidates from the catalog.
-
-        Raises:
-          DeclarationError: The table is not partitioned by ranges of the stage's column.
-        """
-        self.table = table = catalog.read_partitions(stage.model)
-        column = stage.column.column_name
-        if table.column != column:
-            raise DeclarationError(
-                f"{table.name} is partitioned by {table.column} and not by {column}; "
-                f'write DropPartitions({stage.model.__name__}, "{table.column}", ...)'
-            )
-        age = stage.action.older_than
-        try:
-            limit = now - age
-        except OverflowError:
-            raise DeclarationError(
-                f"DropPartitions: older_than is {age.days:,} days, which is before the year 1"
-            ) from None
-        left = catalog.detached_from(table)
-        self.worker, self.model, self.action = stage.worker, stage.model, stage.action
-        self.detached = [
-            Candidate(each, is_detached=True, is_over=table.is_older(each.upper, limit))
-            for each in left
-            if each.detached_by == stage.worker
-        ]
-        self.left_by_others = {
-            each.name: each.detached_by for each in left if each.detached_by not in (None, stage.worker)
-        }
-        self.ended = [Candidate(each) for each in table.older_than(limit)]
-        self.keeping = stage.keeping(now)
-
-    def all(self) -> list[Candidate]:
-        """Return the candidates in the order in which a run takes them.
-
-        A partition that is being detached comes first, because PostgreSQL detaches one at a time.
-        """
-        return [*self.detached, *sorted(self.ended, key=lambda each: not each.partition.pending)]
-
-    def reason_to_stay(self, candidate: Candidate) -> str | None:
-        """Return why the candidate must stay; None if it can be dropped."""
-        try:
-            with database.atomic():
-                return self._reason(candidate)
-        except OperationalError as error:
-            if not is_timeout(error) or is_lock_timeout(error):
-                raise
-            return "its rows could not be checked within statement_timeout"
-
-    def is_due(self, candidate: Candidate) -> bool:
-        """Return whether the next run would drop the candidate; True if its rows cannot be checked within a second."""
-        try:
-            with time_limit(_QUICK):
-                return self._reason(candidate) is None
-        except OperationalError as error:
-            if not is_timeout(error):
-                raise
-            return True
-
-    def _reason(self, candidate: Candidate) -> str | None:
-        pending = next((each for each in self.table.partitions if each.pending), None)
-        if pending is not None and all(each.partition.id != pending.id for each in self.ended):
-            return f"{pending.name} is being detached; complete it: ALTER TABLE ... DETACH PARTITION ... FINALIZE"
-        reason = catalog.reason_of_catalog(candidate.partition, drops=not self.action.keep_table)
-        return reason or self._reason_of_rows(candidate)
-
-    def _reason_of_rows(self, candidate: Candidate) -> str | None:
-        if not candidate.is_over:
-            return "its range is no longer over"
-        return catalog.reason_of_rows(self.model, candidate.partition, self.keeping)
-
-    def detach_first(self, candidate: Candidate, check: Callable[[], None]) -> None:
-        """Record and detach the partition concurrently, or complete its detachment, in transactions of their own.
-
-        Parameters:
-          check: Raises if another run may have begun. It begins no detachment meanwhile.
-        """
-        table, partition, lock_timeout = self.table, candidate.partition, self.action.lock_timeout
-        candidate.is_recorded = True
-        # Another session's detachment makes the attempt fail, and the next one looks again.
-        if partition.pending or (candidate.attempts and catalog.state_of(partition) == "pending"):
-            with database.atomic(), catalog.waiting_at_most(lock_timeout):
-                catalog.be_alone(table)
-                check()
-                catalog.record_detachment(self.worker, table, partition)
-                catalog.finish_detaching(table, partition)
-        else:
-            with catalog.alone(table, lock_timeout):
-                check()
-                catalog.record_detachment(self.worker, table, partition)
-                catalog.detach_concurrently(table, partition)
-        candidate.is_detached = True
-
-    def remove(self, candidate: Candidate) -> Outcome:
-        """Drop or release the partition in the open transaction, after its rows were checked once more under a lock."""
-        try:
-            try:
-                return self._remove(candidate)
-            except PeeweeException as error:
-                if not (candidate.is_detached and catalog.is_referred(error)):
-                    raise
-                return self._remove(candidate, error_line(error))
-        except _Stays as stays:
-            return Outcome("stays", str(stays))
-        except PeeweeException as error:
-            return outcome_of(error, candidate)
-
-    def _remove(self, candidate: Candidate, reason: str | None = None) -> Outcome:
-        """Drop or release the partition in a savepoint, with a limit on each wait.
-
-        Parameters:
-          reason: Why a detached partition has to stay; None if its rows decide.
-
-        Raises:
-          _Stays: It stays as it is; what was locked has been released.
-        """
-        table, partition = self.table, candidate.partition
-        with database.atomic(), catalog.waiting_at_most(self.action.lock_timeout):
-            if self.keeping or candidate.is_detached:
-                # Only this partition is locked while its rows are read.
-                catalog.lock_against_writes(partition)
-            else:
-                catalog.lock_table(table)
-            state = catalog.state_of(partition)
-            if state is None:
-                return Outcome("gone", "another session has dropped it")
-            was_recorded = catalog.forget_detachment(partition)
-            if candidate.is_detached and (state != "detached" or not was_recorded):
-                return Outcome("gone", "its record was removed, or it was attached again")
-            reason = reason or self._reason_of_rows(candidate)
-            if reason is None:
-                if not candidate.is_detached:
-                    catalog.detach(table, partition)
-                if self.action.keep_table:
-                    return Outcome("detached")
-                return Outcome("dropped", freed=catalog.drop(partition))
-            if not candidate.is_detached:
-                raise _Stays(reason)
-            try:
-                with database.atomic():
-                    catalog.attach(table, partition)
-            except (ProgrammingError, IntegrityError) as error:
-                # Its range has another partition by now, or rows in the DEFAULT partition.
-                raise _Stays(f"{reason}, but it cannot be attached again: {error_line(error)}") from error
-            return Outcome("attached", reason)
-
-
-def outcome_of(error: PeeweeException, candidate: Candidate) -> Outcome:
-    """Return what an error says about the partition; raise it if it concerns the whole run."""
-    if catalog.is_busy(error):
-        return Outcome("busy", error_line(error))
-    if catalog.is_gone(error):
-        state = catalog.state_of(candidate.partition)
-        if state is not None and (state == "detached") is candidate.is_detached:
-            raise error  # the partition is there; the predicate reads a table that is not
-        return Outcome("gone", error_line(error))
-    if catalog.is_referred(error):
-        return Outcome("stays", error_line(error))
-    raise error
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """A partition before the transaction of its batch.
-
-    Attributes:
-      candidate: None if nothing is left, or if the run has to end first.
-      ended: Its outcome, if known already; None if the transaction decides.
-    """
-
-    candidate: Candidate | None = None
-    ended: Outcome | None = None
+    counts = {_COUNTED[what]: 1} if what in _COUNTED else {}
+    if what == "dropped":
+        counts[_FREED] = freed
+    return BatchResult(counts, rows=[{"partition": partition, "what": what, "reason": reason, "freed": freed}])
 
 
 class PartitionStage:
@@ -404,9 +157,15 @@ class PartitionStage:
       column: The first column of the sweep's `order`, by which the table is partitioned.
       stale: The sweep's predicate; None if the age of the range decides alone.
       hold: Returns the condition of the rows on hold, which keep their partition; None if the sweep has no holds.
+
+    Attributes:
+      table: The table, as `candidates` has read it.
+      left_by_others: Name -> the worker that has detached the table and not dropped it; likewise.
     """
 
     batch_size: Final = 1
+    table: PartitionedTable
+    left_by_others: Mapping[str, str | None]
 
     def __init__(
         self,
@@ -427,83 +186,208 @@ class PartitionStage:
         self.hold = hold
         self.counts = action.counts
         self.progress_counts = action.progress_counts
-        self._candidates: Candidates | None = None
-        self._queue: deque[Candidate] = deque()
+        self._queue: deque[Partition] | None = None
 
-    def resized(self, batch_size: int) -> PartitionStage:
-        """Return this stage: a batch is always one partition."""
-        return self
-
-    def keeping(self, now: datetime) -> list[Keeping]:
-        """Return the conditions of rows that keep their partition."""
-        found = []
+    def keeping(self, now: datetime) -> dict[str, Any]:
+        """Return the conditions of rows that keep their partition, by the reason."""
+        found = {}
         if self.stale is not None:
-            stays = catalog.fails(self.stale(now), self.column.column_name)
-            found.append(Keeping(stays, "a row does not match `stale`"))
+            found["a row does not match `stale`"] = catalog.fails(self.stale(now), self.column.column_name)
         if self.hold is not None:
-            found.append(Keeping(held_condition(self.hold, self.model, now), "a row is on hold"))
+            found["a row is on hold"] = held_condition(self.hold, self.model, now)
         return found
 
-    def conditions(self, now: datetime) -> list[Any]:
-        """Return the partition key and the conditions on rows, without a query."""
-        rows = [] if self.stale is None else [self.stale(now)]
-        return [self.column, *rows, *([] if self.hold is None else [held_condition(self.hold, self.model, now)])]
+    def candidates(self, now: datetime) -> list[Partition]:
+        """Return the partitions whose range is over, as the catalog has them now, in the order of a run.
 
-    def prepare(self, batch: Batch) -> _Prepared:
-        """Choose the next partition, and detach it if PostgreSQL can do that concurrently."""
-        if self._candidates is None:
-            self._candidates = self.candidates(batch.now)
-            self._queue = deque(self._candidates.all())
-            catalog.forget_attached(self.worker, self._candidates.table)
+        Tables that an interrupted run of this worker has detached come first, also those that are too young since
+        `older_than` was changed. A partition that is being detached is next: PostgreSQL detaches one at a time.
+
+        Raises:
+          DeclarationError: The table is not partitioned by ranges of the sweep's column.
+        """
+        table, column, age = catalog.read_partitions(self.model), self.column.column_name, self.action.older_than
+        if table.column != column:
+            raise DeclarationError(
+                f"{table.name} is partitioned by {table.column} and not by {column}; "
+                f'write DropPartitions({self.model.__name__}, "{table.column}", ...)'
+            )
+        try:
+            self._limit = now - age
+        except OverflowError:
+            raise DeclarationError(
+                f"DropPartitions: older_than is {age.days:,} days, which is before the year 1"
+            ) from None
+        left = catalog.detached_from(table)
+        self.table, self._keeping = table, self.keeping(now)
+        self.left_by_others = {each.name: each.detached_by for each in left if each.detached_by != self.worker}
+        ended = [each for each in table.partitions if self._is_over(each)]
+        own = [each for each in left if each.detached_by == self.worker]
+        return [*own, *sorted(ended, key=lambda each: not each.pending)]
+
+    def reason_to_stay(self, partition: Partition, within: timedelta | None = None) -> str | None:
+        """Return why a candidate must stay; None if it can be dropped.
+
+        Parameters:
+          within: Time limit of each query; None for that of the session.
+        """
+        try:
+            with database.atomic() if within is None else time_limit(within):
+                return self._reason(partition)
+        except OperationalError as error:
+            if not is_timeout(error) or (within is None and is_lock_timeout(error)):
+                raise
+            return _UNCHECKED
+
+    def _reason(self, partition: Partition) -> str | None:
+        pending = next((each for each in self.table.partitions if each.pending), None)
+        if pending is not None and not self._is_over(pending):
+            return f"{pending.name} is being detached; complete it: ALTER TABLE ... DETACH PARTITION ... FINALIZE"
+        reason = catalog.reason_of_catalog(partition, drops=not self.action.keep_table)
+        return reason or self._reason_of_rows(partition)
+
+    def _reason_of_rows(self, partition: Partition) -> str | None:
+        if not self._is_over(partition):
+            return "its range is no longer over"
+        return catalog.reason_of_rows(self.model, partition, self._keeping)
+
+    def _is_over(self, partition: Partition) -> bool:
+        return self.table.is_older(partition, self._limit)
+
+    def prepare(self, batch: Batch) -> tuple[Partition | None, BatchResult | None]:
+        """Choose the next partition, and detach it if PostgreSQL can do that concurrently.
+
+        Returns the partition, None if nothing is left or the run has to end first; and its result, if known already.
+        """
+        if self._queue is None:
+            self._queue = deque(self.candidates(batch.now))
+            catalog.forget_attached(self.worker, self.table)
         if not self._queue or not self._pause(self._queue[0], batch):
-            return _Prepared()
-        candidate = self._queue.popleft()
-        table, is_pending = self._candidates.table, candidate.partition.pending
+            return None, None
+        partition = self._queue.popleft()
         try:
             # One that is being detached is checked once it is detached.
-            needs_check = not (candidate.is_detached or is_pending)
-            reason = self._candidates.reason_to_stay(candidate) if needs_check else None
+            needs_check = not (partition.is_detached or partition.pending)
+            reason = self.reason_to_stay(partition) if needs_check else None
             if reason is not None:
-                return _Prepared(candidate, Outcome("stays", reason))
+                return partition, _result(partition, "stays", reason)
             batch.time_is_up()  # sends a heartbeat if the check took long
-            if not candidate.is_detached and (is_pending or table.detaches_concurrently):
-                self._candidates.detach_first(candidate, batch.check)
+            if not partition.is_detached and (partition.pending or self.table.detaches_concurrently):
+                self.detach_first(partition, batch.check)
         except PeeweeException as error:
-            return _Prepared(candidate, outcome_of(error, candidate))
-        return _Prepared(candidate)
+            return partition, _result_of(error, partition)
+        return partition, None
 
-    def apply(self, batch: Batch, prepared: _Prepared) -> BatchResult:
+    def detach_first(self, partition: Partition, check: Callable[[], None]) -> None:
+        """Record and detach the partition concurrently, or complete its detachment, in transactions of their own.
+
+        Parameters:
+          check: Raises if another run may have begun. It begins no detachment meanwhile.
+        """
+        table, lock_timeout = self.table, self.action.lock_timeout
+        partition.is_recorded = True
+        # Another session's detachment makes the attempt fail, and the next one looks again.
+        if partition.pending or (partition.attempts and catalog.state_of(partition) == "pending"):
+            with database.atomic(), catalog.waiting_at_most(lock_timeout):
+                catalog.be_alone(table)
+                check()
+                catalog.record_detachment(self.worker, table, partition)
+                catalog.change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} FINALIZE")
+        else:
+            with catalog.alone(table, lock_timeout):
+                check()
+                catalog.record_detachment(self.worker, table, partition)
+                catalog.detach_concurrently(table, partition)
+        partition.detached_by = self.worker
+
+    def apply(self, batch: Batch, prepared: tuple[Partition | None, BatchResult | None]) -> BatchResult:
         """Drop or release the partition in the batch's transaction, after its rows were checked once more."""
-        candidate = prepared.candidate
-        if candidate is None:
+        partition, result = prepared
+        if partition is None:
             return BatchResult(exhausted=not self._queue)
-        assert self._candidates is not None
-        outcome = prepared.ended or self._candidates.remove(candidate)
-        if outcome.what == "busy" and candidate.attempts >= self.action.lock_retries:
-            outcome = Outcome("stays", f"it was locked in {candidate.attempts + 1} attempts: {outcome.reason}")
-        exhausted = not self._queue and outcome.what != "busy"
-        row = {"candidate": candidate, "outcome": outcome}
-        return BatchResult(outcome.counts, exhausted=exhausted, rows=[row])
+        result = result or self._removed(partition)
+        is_busy, reason = result.rows[0]["what"] == "busy", result.rows[0]["reason"]
+        if is_busy and partition.attempts >= self.action.lock_retries:
+            result = _result(partition, "stays", f"it was locked in {partition.attempts + 1} attempts: {reason}")
+            is_busy = False
+        return replace(result, exhausted=not self._queue and not is_busy)
+
+    def _removed(self, partition: Partition) -> BatchResult:
+        try:
+            try:
+                return self._remove(partition)
+            except PeeweeException as error:
+                if not (partition.is_detached and catalog.is_referred(error)):
+                    raise
+                return self._remove(partition, error_line(error))
+        except _Stays as stays:
+            return _result(partition, "stays", str(stays))
+        except PeeweeException as error:
+            return _result_of(error, partition)
+
+    def _remove(self, partition: Partition, reason: str | None = None) -> BatchResult:
+        """Drop or release the partition in a savepoint, with a limit on each wait.
+
+        Parameters:
+          reason: Why a detached partition has to stay; None if its rows decide.
+
+        Raises:
+          _Stays: It stays as it is; what was locked has been released.
+        """
+        table, is_detached = self.table, partition.is_detached
+        with database.atomic(), catalog.waiting_at_most(self.action.lock_timeout):
+            if self._keeping or is_detached:
+                # Only this partition is locked while its rows are read. Reads of other sessions are not affected.
+                catalog.change(f"LOCK TABLE {partition.name} IN SHARE ROW EXCLUSIVE MODE")
+            else:
+                # The lock that detaching needs, so that the partition can no longer change.
+                catalog.change(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE")
+            state = catalog.state_of(partition)
+            if state is None:
+                return _result(partition, "gone", "another session has dropped it")
+            was_recorded = catalog.forget_detachment(partition)
+            if is_detached and (state != "detached" or not was_recorded):
+                return _result(partition, "gone", "its record was removed, or it was attached again")
+            reason = reason or self._reason_of_rows(partition)
+            if reason is None:
+                if not is_detached:
+                    catalog.change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name}")
+                if self.action.keep_table:
+                    return _result(partition, "detached")
+                return _result(partition, "dropped", freed=catalog.drop(partition))
+            if not is_detached:
+                raise _Stays(reason)
+            try:
+                with database.atomic():
+                    catalog.change(f"ALTER TABLE {table.name} ATTACH PARTITION {partition.name} {partition.bounds}")
+            except (ProgrammingError, IntegrityError) as error:
+                # Its range has another partition by now, or rows in the DEFAULT partition.
+                raise _Stays(f"{reason}, but it cannot be attached again: {error_line(error)}") from error
+            return _result(partition, "attached", reason)
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         """Log what became of the partition. One that was locked is tried again."""
         for row in result.rows:
-            candidate, outcome = row["candidate"], row["outcome"]
-            outcome.log(candidate.partition)
-            if outcome.what == "busy":
-                candidate.attempts += 1
-                self._queue.appendleft(candidate)
-            elif outcome.what == "stays" and candidate.is_recorded:
-                assert self._candidates is not None
-                catalog.forget_attached(self.worker, self._candidates.table)
-
-    def candidates(self, now: datetime) -> Candidates:
-        """Return the partitions whose range is over, as the catalog has them now.
-
-        Raises:
-          DeclarationError: The table is not partitioned by the sweep's column.
-        """
-        return Candidates(self, now)
+            partition: Partition = row["partition"]
+            name, bounds, reason = partition.name, partition.bounds, row["reason"]
+            match row["what"]:
+                case "dropped":
+                    logger.info("Partition dropped", partition=name, range=bounds, freed_bytes=row["freed"])
+                case "detached":
+                    logger.info("Partition detached", partition=name, range=bounds)
+                case "gone":
+                    logger.info("Partition is gone", partition=name, range=bounds, reason=reason)
+                case "attached":
+                    logger.warning("Partition was attached again", partition=name, range=bounds, reason=reason)
+                case "busy":
+                    logger.info("Partition is locked and tried again", partition=name, range=bounds, reason=reason)
+                    partition.attempts += 1
+                    assert self._queue is not None
+                    self._queue.appendleft(partition)
+                case "stays":
+                    logger.warning("Partition stays", partition=name, range=bounds, reason=reason)
+                    if partition.is_recorded:
+                        catalog.forget_attached(self.worker, self.table)
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         """Return the number of partitions that the next run would drop.
@@ -519,33 +403,55 @@ class PartitionStage:
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         """Return the partitions whose range is over, with the reason why one stays."""
-        candidates = self.candidates(now)
-        found = [(each, candidates.reason_to_stay(each)) for each in candidates.all()]
+        found = [(each, self.reason_to_stay(each)) for each in self.candidates(now)]
         leaving = [each for each, reason in found if reason is None]
         counts = {self.action.counted_as[0]: len(leaving), _SKIPPED: len(found) - len(leaving)}
         if not self.action.keep_table:
-            counts[_FREED] = sum(each.partition.bytes for each in leaving)
+            counts[_FREED] = sum(each.bytes for each in leaving)
         begins = sorted(each.begins for each in leaving if each.begins is not None)
+        samples = [
+            {
+                "partition": each.name,
+                "range": each.bounds.removeprefix("FOR VALUES "),
+                "rows": each.rows,
+                "bytes": each.bytes,
+                "stays": reason,
+            }
+            for each, reason in found
+        ]
         return StagePlan(
             self.name,
             Backlog(len(leaving)),
             counts,
             next(iter(begins), None),
             begins[-1] if begins else None,
-            [each.described(reason) for each, reason in found],
+            samples,
             title="partitions whose range is over",
         )
 
-    def _due(self, now: datetime) -> list[Candidate]:
-        candidates = self.candidates(now)
-        return [each for each in candidates.all() if candidates.is_due(each)]
+    def _due(self, now: datetime) -> list[Partition]:
+        return [each for each in self.candidates(now) if self.reason_to_stay(each, _QUICK) in (None, _UNCHECKED)]
 
-    def _pause(self, candidate: Candidate, batch: Batch) -> bool:
+    def _pause(self, partition: Partition, batch: Batch) -> bool:
         """Wait before another attempt; return whether the run continues."""
-        pause_s = min(2 ** (candidate.attempts - 1), _LONGEST_PAUSE_S) if candidate.attempts else 0
+        pause_s = min(2 ** (partition.attempts - 1), _LONGEST_PAUSE_S) if partition.attempts else 0
         ends_at = time.monotonic() + pause_s
         while time.monotonic() < ends_at:
             if batch.time_is_up():
                 return False
             time.sleep(_LOOK_S)
         return True
+
+
+def _result_of(error: PeeweeException, partition: Partition) -> BatchResult:
+    """Return what an error says about the partition; raise it if it concerns the whole run."""
+    if catalog.is_busy(error):
+        return _result(partition, "busy", error_line(error))
+    if catalog.is_gone(error):
+        state = catalog.state_of(partition)
+        if state is not None and (state == "detached") is partition.is_detached:
+            raise error  # the partition is there; the predicate reads a table that is not
+        return _result(partition, "gone", error_line(error))
+    if catalog.is_referred(error):
+        return _result(partition, "stays", error_line(error))
+    raise error

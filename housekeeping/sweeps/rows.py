@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Self
 
-from peewee import Expression, Model
+from peewee import SQL, EnclosedNodeList, Expression, Model
 from pydantic import Field, SkipValidation
 
 from housekeeping.core.errors import DeclarationError
@@ -189,8 +189,29 @@ EXAMPLE: Final = "lambda row, now: row.expires_at <= now"
 HOLD_EXAMPLE: Final = "lambda row: row.on_hold"
 
 
+class OfTable:
+    """Base class of a declared stage that names its table."""
+
+    table: Any
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the table is given by its name, so that only the database knows its columns."""
+        return isinstance(self.table, str)
+
+    @property
+    def model(self) -> type[Model]:
+        """The table's model.
+
+        Raises:
+          DeclarationError: There is no such table.
+          peewee.PeeweeException: The catalog cannot be read, for a table that is given by its name.
+        """
+        return model_of(self.table)
+
+
 @declared
-class Rows:
+class Rows(OfTable):
     """Stage that processes the stale rows of one table, oldest first.
 
     ::
@@ -237,21 +258,6 @@ class Rows:
         _check_signature("stale", self.stale, EXAMPLE)
         if self.hold is not None:
             _check_signature("hold", self.hold, HOLD_EXAMPLE)
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the table is given by its name, so that only the database knows its columns."""
-        return isinstance(self.table, str)
-
-    @property
-    def model(self) -> type[Model]:
-        """The table's model.
-
-        Raises:
-          DeclarationError: There is no such table.
-          peewee.PeeweeException: The catalog cannot be read, for a table that is given by its name.
-        """
-        return model_of(self.table)
 
     @property
     def counts(self) -> tuple[str, ...]:
@@ -309,6 +315,8 @@ class Predicate:
     def __call__(self, now: datetime) -> Any:
         row, at = Row(self.model), now - (self.age or timedelta())
         stale: Any = bare(self.stale(row, at) if takes_time(self.stale) else self.stale(row))
+        if isinstance(stale, SQL):  # may have an OR, which binds less than what it is joined with
+            stale = EnclosedNodeList([stale])
         allowed = allowed_by(self.action)
         return stale if allowed is None else stale & allowed
 

@@ -301,14 +301,6 @@ class Explainable(Protocol):
         """Return the queries of a run that begins now."""
 
 
-@runtime_checkable
-class Conditional(Protocol):
-    """A stage that has columns and conditions in statements that it does not list as `Explainable`."""
-
-    def conditions(self, now: datetime) -> Sequence[Any]:
-        """Return these columns and conditions, without a query."""
-
-
 def as_cursor(position: Position | None) -> list[Any] | None:
     """Return a position in a form that JSON can hold and PostgreSQL reads unchanged."""
     if position is None:

@@ -41,7 +41,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import held_condition
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call, CallStage
-from housekeeping.sweeps.stage import Conditional, Explainable, Stage
+from housekeeping.sweeps.stage import Explainable, Stage
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import is_built
 
@@ -57,8 +57,8 @@ def recorded(stage: Stage, now: datetime) -> Recorder:
     queries = [each.query for each in stage.explain_queries(now)] if isinstance(stage, Explainable) else []
     if isinstance(stage, TableStage):
         queries += stage.statements_of_a_run(now)
-    if isinstance(stage, Conditional):
-        queries += stage.conditions(now)
+    if isinstance(stage, PartitionStage):
+        queries += [stage.column, *stage.keeping(now).values()]
     for query in queries:
         recorder.sql(query)
     return recorder

@@ -22,7 +22,7 @@ from housekeeping import ExclusiveLease
 from tests.internals.database import Database
 from tests.internals.engine import Commit
 from tests.internals.ledger import run_start, runs
-from tests.internals.sweeps import Candidates, TableStage
+from tests.internals.sweeps import PartitionStage, TableStage
 from tests.internals.workers import Deletion, GitCli, PendingDeletions, PendingProjects, PendingUploadsStage
 
 FOLDER: Final = "CHAOS_FOLDER"
@@ -102,7 +102,7 @@ def install(broker: Broker) -> None:
         _after(runs, name, cursor)
     _after(Database, "commit", commit)
     _around_one_round_trip(reached)
-    _after(Candidates, "detach_first", lambda: reached("detach"))
+    _after(PartitionStage, "detach_first", lambda: reached("detach"))
     for owner in (Deletion, GitCli):
         _after(owner, "delete", lambda: reached("external"))
     for made in _PASSES:

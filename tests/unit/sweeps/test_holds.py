@@ -68,7 +68,7 @@ def test_hold_applies_to_another_table_with_its_columns() -> None:
 
     assert statement.endswith(
         'FROM "old_document" AS "t1" WHERE (NOT EXISTS(SELECT 1 FROM "legal_hold" AS "t2" WHERE ("t2"."user_id" = '
-        '"t1"."user_id")) AND ("t1"."on_hold" IS NOT TRUE))'
+        '"t1"."user_id")) AND (("t1"."on_hold") IS NOT TRUE))'
     )
 
 

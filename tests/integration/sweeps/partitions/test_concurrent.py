@@ -26,7 +26,7 @@ from tests.integration.sweeps.partitions.events import (
 from tests.internals.database import database
 from tests.internals.engine import RunResult
 from tests.internals.ledger import Run, begin
-from tests.internals.sweeps import Candidates, PartitionStage, partition_catalog
+from tests.internals.sweeps import PartitionStage, partition_catalog
 
 LEASED: Any = dataclasses.replace(sweep(lock_retries=0), lease=Lease("events", timedelta(minutes=10)))
 #: Detaching is concurrent only on a direct connection.
@@ -146,7 +146,7 @@ def test_run_that_was_taken_over_detaches_nothing(months: None, redis_client: re
         close_killed_runs()
         elsewhere(successor.run)()
 
-    with at_step(Candidates, "reason_to_stay", "after", at_number(1, take_over)):
+    with at_step(PartitionStage, "reason_to_stay", "after", at_number(1, take_over)):
         zombie = run(LEASED)
 
     assert zombie.outcome == "lost_lease" and successor.count("dropped_partitions") == 0

@@ -7,7 +7,7 @@ from datetime import UTC
 from typing import Any, Final
 
 import pytest
-from peewee import fn
+from peewee import SQL, fn
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Call, Delete, Guard, Sweep
@@ -31,6 +31,8 @@ FORMS: Final[dict[str, Callable[[Any], Any]]] = {
     "in": lambda row: row.user_id.in_(LegalHold.select(LegalHold.user_id)),
     "column": lambda row: row.on_hold,
     "comparison": lambda row: row.on_hold == True,  # noqa: E712
+    "negation": lambda row: ~(row.on_hold == False),  # noqa: E712
+    "SQL": lambda row: SQL("on_hold OR user_id < 0"),
 }
 
 
@@ -46,6 +48,14 @@ def test_rows_on_hold_stay_and_rows_where_it_is_null_go(documents: None, clock: 
     assert [row["id"] for row in planned.stages[0][0].samples] == [1, 3, 4]
     assert dry.counts["deleted_rows"] == result.counts["deleted_rows"] == 3
     assert (result.outcome, left()) == ("done", [2, 5, 6])
+
+
+def test_hold_applies_to_both_sides_of_or_in_a_predicate_in_sql(documents: None, clock: ManualClock) -> None:
+    sweep = changed(DOCUMENTS, stale=lambda row, now: SQL("user_id < 3 OR expires_at <= %s", (now,)))
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["deleted_rows"], left()) == ("done", 3, [2, 5, 6])
 
 
 def test_status_shows_held_rows_beside_the_backlog(documents: None, clock: ManualClock) -> None:
