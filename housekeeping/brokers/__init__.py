@@ -8,9 +8,11 @@ broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and req
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import redis as redis_py
 from dramatiq import Broker
@@ -66,15 +68,19 @@ class QueueLengths:
     """Numbers of messages of one queue: waiting or running, delayed (including retries), dead.
 
     Note: On RabbitMQ, running messages and those in workers' memory are not counted.
+
+    Attributes:
+      oldest_at: Since when the next message waits for a worker; None if none waits, and on RabbitMQ.
     """
 
     waiting: int
     delayed: int
     dead: int
+    oldest_at: datetime | None = None
 
 
 def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
-    """Return the lengths of queues of the ready-made application's broker; one round trip on Redis.
+    """Return the lengths of queues of the ready-made application's broker; at most two round trips on Redis.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
@@ -93,8 +99,24 @@ def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLength
             pipeline.hlen(f"{queue}.msgs")
             pipeline.hlen(f"{queue}.DQ.msgs")
             pipeline.zcard(f"{queue}.XQ")
-        numbers = iter(pipeline.execute())
-    return {name: QueueLengths(next(numbers), next(numbers), next(numbers)) for name in names}
+            pipeline.lindex(queue, 0)
+        found = iter(pipeline.execute())
+        numbers = {name: (next(found), next(found), next(found), next(found)) for name in names}
+        waiting = [name for name, (*_, first) in numbers.items() if first is not None]
+        for name in waiting:
+            pipeline.hget(f"{settings.namespace}:broker:{name}.msgs", numbers[name][3])
+        oldest = dict(zip(waiting, map(_waiting_since, pipeline.execute()), strict=True)) if waiting else {}
+    return {name: QueueLengths(*each[:3], oldest.get(name)) for name, each in numbers.items()}
+
+
+def _waiting_since(body: bytes | None) -> datetime | None:
+    """Return when a message was enqueued or its delay ended; None if it cannot be read."""
+    try:
+        message = json.loads(body or b"")
+        since_ms = max(message["message_timestamp"], message["options"].get("eta", 0))
+        return datetime.fromtimestamp(since_ms / 1000, UTC)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
+        return None
 
 
 def reach_broker(settings: Settings) -> None:

@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, tzinfo
 from typing import Any, Final, get_args
 
 import click
 from rich.table import Table
 
-from housekeeping.brokers import queue_lengths
 from housekeeping.cli.main import load_workers
 from housekeeping.cli.output import (
     complete_worker,
@@ -30,24 +29,27 @@ from housekeeping.cli.output import (
     table,
     time_options,
 )
-from housekeeping.core.errors import HousekeepingError, RedisUnavailable, WrongArgument
+from housekeeping.cli.run import print_checks
+from housekeeping.core.errors import RedisUnavailable, WrongArgument
 from housekeeping.core.logs import counted, format_duration, in_one_line
 from housekeeping.core.redis import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.times import database_now, read_database_clock
 from housekeeping.engine import in_order
-from housekeeping.insight.why import Explanation, WasSent, explain_run, meaning_of, queued_messages, with_newer_run
+from housekeeping.insight.plan import forecast_now, notable
+from housekeeping.insight.why import Explanation, WasSent, explain_run, meaning_of, with_newer_run
 from housekeeping.insight.why import why as explain_tick
 from housekeeping.insight.wording import (
     as_json,
     find_worker,
     format_counts,
+    format_in_zone,
     format_run_counts,
     format_time,
     format_value,
     outcome_in_words,
-    parse_past_time,
+    parse_local_time,
 )
 from housekeeping.ledger import history
 from housekeeping.ledger.history import (
@@ -291,10 +293,6 @@ def attempts_table(runs: Sequence[RunRecord], sweep: Sweep | None) -> Table:
     return attempts
 
 
-#: Redis keeps 1500 ticks per worker. A worker that runs every minute has a little over a day.
-_REMEMBERED: Final = timedelta(hours=24)
-
-
 @click.command()
 @click.argument("name", shell_complete=complete_worker)
 @click.argument("tick", required=False)
@@ -302,9 +300,13 @@ _REMEMBERED: Final = timedelta(hours=24)
 def why(name: str, tick: str | None) -> None:
     """Explain the outcome of a TICK of worker NAME, by default of its latest tick.
 
-    TICK is a time such as 2026-11-20T03:00 (UTC unless it names another zone), or 03:00 for the latest such time. For a
+    TICK is a time such as 2026-11-20T03:00, or 03:00 for the latest such time, in the zone of HOUSEKEEPING_TIMEZONE (by
+    default UTC) unless it names another one. A time that the zone's clocks skipped or repeated is explained. For a
     worker without a schedule, the last run is explained. A later run that the schedule did not start is named as well.
     "housekeeping runs ID" explains a single run.
+
+    Without a TICK, it also says whether a run that is sent now would start, with all checks of "housekeeping plan" that
+    are not in order: a pause, the queue and its workers, the lease's holder, a locked table, the scheduler.
 
     \b
     housekeeping why user_status_cleanup.batch
@@ -313,55 +315,48 @@ def why(name: str, tick: str | None) -> None:
     settings, sweeps = load_workers()
     sweep = find_worker(sweeps, name)
     with progress("reading the ledger"), database.using(sweep.database), translate_postgres_errors():
-        now = database_now()
-        time = None if tick is None else parse_past_time(tick, now)
+        clock, zone = read_database_clock(), settings.timezone
+        now = clock.server_at
+        time, note = (None, None) if tick is None else parse_local_time(tick, now, zone)
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
         processes = read_processes(client, settings.namespace, now)
-        answer = explain_tick(sweep, time, now, settings.timezone, _was_sent(settings, name, now), processes)
+        answer = replace(explain_tick(sweep, time, now, zone, _was_sent(settings, name), processes), note=note)
         if tick is None:
-            queued = queued_messages(sweep, _messages(settings, sweep.queue), processes)
-            answer = replace(with_newer_run(answer), queued=queued)
+            answer = replace(with_newer_run(answer), now=forecast_now(sweep, clock, settings))
     if not print_as_json(answer):
-        _print(answer, sweep, now)
+        _print(answer, sweep, now, zone)
 
 
-def _was_sent(settings: Settings, name: str, now: datetime) -> WasSent:
+def _was_sent(settings: Settings, name: str) -> WasSent:
     """Return a function that looks up in Redis whether the scheduler sent a tick."""
 
     def was_sent(tick: datetime) -> bool | None:
-        if settings.redis_url is None or now - tick > _REMEMBERED:
+        if settings.redis_url is None:
             return None
         try:
             with translate_redis_errors():
-                state = TickStore(redis_client(settings.redis_url), settings.namespace).state_of(name, tick)
+                return TickStore(redis_client(settings.redis_url), settings.namespace).was_sent(name, tick)
         except RedisUnavailable:
             return None
-        return state.recorded or state.being_sent
 
     return was_sent
 
 
-def _messages(settings: Settings, queue: str) -> int:
-    """Return the number of messages in a queue, waiting or running; 0 if the broker cannot be asked."""
-    if settings.redis_url is None:
-        return 0
-    try:
-        return queue_lengths(settings, [queue])[queue].waiting
-    except HousekeepingError:
-        return 0
-
-
-def _print(answer: Explanation, sweep: Sweep, now: datetime) -> None:
-    subject = "" if answer.tick is None else f", tick {format_time(answer.tick, '%Y-%m-%d %H:%M')} UTC"
+def _print(answer: Explanation, sweep: Sweep, now: datetime, zone: tzinfo) -> None:
+    subject = "" if answer.tick is None else f", tick {format_in_zone(answer.tick, zone)}"
     say(f"{answer.worker}{subject}: {answer}", style="bold")
-    say(answer.meaning)
+    for line in (answer.note, answer.meaning):
+        if line is not None:
+            say(line)
     if answer.newer_run is not None:
         say(_describe_newer_run(answer.newer_run, now))
-    if answer.queued is not None:
-        say(answer.queued)
     if answer.attempts:
         out.print()
         print_table(attempts_table(answer.attempts, sweep))
+    if answer.now is not None:
+        say(f"\n{answer.now.in_words}", style="bold")
+        if checks := notable(answer.now.checks):
+            print_checks(checks)
 
 
 def _describe_newer_run(newer: RunRecord, now: datetime) -> str:

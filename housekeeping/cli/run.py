@@ -63,6 +63,7 @@ _STYLES: Final[dict[Effect, str]] = {
     "none": "dim",
     "alerts": "yellow",
     "slows": "yellow",
+    "waits": "yellow",
     "ends_early": "yellow",
     "skips": "yellow",
     "fails": "bold red",
@@ -81,9 +82,10 @@ def plan(name: str, argument: str | None) -> None:
     runs, summed over all runs that the work needs; it is unknown without a history. HELD is the number of stale rows
     that stay because the worker's hold applies to them; only workers with a hold have the column.
 
-    Below, the plan shows what the checks before the first batch would do to the run: a pause or lower limits
-    (override), a lease that another run holds, the clocks, a first run without a confirmation, the breaker, the
-    throttle, and when the schedule starts the next run.
+    Below, the plan shows whether a run that is sent now would start, and what the checks before the first batch would
+    do to it: a pause or lower limits (override), the queue with its workers, a lease that another run holds, locked
+    tables, the clocks, a first run without a confirmation, the breaker, the throttle, and when the schedule starts the
+    next run. What cannot be asked, for example while Redis is stopped, is unknown.
 
     Works before "housekeeping init", too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
     """
@@ -91,7 +93,7 @@ def plan(name: str, argument: str | None) -> None:
     sweep = find_worker(sweeps, name)
     run_argument = parse_argument(sweep, argument)
     with translate_table_errors(sweep), progress(f"{name}: counting"):
-        planned = make_plan(sweep, run_argument, zone=settings.timezone, declared=sweeps.values())
+        planned = make_plan(sweep, run_argument, settings=settings, declared=sweeps.values())
     if print_as_json(planned):
         return
     print_plan(planned)
@@ -308,7 +310,7 @@ def run(
         telemetry.report_to_sentry(settings.sentry_dsn)
     run_argument = parse_argument(sweep, argument)
     if dry_run:
-        count = partial(make_dry_run, sweep, run_argument, zone=settings.timezone, force=force, confirmed=confirm)
+        count = partial(make_dry_run, sweep, run_argument, settings=settings, force=force, confirmed=confirm)
         result: RunResult = count_for_dry_run(name, count)
     else:
         result = _run(sweep, run_argument, force=force, confirmed=confirm)

@@ -1,7 +1,8 @@
 """Gates of a run: what may keep it from its first change. The run and ``housekeeping plan`` examine the same ones.
 
 The run examines `OverrideGate`, takes its lease, begins its row in the ledger, examines `before_batches`, and starts.
-A plan examines the same ones, with `LeaseGate` and `ThrottleGate` for what the run itself does at these points.
+A plan examines the same ones, with `QueueGate` for the way to a worker, and `LeaseGate`, `LockGate` and `ThrottleGate`
+for what the run itself does, or meets, at these points.
 
 To add a gate, write a class with `examine` and put it into `before_batches`; the meaning of its reason stands in
 `insight.why.REASONS`. What ends a run between two batches is in `Batches`: time, stop, override, and the throttle,
@@ -11,23 +12,37 @@ whose limits the settings call gates, too.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol
 
+from housekeeping.brokers import queue_lengths
 from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget
-from housekeeping.core.errors import ArchiveMismatch, BreakerTripped, ClocksDiffer
-from housekeeping.core.logs import counted, format_duration
+from housekeeping.core.errors import (
+    ArchiveMismatch,
+    BreakerTripped,
+    BrokerUnavailable,
+    ClocksDiffer,
+    RedisUnavailable,
+    SettingsError,
+)
+from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, mask_secrets
 from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.redis import redis_client, shared_redis
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
 from housekeeping.database.times import ClockSkew
 from housekeeping.engine import CLOCK_SKEWS, RunRequest
+from housekeeping.engine.alerts import no_living_worker
 from housekeeping.engine.guard import ENOUGH, UNCONFIRMED, RowGuard, in_numbers, in_words
 from housekeeping.engine.speed import ExceededLimit, Throttle, throttled_tables
 from housekeeping.ledger import runs
 from housekeeping.ledger.leases import held_leases
 from housekeeping.ledger.operators import Override, describe_override, override_of
+from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
 from housekeeping.ledger.runs import Counts, Outcome, RunRow
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Stage
@@ -36,8 +51,9 @@ from housekeeping.sweeps.validate_tables import problems_of as archive_problems
 logger = named_logger(__name__)
 
 #: ``none``: the run continues. ``alerts``: it continues and raises an alert. ``slows``: it processes less at a time, or
-#: waits. ``ends_early``: it ends as partial. ``unknown``: the check could not be made.
-Effect = Literal["none", "alerts", "slows", "ends_early", "skips", "fails", "unknown"]
+#: pauses. ``waits``: it does not start, or continue, until something else ends. ``ends_early``: it ends as partial.
+#: ``unknown``: the check could not be made.
+Effect = Literal["none", "alerts", "slows", "waits", "ends_early", "skips", "fails", "unknown"]
 
 #: Outcome of a run by the effect that decides it.
 OUTCOME_OF_EFFECT: Final[dict[str, Outcome]] = {"ends_early": "partial", "skips": "skipped", "fails": "failed"}
@@ -48,10 +64,11 @@ class Check:
     """What one gate does to a run.
 
     Attributes:
-      name: ``override``, ``lease``, ``clock``, ``archive``, ``first run``, ``breaker``, ``throttle`` or ``schedule``;
-        ``ledger`` if the library's own tables cannot be read.
+      name: ``override``, ``queue``, ``lease``, ``locks``, ``clock``, ``archive``, ``first run``, ``breaker``,
+        ``throttle`` or ``schedule``; ``ledger`` if the library's own tables cannot be read, ``rows`` if the worker's
+        rows cannot be counted.
       text: What it found, with the command that helps; empty if there is nothing to say.
-      reason: Reason of the run's outcome, if the check decides it.
+      reason: Reason of the run's outcome, or why it waits, if the check decides it.
       error: The error with which the run fails; None if it is not the check that fails it.
       counts: What the ledger stores in the counts of the run.
       log: Level, event and fields of the run's log line; None for no line.
@@ -123,7 +140,7 @@ class OverrideGate:
             return Check("override", "none", f"{text}; --force runs it")
         override = self.override = override_of(sweep.name)
         if override is not None and override.state == "paused" and not force:
-            text = f"{describe_override(override)}. To end that: housekeeping resume {sweep.name}"
+            text = f"{_with_user(override)}. To end that: housekeeping resume {sweep.name}"
             return Check("override", "skips", text, "paused")
         problem = sweep.lacks()
         if problem is not None:
@@ -132,9 +149,15 @@ class OverrideGate:
             return Check("override", "skips", f"not set up: {problem.text}", "not_set_up", log=log)
         if override is None:
             return Check("override", "none", "neither paused nor narrowed")
-        text = describe_override(override)
+        text = _with_user(override)
         narrow = override.state == "narrow"
         return Check("override", "slows", text) if narrow else Check("override", "none", f"{text}; --force runs it")
+
+
+def _with_user(override: Override) -> str:
+    """Return which override is in force, until when, why, and who set it when."""
+    since = "" if override.since is None else f", {override.since:%Y-%m-%d %H:%M} UTC"
+    return f"{describe_override(override)} (set by {override.said_by or 'unknown'}{since})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +249,7 @@ class BreakerGate:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGate:
-    """Whether another run holds the lease, as the ledger knows it; Redis is not asked. A run takes it instead."""
+    """Whether another run holds the lease. A run takes it instead, or takes it over from a dead holder."""
 
     sweep: Sweep
     argument: Any
@@ -234,11 +257,125 @@ class LeaseGate:
     def examine(self) -> Check:
         if self.sweep.lease is None:
             return Check("lease", "none", "")
-        key = self.sweep.lease.key_for(self.argument)
-        for each in held_leases(None, ""):
-            if each.key == key and (each.silent_for_s or 0) < runs.SILENCE.total_seconds():
-                return Check("lease", "skips", f"run {each.run_label} holds the lease {key}", "lease_held")
-        return Check("lease", "none", f"no run holds the lease {key}")
+        key, worker = self.sweep.lease.key_for(self.argument), self.sweep.name
+        try:
+            held = held_leases(shared_redis.get(), shared_redis.namespace, key)
+        except (RedisUnavailable, SettingsError) as error:
+            text = f"a run cannot take the lease {key}, and its holder is unknown: {error}"
+            return Check("lease", "fails", text, error_line(error), error)
+        if not held:
+            return Check("lease", "none", f"no run holds the lease {key}")
+        (lease,) = held
+        holder = f"run {lease.run_label}, {lease.holder}," if lease.run_id is not None else lease.holder
+        since = "" if lease.held_for_s is None else f" for {format_duration(lease.held_for_s)}"
+        if lease.remaining_s is None:
+            return Check("lease", "none", f"Redis has lost the lease {key} of {holder} a run now fences that run off")
+        if lease.worker == worker and runs.holder_is_gone(worker, key, lease.token):
+            return Check("lease", "none", f"{holder} held the lease {key} and is dead; a run takes it over")
+        ends = f"It ends with its holder, at the latest {format_duration(lease.remaining_s)} after that dies"
+        text = f"{holder} holds the lease {key}{since}. {ends}; if it hangs: housekeeping leases release {key}"
+        return Check("lease", "skips", text, "lease_held")
+
+
+#: Modes of a lock on a table with which a statement that reads and changes rows waits.
+_EXCLUDING: Final = ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
+#: The sessions that lock these tables, and those for which this library's own sessions wait that use them.
+#: All of it is visible to any role, except times and statements of other roles' sessions.
+_BLOCKERS: Final = """WITH tables AS (
+    SELECT name, to_regclass(name)::oid AS id FROM unnest(%s::text[]) AS name
+), locks AS (
+    SELECT pid, name, mode, granted FROM pg_locks JOIN tables ON relation = id
+    WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database())
+), blockers AS (
+    SELECT pid, name FROM locks WHERE granted AND mode = ANY(%s)
+    UNION
+    SELECT unnest(pg_blocking_pids(pid)), name FROM locks JOIN pg_stat_activity USING (pid)
+    WHERE starts_with(application_name, nullif(split_part(current_setting('application_name'), ' ', 1), ''))
+        AND pid IN (SELECT waiting.pid FROM pg_locks AS waiting WHERE NOT waiting.granted)
+)
+SELECT name, pid, usename, application_name, state,
+    extract(epoch FROM clock_timestamp() - xact_start)::float8,
+    extract(epoch FROM clock_timestamp() - query_start)::float8, query
+FROM blockers LEFT JOIN pg_stat_activity USING (pid)
+WHERE pid IS DISTINCT FROM pg_backend_pid() ORDER BY xact_start, pid LIMIT 3
+"""
+#: What may begin a literal of a statement, which may be a secret.
+_LITERAL: Final = re.compile(r"'|\$\w*\$")
+_STATEMENT_WIDTH: Final = 80  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class LockGate:
+    """Whether the statements of a run would wait for another session's lock."""
+
+    stages: Sequence[Stage]
+    now: datetime
+
+    def examine(self) -> Check:
+        found = database.execute_sql(_BLOCKERS, (throttled_tables(self.stages, self.now), _EXCLUDING)).fetchall()
+        if not found:
+            return Check("locks", "none", "no other session locks its tables")
+        text = f"{'; '.join(_describe_blocker(*each) for each in found)}. A batch waits up to lock_timeout, then fails"
+        return Check("locks", "waits", text, "locked")
+
+
+def _describe_blocker(
+    table: str,
+    pid: int | None,
+    user: str | None,
+    application: str | None,
+    state: str | None,
+    open_s: float | None,
+    query_s: float | None,
+    query: str | None,
+) -> str:
+    if not pid:
+        return f"{table} is locked by a prepared transaction (pg_prepared_xacts)"
+    named = ", ".join(in_one_line(each, _STATEMENT_WIDTH) for each in (application, user) if each)
+    session = f"{table} is locked by process {pid} of PostgreSQL ({named})"
+    if open_s is None:
+        return f"{session}, whose statement this role may not see"
+    statement, *literal = _LITERAL.split(" ".join((query or "").split()), maxsplit=1)
+    shown = in_one_line(mask_secrets(f"{statement}…" if literal else statement), _STATEMENT_WIDTH)
+    times = (
+        f"its transaction is open for {format_duration(open_s)}, its last statement began {format_duration(query_s)}"
+    )
+    return f"{session}, {state}: {times} ago: {shown}"
+
+
+@dataclass(slots=True)
+class QueueGate:
+    """Whether a run that is sent now starts at once. A run that examines gates has started.
+
+    Attributes:
+      processes: The workers and schedulers by their heartbeats; unknown before `examine`, and if Redis does not answer.
+    """
+
+    queue: str
+    settings: Settings
+    now: datetime
+    processes: Processes = field(default=UNKNOWN, init=False)
+
+    def examine(self) -> Check:
+        settings, queue = self.settings, self.queue
+        try:
+            lengths = queue_lengths(settings, [queue])[queue]
+            client = redis_client(settings.require_redis_url())
+        except (RedisUnavailable, BrokerUnavailable, SettingsError) as error:
+            text = f"{error}. No run can be sent or received; the queue {queue!r} and its workers are unknown"
+            return Check("queue", "waits", text, runs.NOT_SENT)
+        self.processes = read_processes(client, settings.namespace, self.now)
+        messages = f"{counted(lengths.waiting, 'message is', 'messages are')} in its queue {queue!r}"
+        if lengths.oldest_at is not None:
+            messages += f", the oldest waits for {format_duration((self.now - lengths.oldest_at).total_seconds())}"
+        if not self.processes.known:
+            return Check("queue", "unknown", f"{messages}; whether a worker serves it is unknown: Redis did not answer")
+        if (no_worker := no_living_worker(self.processes, queue)) is not None:
+            return Check("queue", "waits", f"{messages}, but {no_worker}", "no_worker")
+        serving = [each.heartbeat for each in self.processes.serving(queue) if each.alive]
+        threads, busy = sum(each.threads for each in serving), sum(each.busy for each in serving)
+        found = f"{threads - busy:,} of {counted(threads, 'thread is', 'threads are')} free; {messages}"
+        return Check("queue", "none", found) if busy < threads else Check("queue", "waits", found, "saturated")
 
 
 @dataclass(frozen=True, slots=True)

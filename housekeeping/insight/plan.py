@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, timedelta, tzinfo
-from typing import Any, Final
+from datetime import date, datetime, timedelta
+from typing import Any, Final, Literal
 
 from peewee import OP, SQL, Expression, PeeweeException, ProgrammingError, Query, Select, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
-from housekeeping.core.errors import HousekeepingError, Refused, WrongArgument
+from housekeeping.core.errors import (
+    DatabaseUnavailable,
+    DeclarationError,
+    HousekeepingError,
+    Refused,
+    SchemaMissing,
+    WrongArgument,
+)
 from housekeeping.core.logs import error_line, format_duration
+from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import quoted_name
-from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.errors import Kind, is_timeout, kind_of
+from housekeeping.database.connection import (
+    LOCK_TIME,
+    database,
+    shorten_time_limits,
+    time_limit,
+    translate_postgres_errors,
+)
+from housekeeping.database.errors import Kind, is_lock_timeout, is_timeout, is_unavailable, kind_of
 from housekeeping.database.times import ClockSkew, database_now, read_database_clock
 from housekeeping.engine import RunRequest, RunResult, initial_counts
-from housekeeping.engine.alerts import first_of, last_ended, pace, total_held
+from housekeeping.engine.alerts import first_of, last_ended, no_living_scheduler, pace, total_held
 from housekeeping.engine.gates import (
     OUTCOME_OF_EFFECT,
     Check,
     Gate,
     LeaseGate,
+    LockGate,
     OverrideGate,
+    QueueGate,
     ThrottleGate,
     before_batches,
 )
@@ -33,7 +49,9 @@ from housekeeping.engine.purge import PurgeRequest, PurgeSweep
 from housekeeping.engine.run import classify_error
 from housekeeping.insight.wording import next_tick
 from housekeeping.ledger import runs
-from housekeeping.ledger.runs import Outcome
+from housekeeping.ledger.operators import Override
+from housekeeping.ledger.processes import Processes
+from housekeeping.ledger.runs import NOT_SENT, Outcome
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import may_be_null
 from housekeeping.sweeps.partition_catalog import hint_of
@@ -55,10 +73,82 @@ SORTED_ROWS: Final = 100_000
 _COUNTED: Final = 100_000  # rows counted at most for a warning
 _SAMPLE: Final = 100  # stale rows that are compared with a later time
 _LATER: Final = timedelta(days=3650)  # longer than any age that a sweep waits for
+_COUNT_TIME: Final = timedelta(hours=1)  # keeps the connection's own statement_timeout, which is shorter
+#: Checks whose result a run does not need to start.
+_NOT_NEEDED: Final = ("throttle", "schedule")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What becomes of a run that is sent or started now.
+
+    Attributes:
+      checks: What the gates would do to the run, in its order.
+      next_tick: When the schedule starts the next run, in UTC; None if never, or unknown.
+    """
+
+    checks: Sequence[Check] = ()
+    next_tick: datetime | None = None
+
+    @property
+    def deciding(self) -> Check | None:
+        """The first check that ends the run, else the first with ``waits``, else ``unknown``; None if it starts."""
+        needed = [each for each in self.checks if each.name not in _NOT_NEEDED]
+        for effects in (tuple(OUTCOME_OF_EFFECT), ("waits",), ("unknown",)):
+            for each in needed:
+                if each.effect in effects:
+                    return each
+        return None
+
+    @property
+    def outcome(self) -> Outcome | Literal["waits", "unknown"]:
+        """The outcome, as far as the checks decide it; ``done`` if the run starts and continues."""
+        deciding = self.deciding
+        if deciding is None:
+            return "done"
+        if deciding.effect == "waits" or deciding.effect == "unknown":
+            return deciding.effect
+        return OUTCOME_OF_EFFECT[deciding.effect]
+
+    @property
+    def reason(self) -> str | None:
+        """The reason of that outcome; None if the run starts and continues."""
+        return None if self.deciding is None else self.deciding.reason or self.deciding.name
+
+    @property
+    def in_words(self) -> str:
+        """Outcome of a run that began now, as text."""
+        match self.outcome:
+            case "skipped":
+                return f"a run now would be skipped ({self.reason})"
+            case "failed":
+                return f"a run now would fail before its first change ({self.reason})"
+            case "partial":
+                return f"a run now would start and end early ({self.reason})"
+            case "waits":
+                return f"a run now would wait ({self.reason})"
+            case "unknown":
+                return f"it is unknown whether a run now would start ({self.reason})"
+            case _:
+                return "a run now would start"
+
+    @property
+    def unsendable(self) -> str | None:
+        """Why no run can be sent to the workers now; None if one can, or this is unknown."""
+        return next((each.text for each in self.checks if each.reason == NOT_SENT), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object ``now`` of ``housekeeping why --json``."""
+        return {
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "checks": self.checks,
+            "next_tick": self.next_tick,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Forecast):
     """The work of a run that would begin at `now`.
 
     Attributes:
@@ -67,8 +157,6 @@ class Plan:
       references: Foreign keys that reach the rows it would delete.
       triggers: Triggers and rules that it would fire.
       clock_skew: The difference between this machine's clock and the database's; None if not measured.
-      checks: What the gates would do to the run, in its order.
-      next_tick: When the schedule starts the next run, in UTC; None if never, or unknown.
       pace: Rows per second in the worker's last runs; None without such runs.
       max_rows_per_s: The worker's limit; None for no limit.
     """
@@ -81,37 +169,7 @@ class Plan:
     references: Sequence[Reference] = ()
     triggers: Sequence[Trigger] = ()
     warnings: Sequence[str] = ()
-    checks: Sequence[Check] = ()
-    next_tick: datetime | None = None
     max_rows_per_s: float | None = None
-
-    @property
-    def deciding(self) -> Check | None:
-        """The first check that decides the outcome; None if the run continues."""
-        return next((each for each in self.checks if each.effect in OUTCOME_OF_EFFECT), None)
-
-    @property
-    def outcome(self) -> Outcome:
-        """The outcome, as far as the checks decide it; ``done`` if the run continues."""
-        return "done" if self.deciding is None else OUTCOME_OF_EFFECT[self.deciding.effect]
-
-    @property
-    def reason(self) -> str | None:
-        """The reason of that outcome; None if the run continues."""
-        return None if self.deciding is None else self.deciding.reason
-
-    @property
-    def in_words(self) -> str:
-        """Outcome of a run that began now, as text."""
-        match self.outcome:
-            case "skipped":
-                return f"a run now would be skipped ({self.reason})"
-            case "failed":
-                return f"a run now would fail before its first change ({self.reason})"
-            case "partial":
-                return f"a run now would start and end early ({self.reason})"
-            case _:
-                return "a run now would start"
 
     @property
     def unconfirmed(self) -> str | None:
@@ -138,7 +196,7 @@ class Plan:
 
     def expected_s(self, stale: Backlog) -> float | None:
         """Return the expected seconds of work for these rows, over one or more runs; None when unknown."""
-        if stale.rows == 0:
+        if stale == Backlog(0):
             return 0.0
         if self.pace is None:
             return None
@@ -171,10 +229,7 @@ class Plan:
                 }
                 for each, batches in self.stages
             ],
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "checks": self.checks,
-            "next_tick": self.next_tick,
+            **Forecast.as_json(self),
             "warnings": self.warnings,
             "references": self.references,
             "triggers": self.triggers,
@@ -198,7 +253,7 @@ def plan(
     *,
     clock: Clock | None = None,
     limit: int = COUNT_LIMIT,
-    zone: tzinfo | None = None,
+    settings: Settings | None = None,
     force: bool = False,
     confirmed: bool = False,
     declared: Iterable[Sweep] = (),
@@ -208,7 +263,8 @@ def plan(
     Parameters:
       declared: All sweeps, to name those whose rows would be deleted along.
       clock: Time by which rows are stale, for tests; default: the database's clock.
-      zone: Time zone of the schedule; None if the plan should not name the next tick.
+      settings: The installation, to ask its queue and its processes as well and name the next tick; None for a run in
+        the foreground.
       force, confirmed: As for `run_sweep`.
 
     Raises:
@@ -216,51 +272,107 @@ def plan(
       DeclarationError: A stage identifies its rows by columns that are not unique.
     """
     with database.using(sweep.database):
-        planned = _counted(sweep, argument, clock, limit, declared)
+        try:
+            planned = _counted(sweep, argument, clock, limit, declared)
+        except DatabaseUnavailable as error:
+            if error.__cause__ is None or not is_lock_timeout(error.__cause__):
+                raise
+            planned = _uncounted(sweep, clock, error.__cause__)
         stages = stages_of(sweep)
         skews = [] if clock or planned.clock_skew is None else [planned.clock_skew, *other_clocks(stages)]
         request = RunRequest(sweep=sweep, argument=argument, force=force, confirmed=confirmed)
         # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
-        with translate_postgres_errors():
-            return _with_checks(planned, request, stages, skews, zone)
+        found = forecast(request, stages, skews, planned.now, settings)
+    return replace(planned, checks=found.checks, next_tick=found.next_tick)
 
 
-def _with_checks(
-    planned: Plan, request: RunRequest, stages: Sequence[Stage], skews: Sequence[ClockSkew], zone: tzinfo | None
-) -> Plan:
-    """Return the plan with what the gates would do to the run, and its next tick."""
-    sweep, now = request.sweep, planned.now
-    guard = RowGuard(sweep, stages, now, request.argument, confirmed=request.confirmed)
-    entry = OverrideGate(request)
-    gates: list[Gate] = [
-        entry,
-        LeaseGate(sweep, request.argument),
-        *before_batches(request, stages, skews, guard, lambda: runs.past_runs(sweep.name)),
-    ]
-    checks, tick = [], None
+def forecast_now(sweep: Sweep, clock: ClockSkew, settings: Settings) -> Forecast:
+    """Return what would become of a run that is sent now, without its argument; the worker's database is current.
+
+    Raises:
+      DatabaseUnavailable: PostgreSQL does not answer.
+    """
     try:
-        checks += [gate.examine() for gate in gates]
-    except ProgrammingError as error:
-        # The library's own tables are missing. An error of the worker's predicate is raised by its own count.
-        checks, zone = [Check("ledger", "unknown", str(classify_error(error)))], None
-    checks.append(ThrottleGate(sweep, stages, now).examine())
-    if zone is not None:
-        tick = next_tick(sweep, now, zone, entry.override)
-        checks.append(Check("schedule", "none", _tick_in_words(sweep, tick, now)))
-    return replace(planned, checks=[each for each in checks if each.text], next_tick=tick)
+        with translate_postgres_errors():
+            stages = () if sweep.lacks() is not None or sweep.argument is not None else stages_of(sweep)
+    except (DeclarationError, ProgrammingError) as error:
+        return Forecast(checks=[Check("rows", "fails", error_line(error), error_line(error))])
+    return forecast(RunRequest(sweep=sweep), stages, [clock], clock.server_at, settings)
 
 
-def _tick_in_words(sweep: Sweep, tick: datetime | None, now: datetime) -> str:
+def forecast(
+    request: RunRequest, stages: Sequence[Stage], skews: Sequence[ClockSkew], now: datetime, settings: Settings | None
+) -> Forecast:
+    """Ask all gates, and the schedule, what becomes of a run that begins now. A gate that fails is unknown.
+
+    Raises:
+      DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    sweep, checks = request.sweep, dict[str, Check]()
+    guard = RowGuard(sweep, stages, now, request.argument, confirmed=request.confirmed)
+    entry, queue = OverrideGate(request), None
+    gates: list[Gate] = [entry]
+    if settings is not None:
+        gates.append(queue := QueueGate(sweep.queue, settings, now))
+    if sweep.argument is None or request.argument is not None:
+        gates.append(LeaseGate(sweep, request.argument))
+    gates += [
+        LockGate(stages, now),
+        *before_batches(request, stages, skews, guard, lambda: runs.past_runs(sweep.name)),
+        ThrottleGate(sweep, stages, now),
+    ]
+    for gate in gates:
+        check = _examined(gate)
+        if check.text:
+            checks.setdefault(check.name, check)
+    tick = None
+    if queue is not None and settings is not None:
+        if "ledger" not in checks:
+            tick = next_tick(sweep, now, settings.timezone, entry.override)
+        checks["schedule"] = _schedule_check(sweep, tick, now, entry.override, queue.processes)
+    return Forecast(checks=list(checks.values()), next_tick=tick)
+
+
+def _examined(gate: Gate) -> Check:
+    """Return a gate's check, which is unknown if the gate fails."""
+    with translate_postgres_errors():
+        try:
+            # A table that is locked for longer has its own check. The throttle has limits of its own.
+            with nullcontext() if isinstance(gate, ThrottleGate) else time_limit(_COUNT_TIME, LOCK_TIME):
+                return gate.examine()
+        except Exception as error:  # a predicate may raise anything
+            if is_unavailable(error):
+                raise
+            found = error if is_timeout(error) else classify_error(error)
+            of_ledger = isinstance(found, SchemaMissing) or isinstance(gate, OverrideGate)
+            return Check("ledger" if of_ledger else "rows", "unknown", error_line(found))
+
+
+def _schedule_check(
+    sweep: Sweep, tick: datetime | None, now: datetime, override: Override | None, processes: Processes
+) -> Check:
     if sweep.schedule is None:
-        return "none: the worker runs when it is enqueued or started by hand"
+        return Check("schedule", "none", "none: the worker runs when it is enqueued or started by hand")
     if tick is None:
-        return f"no tick of {sweep.schedule!r} until the worker is on again"
-    return f"the next tick is {tick:%Y-%m-%d %H:%M} UTC, in {format_duration((tick - now).total_seconds())}"
+        return Check("schedule", "none", f"no tick of {sweep.schedule!r} until the worker is on again")
+    text = f"the next tick is {tick:%Y-%m-%d %H:%M} UTC, in {format_duration((tick - now).total_seconds())}"
+    if not processes.known:
+        return Check("schedule", "unknown", f"{text}; whether a scheduler is alive is unknown")
+    dead = no_living_scheduler(processes)
+    return Check("schedule", "none", text) if dead is None else Check("schedule", "alerts", f"{text}, but {dead}")
 
 
 def notable(checks: Iterable[Check]) -> list[Check]:
     """Return the checks that affect the run or could not be made."""
     return [each for each in checks if each.effect != "none"]
+
+
+def _uncounted(sweep: Sweep, clock: Clock | None, error: BaseException) -> Plan:
+    """Return the plan of a worker with a locked table: some unknown number of rows."""
+    with translate_postgres_errors():
+        now = clock.now() if clock else database_now()
+        unknown = [(StagePlan(each.name, Backlog(0, exact=False), {}), 0) for each in stages_of(sweep)]
+    return Plan(sweep.name, now, unknown, warnings=[f"the rows could not be counted: {error_line(error)}"])
 
 
 def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int, declared: Iterable[Sweep]) -> Plan:
@@ -344,7 +456,7 @@ def dry_run(
     argument: Any = None,
     *,
     clock: Clock | None = None,
-    zone: tzinfo | None = None,
+    settings: Settings | None = None,
     force: bool = False,
     confirmed: bool = False,
 ) -> DryRun:
@@ -352,7 +464,7 @@ def dry_run(
     run_clock = clock or SYSTEM_CLOCK
     started, now, counts = run_clock.monotonic(), run_clock.now(), initial_counts(sweep)
     try:
-        planned = plan(sweep, argument, clock=clock, zone=zone, force=force, confirmed=confirmed)
+        planned = plan(sweep, argument, clock=clock, settings=settings, force=force, confirmed=confirmed)
     except (HousekeepingError, PeeweeException) as error:
         spent = run_clock.monotonic() - started
         return DryRun(sweep.name, "failed", error_line(error), None, now, spent, counts, dry_run=True, error=error)
@@ -361,17 +473,22 @@ def dry_run(
             counts[name] = counts.get(name, 0) + number
         if "batches" in counts:
             counts["batches"] += batches
-    deciding = planned.deciding
+    # A run in the foreground needs no queue. It fails after it has waited for a locked table.
+    deciding = next(
+        (each for each in planned.checks if each.effect in OUTCOME_OF_EFFECT or each.reason == "locked"), None
+    )
+    outcome = "done" if deciding is None else OUTCOME_OF_EFFECT.get(deciding.effect, "failed")
+    reason = None if deciding is None else deciding.reason
     return DryRun(
         sweep.name,
-        planned.outcome,
-        planned.reason or (None if planned.stale.exact else "counted_up_to_limit"),
+        outcome,
+        reason or (None if planned.stale.exact else "counted_up_to_limit"),
         None,
         planned.now,
         run_clock.monotonic() - started,
         counts,
         dry_run=True,
-        error=HousekeepingError(deciding.text) if deciding is not None and planned.outcome == "failed" else None,
+        error=HousekeepingError(deciding.text) if deciding is not None and outcome == "failed" else None,
         checks=planned.checks,
     )
 
@@ -380,6 +497,7 @@ def dry_run(
 def _snapshot() -> Iterator[None]:
     with database.atomic():
         database.execute_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        shorten_time_limits(_COUNT_TIME, LOCK_TIME)
         yield
 
 

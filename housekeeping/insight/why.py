@@ -20,7 +20,8 @@ from housekeeping.core.redis import translate_redis_errors
 from housekeeping.database.connection import database
 from housekeeping.engine.alerts import no_living_scheduler, no_living_worker
 from housekeeping.engine.guard import UNCONFIRMED, in_words
-from housekeeping.insight.wording import next_tick, outcome_in_words
+from housekeeping.insight.plan import Forecast
+from housekeeping.insight.wording import format_in_zone, next_tick, outcome_in_words
 from housekeeping.ledger import history
 from housekeeping.ledger.history import RunRecord, name_database
 from housekeeping.ledger.operators import describe_override, override_of
@@ -152,7 +153,7 @@ _MADE_UP: Final = (
 )
 _NOT_TAKEN: Final = (
     "and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
-    "Look at the queues in `housekeeping status` (the tick before a first start of a scheduler counts as sent)"
+    "Look at the queues in `housekeeping status`"
 )
 
 #: What started a run, by its trigger.
@@ -163,7 +164,7 @@ _ORIGINS: Final = {
     "parent": "another worker's run enqueued it",
 }
 
-#: Whether a scheduler has sent a tick's message; None if unknown.
+#: Whether a scheduler has sent a tick's message, by what Redis has stored; None if unknown.
 WasSent = Callable[[datetime], bool | None]
 
 
@@ -178,7 +179,8 @@ class Explanation:
       meaning: The reason as text, with what to do.
       attempts: The runs for this tick, oldest first; a hundred at most.
       newer_run: The worker's latest run, if it belongs to no tick and began later.
-      queued: The messages in the worker's queue, and whether a process serves it; None if there are none, or unknown.
+      note: How the operator's time was understood, if the zone's clocks skipped or repeated it.
+      now: What would become of a run that is sent now; None if this was not asked.
     """
 
     worker: str
@@ -187,7 +189,8 @@ class Explanation:
     meaning: str
     attempts: list[RunRecord]
     newer_run: RunRecord | None = None
-    queued: str | None = None
+    note: str | None = None
+    now: Forecast | None = None
     database: str = field(default_factory=lambda: database.selected)
 
     def __str__(self) -> str:
@@ -234,7 +237,8 @@ def why(
     if attempts := history.at_tick(name, tick):
         return Explanation(name, tick, _outcome(attempts[-1]), meaning_of(attempts[-1]), attempts)
     if cron is not None and cron.latest(tick) != tick:
-        nearest = f"the ticks around it are {cron.latest(tick):%Y-%m-%d %H:%M} and {cron.next(tick):%Y-%m-%d %H:%M} UTC"
+        around = [format_in_zone(each, zone) for each in (cron.latest(tick), cron.next(tick))]
+        nearest = f"the ticks around it are {' and '.join(around)}"
         return Explanation(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
     if (gap := _gap_around(name, tick, cron)) is not None:
         return Explanation(name, tick, "missed", meaning_of(gap), [gap])
@@ -256,20 +260,37 @@ def _without_a_row(
     no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
     if sent:
         return "waiting", f"it was sent, {f'but {no_worker}' if no_worker else _NOT_TAKEN}"
-    if no_scheduler:
-        # Without Redis, a scheduler may have sent it before it died.
-        return "unknown" if sent is None else "not_sent", f"{no_scheduler}. {_MADE_UP}"
-    if now - tick < _SOON:
+    if now - tick < _SOON and no_scheduler is None:
         return "waiting", "it is being sent, or its message waits in the queue; look again in a minute"
-    if sent is not None:
-        return "not_sent", f"no scheduler has sent it: is the process `housekeeping scheduler` alive? {_MADE_UP}"
-    first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == sweep.name).scalar()
-    if first is not None and tick < first:
-        return "unknown", "the ledger does not reach back so far: old runs are removed after 30 days"
-    return "unknown", (
-        "it was not recorded: no scheduler has sent it, or its message waits in the queue. "
-        "Look at the queues in `housekeeping status`; are `housekeeping worker` and `housekeeping scheduler` alive?"
-    )
+    known = "no scheduler has sent it" if sent is False else "whether it was sent is unknown: Redis has no record of it"
+    made_up = f" {_MADE_UP}" if sent is False or no_scheduler else ""
+    found = f"{known}. {_scheduler_then(processes, tick)}. {_ledger_then(sweep.name, tick)}.{made_up}"
+    return "unknown" if sent is None else "not_sent", found
+
+
+def _scheduler_then(processes: Processes, tick: datetime) -> str:
+    """Return whether a scheduler was alive at a tick, as far as the heartbeats tell."""
+    if not processes.known:
+        return "Redis did not answer, so that nothing is known of the schedulers"
+    for each in processes.schedulers:
+        if each.started_at <= tick and (each.alive or tick <= each.heartbeat_at):
+            last = "and is alive" if each.alive else f"its last heartbeat was {each.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC"
+            return f"The scheduler {each.name} was running then: since {each.started_at:%Y-%m-%d %H:%M:%S} UTC, {last}"
+    if (dead := no_living_scheduler(processes)) is not None:
+        return f"{dead[0].upper()}{dead[1:]}"
+    started_at = min(each.started_at for each in processes.schedulers if each.alive)
+    return f"No scheduler is known from then: the one that is alive began at {started_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _ledger_then(worker: str, tick: datetime) -> str:
+    """Return how far back the ledger has runs of the worker."""
+    first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == worker).scalar()
+    if first is None:
+        return "The ledger has no run of this worker"
+    back = f"back to {first:%Y-%m-%d %H:%M:%S} UTC"
+    if tick < first:
+        return f"The ledger does not reach back so far, only {back}: old runs are removed after 30 days"
+    return f"The ledger, which goes {back}, has no run of it"
 
 
 def _last_run(sweep: Sweep) -> Explanation:
@@ -332,15 +353,6 @@ def with_newer_run(explanation: Explanation) -> Explanation:
             newer = latest.run_id > attempts[-1].run_id if attempts else latest.started_at > tick
             return replace(explanation, newer_run=latest) if newer else explanation
     return explanation
-
-
-def queued_messages(sweep: Sweep, messages: int, processes: Processes) -> str | None:
-    """Return how many messages the worker's queue has and whether a process serves it; None for an empty queue."""
-    if not messages:
-        return None
-    found = f"{counted(messages, 'message is', 'messages are')} in its queue {sweep.queue!r}"
-    no_worker = no_living_worker(processes, sweep.queue)
-    return f"{found}, waiting or running" if no_worker is None else f"{found}, but {no_worker}"
 
 
 def _origin(record: RunRecord) -> str:

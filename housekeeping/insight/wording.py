@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from peewee import ProgrammingError
@@ -117,6 +117,7 @@ def next_tick(sweep: Sweep, now: datetime, zone: Any, switch: Override | None = 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: Schedules cannot be evaluated in the first and last years that datetime supports.
 _LONGEST: Final = timedelta(days=3650)
+_MINUTE: Final = timedelta(minutes=1)
 
 
 def parse_past_time(text: str, now: datetime) -> datetime:
@@ -125,17 +126,52 @@ def parse_past_time(text: str, now: datetime) -> datetime:
     Raises:
       WrongArgument: The text is not a time, or the time is more than ten years away.
     """
+    return parse_local_time(text, now, UTC)[0]
+
+
+def parse_local_time(text: str, now: datetime, zone: tzinfo) -> tuple[datetime, str | None]:
+    """Return a time of the zone, in UTC, and a sentence about it if clocks there skipped or repeated it.
+
+    Raises:
+      WrongArgument: As `parse_past_time`.
+    """
     try:
         if re.fullmatch(r"\d{1,2}:\d{2}", text):
             hour, minute = (int(part) for part in text.split(":"))
-            today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
-            return today if today <= now else today - timedelta(days=1)
-        time = _aware(text)
+            today = now.astimezone(zone).replace(hour=hour, minute=minute, second=0, microsecond=0, tzinfo=None)
+            found = _at_local(today, zone)
+            return found if found[0] <= now else _at_local(today - timedelta(days=1), zone)
+        typed = datetime.fromisoformat(text)
+        time, sentence = (_aware(text), None) if typed.tzinfo else _at_local(typed, zone)
         if abs(time - now) > _LONGEST:
             raise ValueError
-        return time
+        return time, sentence
     except (ValueError, OverflowError):
         raise WrongArgument(f"{text!r} is not a time; it should be such as 2026-11-20T03:00 or 03:00") from None
+
+
+def _at_local(local: datetime, zone: tzinfo) -> tuple[datetime, str | None]:
+    """Return when the zone's clocks show a time. A skipped time is the end of the gap, as for `Cron`."""
+    first, second = (local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+    if first == second:
+        return first, None
+    on = f"{local:%H:%M} on {local:%Y-%m-%d}"
+    if first < second:
+        other = second.astimezone(zone).isoformat(timespec="minutes")
+        return first, f"{zone} had {on} twice; this is the first one, the second is {other}"
+    after = first.astimezone(zone).utcoffset()
+    while (first - _MINUTE).astimezone(zone).utcoffset() == after:
+        first -= _MINUTE
+    return (
+        first,
+        f"{zone} skipped {on}: its clocks were set forward to {first.astimezone(zone):%H:%M}, which is meant here",
+    )
+
+
+def format_in_zone(time: datetime, zone: tzinfo) -> str:
+    """Return a time to the minute in a zone, with the zone's name, and in UTC."""
+    shown = f"{time.astimezone(zone):%Y-%m-%d %H:%M} {zone}"
+    return shown if str(zone) == "UTC" else f"{shown} ({time:%H:%M} UTC)"
 
 
 def parse_since(text: str, now: datetime) -> datetime:

@@ -184,17 +184,18 @@ class _Epoch:
     database: str
 
 
-def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
+def held_leases(client: redis.Redis | None, namespace: str, only: str | None = None) -> list[HeldLease]:
     """Return the held leases, and those that Redis lost while their run is open, by key.
 
     Parameters:
       client: None to read only the database, if one is configured.
+      only: The key of the only lease to return; None for all.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
-    in_redis = {} if client is None else {key: (token, left) for key, token, left in _scanned(client, namespace)}
+    in_redis = {} if client is None else {key: (token, left) for key, token, left in _scanned(client, namespace, only)}
     known = {key: epochs[-1] for key, epochs in _known_everywhere(list(in_redis)).items()}
     found = []
     for key, (token, left_ms) in in_redis.items():
@@ -203,7 +204,7 @@ def held_leases(client: redis.Redis | None, namespace: str) -> list[HeldLease]:
     for key, epoch in known.items():
         if epoch.run_id is not None and in_redis.get(key, ("", 0))[0] != epoch.token:
             found.append(_held(key, epoch.token, None, epoch))
-    return sorted(found, key=lambda each: each.key)
+    return sorted((each for each in found if only in (None, each.key)), key=lambda each: each.key)
 
 
 def release_lease(client: redis.Redis, namespace: str, key: str, expected: str | None = None) -> HeldLease:
@@ -283,13 +284,15 @@ def _another_holder(key: str) -> HousekeepingError:
     return HousekeepingError(f"lease {key!r}: another holder has begun meanwhile; nothing was released")
 
 
-def _scanned(client: redis.Redis, namespace: str) -> Iterator[tuple[str, str, int]]:
-    """Yield key, token and remaining milliseconds of every lease; one round trip per page."""
+def _scanned(client: redis.Redis, namespace: str, only: str | None) -> Iterator[tuple[str, str, int]]:
+    """Yield key, token and remaining milliseconds of every lease, or of one; one round trip per page."""
     import redis
 
     prefix = f"{namespace}:lease:"
     with translate_redis_errors():
-        names = sorted(set(client.scan_iter(match=f"{prefix}*", count=_PAGE)))
+        names: list[Any] = [f"{prefix}{only}"]
+        if only is None:
+            names = sorted(set(client.scan_iter(match=f"{prefix}*", count=_PAGE)))
         for start in range(0, len(names), _PAGE):
             page = names[start : start + _PAGE]
             with client.pipeline(transaction=False) as pipeline:

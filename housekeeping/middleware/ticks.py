@@ -118,6 +118,21 @@ class TickStore:
         being_sent = of_tick == str(_seconds(tick)) and token != self._own.get(actor)
         return TickState(bool(recorded), being_sent, bool(known))
 
+    def was_sent(self, actor: str, tick: datetime) -> bool | None:
+        """Return whether the tick's message was sent; None if it is being sent, or Redis no longer knows."""
+        key, seconds = self._prefix + actor, _seconds(tick)
+        with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.zrangebyscore(key, seconds, seconds)
+            pipeline.zrange(key, 0, 0, withscores=True)
+            pipeline.get(self._claims + actor)
+            pipeline.hexists(self._notes, f"gap:{seconds}:{actor}")
+            recorded, first, held, is_missed = pipeline.execute()
+        if recorded:
+            # Without a token, the memory of a new actor begins there. A missed tick has a note until the ledger has it.
+            return bool(text(recorded[0]).split(":")[1]) and not is_missed
+        is_claimed = text(held or "").partition(":")[0] == str(seconds)
+        return False if first and first[0][1] < seconds and not is_claimed else None
+
     def remember(self, actor: str, tick: datetime) -> None:
         """Record the first tick of a new actor as missed."""
         self.record(actor, tick, "", "missed", last_missed=tick, noting=False)

@@ -12,7 +12,8 @@ from typing import Any, Final
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
+from housekeeping.brokers import reach_broker
+from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable, WrongArgument
 from housekeeping.core.logs import in_one_line
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import LARGEST_BATCH
@@ -73,7 +74,7 @@ def add_plans(app: Flask, snapshots: SnapshotCache) -> None:
             abort(503, "another plan is being computed; reload this page in a moment")
         try:
             with translate_table_errors(sweep):
-                planned = make_plan(sweep, parsed, limit=_COUNTED, zone=snapshots.settings.timezone)
+                planned = make_plan(sweep, parsed, limit=_COUNTED, settings=snapshots.settings)
         finally:
             counting.release()
         return render_template("plan.html", sweep=sweep, plan=planned, argument=argument, outgrown=outgrown)
@@ -90,7 +91,13 @@ def add_plans(app: Flask, snapshots: SnapshotCache) -> None:
     def run_to_confirm(name: str) -> str:
         sweep, seen = snapshots.sweep(name), _Seen.of_request()
         parse_argument(sweep, seen.argument)
-        return render_template("run_now.html", sweep=sweep, seen=seen, skipped=_reason_to_skip(sweep))
+        unsendable = None
+        try:
+            reach_broker(snapshots.settings)
+        except (RedisUnavailable, BrokerUnavailable) as error:
+            unsendable = str(error)
+        skipped = _reason_to_skip(sweep)
+        return render_template("run_now.html", sweep=sweep, seen=seen, skipped=skipped, unsendable=unsendable)
 
     @app.post("/workers/<name>/run")
     def run_now(name: str) -> Response | tuple[str, int]:

@@ -123,8 +123,8 @@ def test_killed_scheduler_is_missed_by_status_and_why(
         scheduler.kill()
     eventually(lambda: alerts(status, "no_scheduler"))
     # As if its minute came after the kill.
-    for key in redis_client.scan_iter(match=f"{namespace}:tick*"):
-        redis_client.delete(key)
+    redis_client.zremrangebyrank(f"{namespace}:ticks:{STATUSES}", 1, -1)
+    redis_client.delete(f"{namespace}:tick_claim:{STATUSES}")
     why = command("why", STATUSES).stdout
 
     assert before == []

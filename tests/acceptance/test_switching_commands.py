@@ -115,16 +115,56 @@ def test_why_distinguishes_sent_from_unsent_ticks(
     tick = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
     asked = ("why", WORKER, tick.isoformat())
 
+    store = TickStore(redis_client, settings.namespace)
+
+    emptied = command(*asked).stdout
+    store.remember(WORKER, tick)
+    began_there = command(*asked).stdout
+    redis_client.delete(f"{settings.namespace}:ticks:{WORKER}")
+    store.remember(WORKER, tick - timedelta(minutes=1))
     not_sent = command(*asked).stdout
-    TickStore(redis_client, settings.namespace).record(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
+    store.record(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
     sent = command(*asked).stdout
     nobody_knows = command(*asked, REDIS_URL="redis://localhost:1/0").stdout
 
-    assert [said.partition("UTC: ")[2].split()[0] for said in (not_sent, sent, nobody_knows)] == [
+    answers = (emptied, began_there, not_sent, sent, nobody_knows)
+    assert [said.partition("UTC: ")[2].split()[0] for said in answers] == [
+        "unknown",
+        "not_sent",
         "not_sent",
         "waiting",
         "unknown",
     ]
+
+
+def test_missed_tick_whose_row_is_not_written_yet_was_not_sent(
+    made: None, command: Command, settings: Settings, redis_client: redis.Redis
+) -> None:
+    tick = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
+    store = TickStore(redis_client, settings.namespace)
+    store.remember(WORKER, tick - timedelta(minutes=1))
+    store.record(WORKER, tick, "t", "missed", last_missed=tick, noting=True)
+
+    assert ": not_sent" in command("why", WORKER, tick.isoformat()).stdout
+
+
+def test_time_of_why_is_in_the_configured_zone(made: None, command: Command) -> None:
+    nightly = {"TIMEZONE": "Europe/Berlin", "WORKERS": f'{{"{WORKER}": {{"schedule": "0 2 * * *"}}}}'}
+
+    plain, skipped = (command("why", WORKER, f"{day}T02:00", **nightly).stdout for day in ("2025-06-01", "2025-03-30"))
+
+    assert plain.startswith(f"{WORKER}, tick 2025-06-01 02:00 Europe/Berlin (00:00 UTC): unknown\n")
+    assert skipped.splitlines()[0] == f"{WORKER}, tick 2025-03-30 03:00 Europe/Berlin (01:00 UTC): unknown"
+    assert skipped.splitlines()[1].startswith("Europe/Berlin skipped 02:00 on 2025-03-30: ")
+
+
+def test_why_of_a_paused_worker_names_who_why_and_until_when(made: None, command: Command) -> None:
+    command("pause", WORKER, "--reason", "a migration", "--until", "2h")
+
+    shown = command("why", WORKER).stdout
+
+    assert "a run now would be skipped (paused)" in shown
+    assert f"{WORKER} is paused until " in shown and " UTC: a migration (set by " in shown
 
 
 def test_acknowledged_alert_names_its_user_in_status(made: None, command: Command) -> None:

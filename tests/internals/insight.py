@@ -38,6 +38,7 @@ from housekeeping.insight.wording import (
     format_value,
     next_tick,
     parse_future_time,
+    parse_local_time,
     parse_past_time,
     translate_table_errors,
 )

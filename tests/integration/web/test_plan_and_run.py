@@ -15,9 +15,11 @@ from housekeeping import Settings
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, close
-from tests.integration.web.conftest import WORKER, LogIn, form_token
+from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 from tests.internals.app import broker_without_database
+from tests.internals.embedded import embedded
 from tests.internals.ledger import Override, Run, logged_actions, switch
+from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
 
 PATH = f"/workers/{WORKER}"
@@ -104,6 +106,24 @@ def test_paused_worker_is_named_before_and_after_it_is_sent(client: FlaskClient,
     assert all(f"{WORKER} is paused until it is resumed: migration" in text for text in texts)
     assert "would process" not in texts[0]
     assert '<td data-label="Effect">skips</td>' in texts[0] and all("will be skipped" in text for text in texts[1:])
+
+
+def test_run_is_not_offered_while_redis_is_stopped(
+    settings: Settings, make_app: Callable[[bool], Flask], add_statuses: AddStatuses, log_in: LogIn
+) -> None:
+    add_statuses(3, "now() - interval '1 hour'")
+    with embedded.start(postgres=False) as servers:
+        url = servers.redis_url
+    stopped = settings.model_copy(update={"redis_url": url, "broker_url": None})
+    only = {WORKER: configured_sweeps(settings)[WORKER]}
+    client = create_app(stopped, only, TOKEN, open_to_read=True).test_client()
+    log_in(client)
+
+    planned = client.get(f"{PATH}/plan").get_data(as_text=True)
+    confirming = client.get(f"{PATH}/run?rows=3&exact=1").get_data(as_text=True)
+
+    assert "would start" not in planned and "Run now…" not in planned and ">Run now</button>" not in confirming
+    assert all("Run now is not offered: Redis did not answer: " in page for page in (planned, confirming))
 
 
 @pytest.mark.parametrize(("rows", "outgrown"), [(1001, True), (1002, False)])

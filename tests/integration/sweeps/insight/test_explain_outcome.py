@@ -122,7 +122,7 @@ def test_minute_outside_of_the_schedule_is_not_a_tick(sweep: Sweep, recorded: Re
     answer = asked(sweep, datetime(2026, 11, 20, 11, 40, tzinfo=UTC))
 
     assert answer.outcome == "not_a_tick"
-    assert "2026-11-20 10:45 and 2026-11-20 11:45 UTC" in answer.meaning
+    assert "2026-11-20 10:45 UTC and 2026-11-20 11:45 UTC" in answer.meaning
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_running_and_silent_runs_are_distinguished(sweep: Sweep, recorded: Recor
 @pytest.mark.parametrize(
     ("sent", "outcome", "said"),
     [
-        (True, "waiting", "no worker has taken it"),
+        (True, "waiting", "it was sent, and no worker has taken it"),
         (False, "not_sent", "no scheduler has sent it"),
-        (None, "unknown", "no scheduler has sent it, or its message waits in the queue"),
+        (None, "unknown", "whether it was sent is unknown"),
     ],
 )
 def test_explanation_of_an_unrecorded_tick_says_whether_it_was_sent(
@@ -173,6 +173,32 @@ def test_explanation_of_an_unrecorded_tick_says_whether_it_was_sent(
     answer = asked(sweep, LAST, sent)
 
     assert answer.outcome == outcome and said in answer.meaning
+    assert ("it was sent" in answer.meaning.replace("whether it was sent", "")) == (sent is True)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "up_s", "said"),
+    [
+        (5, 7200, "The scheduler a:7 was running then: since 2026-11-20 10:00:25 UTC, and is alive"),
+        (
+            300,
+            3600,
+            "The scheduler a:7 was running then: since 2026-11-20 10:55:30 UTC, its last heartbeat was",
+        ),
+        (3600, 60, "No scheduler is alive since 2026-11-20 11:00:30 UTC (last heartbeat of a:7, 1 h ago)"),
+        (5, 60, "No scheduler is known from then: the one that is alive began at 2026-11-20 11:59:25 UTC"),
+    ],
+)
+@pytest.mark.parametrize("sent", [False, None])
+def test_unsent_tick_is_explained_by_the_schedulers_and_the_ledger(
+    sweep: Sweep, recorded: Recorded, age_s: float, up_s: float, said: str, sent: bool | None
+) -> None:
+    recorded(LAST - timedelta(hours=1), "done")
+
+    answer = why(sweep, LAST, NOW, UTC, lambda tick: sent, Processes((scheduler(age_s, up_s),)))
+
+    assert said in answer.meaning
+    assert "The ledger, which goes back to 2026-11-20 10:00:30 UTC, has no run of it" in answer.meaning
 
 
 @pytest.mark.parametrize("sent", [False, None])
@@ -196,8 +222,8 @@ def test_tick_older_than_the_ledger_is_unknown(sweep: Sweep, recorded: Recorded)
     assert answer.outcome == "unknown" and "does not reach back so far" in answer.meaning
 
 
-def scheduler(age_s: float) -> Process:
-    said = Heartbeat(kind="scheduler", host="a", pid=7, version="1", up_s=0.0)
+def scheduler(age_s: float, up_s: float = 0.0) -> Process:
+    said = Heartbeat(kind="scheduler", host="a", pid=7, version="1", up_s=up_s)
     return Process(said, NOW - timedelta(seconds=age_s), age_s)
 
 
@@ -210,7 +236,7 @@ def test_dead_scheduler_is_named_at_once_with_the_time_of_its_death(
     answer = why(soon, None, NOW, UTC, lambda tick: sent, Processes((scheduler(50),)))
 
     assert answer.outcome == outcome and "look again" not in answer.meaning
-    assert answer.meaning.startswith("no scheduler is alive since 2026-11-20 11:59:40 UTC (last heartbeat of a:7")
+    assert "No scheduler is alive since 2026-11-20 11:59:40 UTC (last heartbeat of a:7" in answer.meaning
 
 
 def test_living_scheduler_is_given_time_to_send(sweep: Sweep, recorded: Recorded) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from datetime import UTC, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 
-from housekeeping import Lease, Sweep, Throttle
+from housekeeping import Lease, Settings, Sweep, Throttle
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
@@ -25,7 +25,7 @@ FREE = changed(SMALL, throttle=Throttle(None, None))
 
 
 def forecast_of(sweep: Sweep, **options: Any) -> Plan:
-    return plan(sweep, zone=UTC, **options)
+    return plan(sweep, **options)
 
 
 def check(found: Plan, name: str) -> Check:
@@ -148,18 +148,21 @@ def test_lease_of_a_running_run_is_named(add_statuses: AddStatuses, redis_client
     after = forecast_of(worker)
 
     assert (during[0].outcome, during[0].reason) == ("skipped", "lease_held")
-    assert check(during[0], "lease").text == f"run {run.run_id} holds the lease statuses"
+    text = check(during[0], "lease").text
+    assert text.startswith(f"run {run.run_id}, {worker.name} on ") and " holds the lease statuses for " in text
     assert (after.outcome, check(after, "lease").effect) == ("done", "none")
 
 
-def test_schedule_names_the_next_tick_that_is_not_skipped(statuses: None, clock: ManualClock) -> None:
+def test_schedule_names_the_next_tick_that_is_not_skipped(
+    statuses: None, clock: ManualClock, settings: Settings, redis_client: redis.Redis
+) -> None:
     hourly = dataclasses.replace(FREE, schedule="30 * * * *")
-    free = as_json(plan(hourly, clock=clock, zone=UTC))
+    free = as_json(plan(hourly, clock=clock, settings=settings))
     overrides.switch(Override(FREE.name, "paused", until=clock.now() + timedelta(days=9000)))
-    paused = as_json(plan(hourly, clock=clock, zone=UTC))
+    paused = as_json(plan(hourly, clock=clock, settings=settings))
 
     assert free["next_tick"] == "2026-01-01T00:30:00+00:00"
-    assert free["checks"][-1]["text"] == "the next tick is 2026-01-01 00:30 UTC, in 30 min"
+    assert free["checks"][-1]["text"].startswith("the next tick is 2026-01-01 00:30 UTC, in 30 min")
     assert paused["next_tick"][:4] == "2050"
 
 
@@ -167,8 +170,12 @@ def test_forecast_without_the_ledger_keeps_the_rest(add_statuses: AddStatuses, p
     add_statuses(3, DUE)
     database.execute_sql(f"DROP SCHEMA {Run._meta.schema} CASCADE")
 
-    planned = plan(FREE, zone=UTC)
+    planned = plan(FREE)
     schema.init()
 
-    assert (planned.stale.rows, [each.name for each in planned.checks]) == (3, ["ledger", "throttle"])
+    assert (planned.stale.rows, [each.name for each in planned.checks]) == (
+        3,
+        ["ledger", "locks", "first run", "throttle"],
+    )
+    assert planned.in_words == "it is unknown whether a run now would start (ledger)"
     assert "housekeeping init" in check(planned, "ledger").text
