@@ -241,7 +241,7 @@ class Commit:
         """Return whether the stage's event has handlers in the transaction, or an outbox."""
         if stage.event is None:
             return False
-        handlers = events.handlers_of(stage.event[0])
+        handlers = events.handlers_of(stage.event.signal)
         return bool(handlers.within_transaction or handlers.outbox)
 
     def _collect(self, stage: Stage, result: BatchResult) -> None:

@@ -229,19 +229,6 @@ def setting_of(sweep: Sweep) -> str:
     return f'HOUSEKEEPING_WORKERS["{sweep.name}"]'
 
 
-def configured(sweep: Sweep, settings: WorkerSettings) -> Sweep:
-    """Return a copy of the sweep with its worker's settings applied.
-
-    Raises:
-      SettingsError: A setting does not apply to this worker, or its value cannot work.
-    """
-    try:
-        return _changed(sweep, settings, settings.model_fields_set)
-    except DeclarationError as error:
-        text = str(error).removeprefix(f"{sweep.name}: ")
-        raise SettingsError(f"{_wrong_value(sweep, settings)}; {text}") from None
-
-
 def _wrong_value(sweep: Sweep, settings: WorkerSettings) -> str:
     """Return the setting that makes the sweep invalid, with its value: one key, or all if only several together do."""
     for name in sorted(settings.model_fields_set):
@@ -539,7 +526,11 @@ class Sweep:
         Raises:
           SettingsError: A setting does not apply to this worker, or its value cannot work.
         """
-        return configured(self, settings)
+        try:
+            return _changed(self, settings, settings.model_fields_set)
+        except DeclarationError as error:
+            text = str(error).removeprefix(f"{self.name}: ")
+            raise SettingsError(f"{_wrong_value(self, settings)}; {text}") from None
 
 
 def _listed(stages: Any) -> Sequence[Any]:

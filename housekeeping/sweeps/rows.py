@@ -292,7 +292,7 @@ class Rows(OfTable):
             action=self.action,
             batch_size=self.batch or batch,
             columns={column.name: column for column in fields.values() if column.name not in ordered},
-            event=event and (event.signal, _keys(event.columns or dict.fromkeys(ordered), fields)),
+            event=event and Event(event.signal, **_keys(event.columns or dict.fromkeys(ordered), fields)),
             row_log=log and replace(log, fields=_keys(log.fields, fields)),
             hold=None if self.hold is None else Predicate(self.hold, model, self.age),
             appends_key=True,

@@ -27,7 +27,7 @@ class Event:
       renamed: Name in the event -> column.
     """
 
-    def __init__(self, signal: NamedSignal, *columns: str, **renamed: str) -> None:
+    def __init__(self, signal: NamedSignal, /, *columns: str, **renamed: str) -> None:
         if not isinstance(signal, NamedSignal):
             raise DeclarationError(f"Event: {described(signal)} is no event; write events.event('shop.order_expired')")
         self.signal = signal

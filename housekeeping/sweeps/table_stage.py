@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
 from typing import Any, Final, Protocol, Self
 
-from blinker import NamedSignal
 from peewee import (
     CTE,
     OP,
@@ -45,6 +44,7 @@ from housekeeping.sweeps.stage import (
     Backlog,
     Batch,
     BatchResult,
+    Event,
     ExplainQuery,
     Failure,
     Position,
@@ -107,19 +107,13 @@ def counts_of(action: Any) -> tuple[str, ...]:
 _SAMPLES: Final = 5
 
 
-def named_keys(keys: tuple[str, ...] | Mapping[str, str]) -> Mapping[str, str]:
-    """Return the keys of an event's row, each with the key of the record that it is copied from."""
-    return keys if isinstance(keys, Mapping) else dict(zip(keys, keys, strict=True))
-
-
 @dataclass(frozen=True, kw_only=True)
 class TableStage(TableRows):
     """Stage that processes the rows of one table. Rows that another transaction has locked are skipped.
 
     Attributes:
       action: What is done with the stale rows of a batch.
-      event: The event announced with the changed rows of each batch, and the keys of the row that it carries; a mapping
-        if the event has other names for them (event's key -> row's key).
+      event: The event announced with the changed rows of each batch. Its columns are keys of the row.
       row_log: The log line of each changed row.
       counts: Names of the counts of a run, in display order. Default: those of the action, ``batches`` and
         ``out_of_time``.
@@ -131,7 +125,7 @@ class TableStage(TableRows):
     """
 
     action: Action
-    event: tuple[NamedSignal, tuple[str, ...] | Mapping[str, str]] | None = None
+    event: Event | None = None
     row_log: RowLog | None = None
     locks_first: bool = False
     counts: tuple[str, ...] = ()
@@ -162,8 +156,7 @@ class TableStage(TableRows):
         if row_log is not None:
             row_log = replace(row_log, fields={name: key for name, key in row_log.fields.items() if key not in absent})
         if event is not None:
-            named = {name: key for name, key in named_keys(event[1]).items() if key not in absent}
-            event = (event[0], named)
+            event = Event(event.signal, **{name: key for name, key in event.columns.items() if key not in absent})
         columns = {key: column for key, column in self.columns.items() if key not in absent}
         return replace(self, action=action, columns=columns, row_log=row_log, event=event)
 
@@ -192,7 +185,7 @@ class TableStage(TableRows):
     def needs_rows(self) -> bool:
         """Return whether the changed rows must be returned, for log lines or for a listener of the event."""
         written = self.row_log is not None and logging.getLogger(__name__).isEnabledFor(self.row_log.level)
-        return written or (self.event is not None and events.has_listeners(self.event[0]))
+        return written or (self.event is not None and events.has_listeners(self.event.signal))
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         if self.row_log is not None:
@@ -202,11 +195,10 @@ class TableStage(TableRows):
 
     def announcements(self, result: BatchResult) -> Sequence[Announcement]:
         """Return the event of the changed rows, if the stage has one and they were read back."""
-        if self.event is None or not events.has_listeners(self.event[0]):
+        if self.event is None or not events.has_listeners(self.event.signal):
             return ()
-        event, keys = self.event
-        named = named_keys(keys)
-        return [Announcement(event, [{name: row[key] for name, key in named.items()} for row in result.rows])]
+        named = self.event.columns.items()
+        return [Announcement(self.event.signal, [{name: row[key] for name, key in named} for row in result.rows])]
 
     def positions(self, batch: Batch, prepared: Any = None) -> list[Position]:
         found = CompiledQuery(self.locking(batch, self.rows(batch))).rows()

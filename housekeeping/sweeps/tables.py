@@ -211,7 +211,15 @@ def describe(name: str) -> TableDescription:
       DeclarationError: There is no such table, it has no primary key, or it belongs to PostgreSQL.
       peewee.PeeweeException: The catalog cannot be read.
     """
-    schema, table, kind, columns, key = _row_of(name)
+    try:
+        row: Any = database.execute_sql(_READ, (name,)).fetchone()
+    except PeeweeException as error:
+        if sqlstate(error) not in _NOT_A_NAME:
+            raise
+        raise DeclarationError(f"{name!r} is no name of a table: {error_line(error)}") from None
+    if row is None:
+        raise DeclarationError(f"there is no table {name!r}; write it as in SQL, with its schema if it needs one")
+    schema, table, kind, columns, key = row
     if kind not in _TABLES:
         raise DeclarationError(f"{name} is {_KINDS.get(kind, 'no table')}; name a table")
     if schema in _SYSTEM:
@@ -221,19 +229,6 @@ def describe(name: str) -> TableDescription:
             raise DeclarationError(f"{name} has a percent sign in the name {part!r}, which is not supported")
     described = [Column(column, column, sql_type, null) for column, sql_type, null in columns]
     return TableDescription(table, schema, table, described, key or [])
-
-
-def _row_of(name: str) -> tuple[str, str, str, list[tuple[str, str, bool]], list[str]]:
-    try:
-        row: Any = database.execute_sql(_READ, (name,)).fetchone()
-    except PeeweeException as error:
-        if sqlstate(error) not in _NOT_A_NAME:
-            raise
-        raise DeclarationError(f"{name!r} is no name of a table: {error_line(error)}") from None
-    if row is None:
-        raise DeclarationError(f"there is no table {name!r}; write it as in SQL, with its schema if it needs one")
-    found: tuple[str, str, str, list[tuple[str, str, bool]], list[str]] = row
-    return found
 
 
 def column_named(sweep: str, model: type[Model], name: object) -> Field:

@@ -1,7 +1,7 @@
 """A sweep's stages compared with the real tables: columns, keys, archives, foreign keys and triggers.
 
-`stages_of` gives the stages of a run once keys and columns are right, `require_archives` checks the archives. Foreign
-keys that reach deleted rows and triggers that fire are shown by `plan` and `doctor`, and never stop a run.
+`stages_of` gives the stages of a run once keys and columns are right, `problems_of` says what is wrong with archives.
+Foreign keys that reach deleted rows and triggers that fire are shown by `plan` and `doctor`, and never stop a run.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any, Final, Literal
 
 from peewee import Column, Field, Model, ProgrammingError
 
-from housekeeping.core.errors import ArchiveMismatch, DeclarationError
+from housekeeping.core.errors import DeclarationError
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.catalog import (
     CASCADE,
     ColumnType,
     ForeignKey,
-    Table,
     chains_to,
     declared_key_columns,
     forget_table,
@@ -43,7 +42,6 @@ from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call, CallStage
 from housekeeping.sweeps.stage import Explainable, Stage
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.tables import is_built
 
 logger = named_logger(__name__)
 
@@ -109,31 +107,22 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
 
 def missing_column(stage: TableStage) -> str | None:
     """Return an error text for a column of the stage that its table lacks; None if it has all of them."""
-    model = stage.model
-    if not _absent_columns(model, table_of(model)):
-        return None
-    table = read_table(model)  # the known one may be outdated
-    absent = _absent_columns(model, table)
+    model: Any = stage.model
+    absent, columns = {*model._meta.columns} - _SYSTEM_COLUMNS, frozenset[str]()
+    for read in (table_of, read_table):  # the known one may be outdated
+        columns = frozenset(read(model).columns)
+        if not columns or absent <= columns:  # the first statement on a missing table reports it
+            return None
     # Other sweeps may use further columns of the model.
     fields = used_fields(stage, datetime.now(UTC))
-    used = sorted((each for each in fields if each.model is model and each.column_name in absent), key=_name_of)
+    missing = [each for each in fields if each.model is model and each.column_name in absent - columns]
+    used = sorted(missing, key=lambda each: str(each.name))
     if not used:
         return None
     return (
         f"table {quoted_name(model)} has no column {used[0].column_name}, which {model.__name__}.{used[0].name} "
-        f"declares; its columns are {', '.join(sorted(table.columns))}"
+        f"declares; its columns are {', '.join(sorted(columns))}"
     )
-
-
-def _absent_columns(model: type[Model], table: Table) -> set[str]:
-    if not table.exists:
-        return set()  # the first statement on the table reports it
-    meta: Any = model._meta
-    return {name for name in meta.columns if name not in table.columns} - _SYSTEM_COLUMNS
-
-
-def _name_of(field: Field) -> str:
-    return str(field.name)
 
 
 def wrong_key(stage: TableStage) -> tuple[str, str] | None:
@@ -152,44 +141,12 @@ def wrong_key(stage: TableStage) -> tuple[str, str] | None:
     return (
         f"{model.__name__} declares the key ({declared}) and order is {order}, "
         f"but rows of {name} are identified by {keys}",
-        _as_written(stage, table),
+        f"declare the primary key {_in_brackets(table.keys[0])} in {model.__name__}, and end the order with it",
     )
-
-
-def key_in_model(model: type[Model], table: Table) -> str:
-    """Return an instruction for declaring the key of the table in the model."""
-    meta: Any = model._meta
-    if is_built(model):
-        return f"declare the primary key {_in_brackets(table.keys[0])} in {model.__name__}"
-    key = [_field_name(model, column) for column in table.keys[0]]
-    if len(key) == 1:
-        written = f"write {key[0]} = ...Field(primary_key=True) in {model.__name__}"
-    else:
-        names = ", ".join(map(repr, key))
-        written = f"write primary_key = CompositeKey({names}) in class Meta of {model.__name__}"
-    missing = [column for column in table.keys[0] if column not in meta.columns]
-    return f"{written}, with a field for {' and '.join(missing)}" if missing else written
-
-
-def _as_written(stage: TableStage, table: Table) -> str:
-    model, key = stage.model, table.keys[0]
-    if is_built(model):
-        return key_in_model(model, table)  # `Rows` appends the key to the order
-    declared = declared_key_columns(model)
-    before = [column.column_name for column in stage.order if column.column_name not in (*key, *declared)]
-    columns = [*before, *(column for column in (*declared, *key) if column in table.columns)]
-    order = [f"{model.__name__}.{_field_name(model, column)}" for column in dict.fromkeys(columns)]
-    written = f"write order=({', '.join(order)}{',' if len(order) == 1 else ''})"
-    return f"{written} and {key_in_model(model, table).removeprefix('write ')}"
 
 
 def _in_brackets(columns: Sequence[str]) -> str:
     return f"({', '.join(columns)})"
-
-
-def _field_name(model: type[Model], column: str) -> str:
-    meta: Any = model._meta
-    return str(meta.columns[column].name) if column in meta.columns else column
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,17 +222,6 @@ def problems_of(stages: Iterable[Stage]) -> Iterator[ArchiveProblem]:
     for _, _, problem in compared(stages):
         if problem is not None:
             yield problem
-
-
-def require_archives(stages: Sequence[Stage]) -> None:
-    """Raise unless each archive of the stages can take all columns of its table.
-
-    Raises:
-      ArchiveMismatch: An archive is missing, or lacks a column.
-      peewee.PeeweeException: When the database cannot be asked.
-    """
-    for problem in problems_of(stages):
-        raise ArchiveMismatch(f"nothing was changed: {problem}")
 
 
 def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: bool) -> ArchiveProblem | None:
@@ -387,29 +333,20 @@ class Reference:
     """A foreign key that reaches the rows that a stage deletes.
 
     Attributes:
-      stage: The stage that deletes them.
+      sweep, stage: The stage that deletes them, of this sweep.
       chain: The foreign keys that lead from the deleted rows to it; it is the last one. The others cascade.
-      predicate, rows_called: How messages call the condition of the stale rows, and these rows.
-      handled: Whether the action of the stage is one of your own, which may delete the referencing rows itself.
-      called: Whether a function is called for each row before it is deleted.
-      archived: Whether the deleted rows move to an archive.
       reached: Whether the same deletion also reaches its table by another chain, which cascades.
-      holding, archiving: Names of the declared sweeps that hold, or archive, rows of its table.
+      others: Stages of declared sweeps that hold or archive rows of its table, if it cascades, by the sweep's name.
       referenced_rows: How many of the sampled rows it keeps from being deleted, or, if it cascades, have held rows
         behind it; None if not counted.
       sampled_rows: How many stale rows were looked up.
     """
 
-    stage: str
+    sweep: Sweep
+    stage: TableStage
     chain: tuple[ForeignKey, ...]
-    predicate: str
-    rows_called: str
-    handled: bool
-    called: bool = False
-    archived: bool = False
-    reached: bool = False
-    holding: tuple[str, ...] = ()
-    archiving: tuple[str, ...] = ()
+    reached: bool
+    others: tuple[tuple[str, TableStage | PartitionStage], ...] = ()
     referenced_rows: int | None = None
     sampled_rows: int | None = None
 
@@ -417,6 +354,22 @@ class Reference:
     def key(self) -> ForeignKey:
         """The foreign key."""
         return self.chain[-1]
+
+    @property
+    def handled(self) -> bool:
+        """Whether the action of the stage is one of your own, which may delete the referencing rows itself."""
+        delete = _delete_of(self.stage)
+        return delete is not None and type(delete).write is not Delete.write
+
+    @property
+    def holding(self) -> str:
+        """Names of the declared sweeps that hold rows of its table; empty without one."""
+        return ", ".join(dict.fromkeys(name for name, stage in self.others if stage.hold is not None))
+
+    @property
+    def archiving(self) -> str:
+        """Names of the declared sweeps that archive rows of its table; empty without one."""
+        return ", ".join(dict.fromkeys(name for name, stage in self.others if _archives(stage)))
 
     @property
     def restricts(self) -> bool:
@@ -428,7 +381,7 @@ class Reference:
     @property
     def deletes_held_rows(self) -> bool:
         """Whether the deletion may cascade to rows that a declared sweep holds."""
-        return self.key.on_delete == CASCADE and bool(self.holding) and self.referenced_rows != 0
+        return bool(self.holding) and self.referenced_rows != 0
 
     @property
     def countable(self) -> bool:
@@ -457,19 +410,18 @@ class Reference:
     @property
     def way_out(self) -> str | None:
         """Remedy; None if none is needed."""
-        key, steps = self.key, []
+        key, predicate, steps = self.key, self.sweep.predicate_name, []
         if not key.indexed and (len(self.chain) == 1 or key.large):
             concurrently = "" if key.partitioned else " CONCURRENTLY"
             steps.append(f"CREATE INDEX{concurrently} ON {key.table} ({', '.join(key.columns)})")
         if self.restricts and self.referenced_rows != 0:
             steps.append(
-                f"leave referenced rows out of {self.predicate}, or delete the rows of {key.table} first by a sweep of "
+                f"leave referenced rows out of {predicate}, or delete the rows of {key.table} first by a sweep of "
                 "their own, or declare the foreign key ON DELETE CASCADE"
             )
-        if key.on_delete == CASCADE and (self.deletes_held_rows or self.archiving):
+        if self.deletes_held_rows or self.archiving:
             steps.append(
-                f"leave rows with rows of {key.table} out of {self.predicate}, or declare the foreign key ON DELETE "
-                "RESTRICT"
+                f"leave rows with rows of {key.table} out of {predicate}, or declare the foreign key ON DELETE RESTRICT"
             )
         return "; ".join(steps) or None
 
@@ -478,28 +430,30 @@ class Reference:
         of_key = {name: getattr(self.key, name) for name in ("table", "columns", "on_delete", "indexed")}
         names = ("referenced_rows", "sampled_rows", "level", "text", "way_out")
         own = {name: getattr(self, name) for name in names}
-        return {"pass": self.stage, **of_key, "chain": self.chain_in_words, **own}
+        return {"pass": self.stage.name, **of_key, "chain": self.chain_in_words, **own}
 
     def _effect(self) -> str:
         scan = "" if self.key.indexed else "; each deleted row reads all of it"
+        archived = archiving(self.stage.action) is not None
+        again = "; every run calls the function of its Call for them again" * isinstance(self.stage.action, Call)
         if self.handled:
             return f"the sweep's own action decides about its rows{scan}"
         if self.key.on_delete == CASCADE:
-            kept = " or archived" if self.archived else ""
+            kept = " or archived" if archived else ""
             return f"its rows are deleted as well, and not counted{kept}{self._of_others()}{scan}"
         if self.key.on_delete not in ("NO ACTION", "RESTRICT"):
-            kept = "; a restore does not change them back" if self.archived else ""
+            kept = "; a restore does not change them back" if archived else ""
             return f"its rows are changed as well, and not counted{kept}{scan}"
         if not self.restricts:
             return f"its rows are deleted as well by another chain; any other row prevents the deletion{scan}"
         if self.referenced_rows is not None:
             if not self.sampled_rows:
-                return f"no row is {self.rows_called} now"
+                return f"no row is {self.sweep.rows_called} now"
             if self.referenced_rows == 0:
                 return f"none of {self._sample} is referenced"
             verb = "is" if self.referenced_rows == 1 else "are"
-            return f"{self.referenced_rows} of {self._sample} {verb} referenced and cannot be deleted{self._again()}"
-        return f"referenced rows cannot be deleted{self._why_not_counted()}{self._again()}{scan}"
+            return f"{self.referenced_rows} of {self._sample} {verb} referenced and cannot be deleted{again}"
+        return f"referenced rows cannot be deleted{self._why_not_counted()}{again}{scan}"
 
     def _why_not_counted(self) -> str:
         named = [(key, "it" if key is self.key else key.table) for key in self.chain]
@@ -509,24 +463,18 @@ class Reference:
 
     def _of_others(self) -> str:
         """Return what the cascade does to rows that a declared sweep holds or archives."""
-        texts, holding = [], ", ".join(self.holding)
+        text = ""
         if self.holding and self.referenced_rows is None:
-            texts.append(f"also those that {holding} holds")
+            text = f"; also those that {self.holding} holds"
         elif self.holding:
-            number = self.referenced_rows or "none"
-            verb = "lead" if number != "none" and number != 1 else "leads"
-            texts.append(f"{number} of {self._sample} {verb} to rows that {holding} holds")
-        if self.archiving:
-            texts.append(f"they do not reach the archive of {', '.join(self.archiving)}")
-        return "".join(f"; {text}" for text in texts)
+            number, verb = self.referenced_rows or "none", "lead" if (self.referenced_rows or 1) != 1 else "leads"
+            text = f"; {number} of {self._sample} {verb} to rows that {self.holding} holds"
+        return f"{text}; they do not reach the archive of {self.archiving}" if self.archiving else text
 
     @property
     def _sample(self) -> str:
-        rows = self.rows_called
+        rows = self.sweep.rows_called
         return f"the only {rows} row" if self.sampled_rows == 1 else f"the first {self.sampled_rows} {rows} rows"
-
-    def _again(self) -> str:
-        return "; every run calls the function of its Call for them again" if self.called else ""
 
 
 def references(sweep: Sweep, stages: Sequence[Stage], declared: Iterable[Sweep] = ()) -> list[Reference]:
@@ -540,19 +488,22 @@ def references(sweep: Sweep, stages: Sequence[Stage], declared: Iterable[Sweep] 
     """
     found = []
     for stage in stages:
-        delete = _delete_of(stage)
-        if not isinstance(stage, TableStage) or delete is None:
-            continue
-        handled = type(delete).write is not Delete.write
-        called, archived = isinstance(stage.action, Call), delete.archive_to is not None
-        chains = chains_to(quoted_name(stage.model))
-        cascaded = {chain[-1].table_id for chain in chains if chain[-1].on_delete == CASCADE}
-        for chain in chains:
-            reached, words = chain[-1].table_id in cascaded, (sweep.predicate_name, sweep.rows_called)
-            found.append(Reference(stage.name, chain, *words, handled, called, archived, reached))
+        if isinstance(stage, TableStage) and _delete_of(stage) is not None:
+            chains = chains_to(quoted_name(stage.model))
+            cascaded = {chain[-1].table_id for chain in chains if chain[-1].on_delete == CASCADE}
+            found += [Reference(sweep, stage, chain, chain[-1].table_id in cascaded) for chain in chains]
     # A cascade from a table to itself passes the sweep's own hold and archive by.
-    others = [stage for each in _by_name(sweep, declared).values() for stage in _stages_on(each, sweep.database)]
-    return _with_others(found, others) if found and others else found
+    by_name = {each.name: each for each in (*declared, sweep)}
+    others = [each for other in by_name.values() for each in _stages_on(other, sweep.database)]
+    if not found or not others:
+        return found
+    of_table: dict[int | None, list[tuple[str, TableStage | PartitionStage]]] = {}
+    for number, each in zip(table_ids([stage.model for _, stage in others]), others, strict=True):
+        of_table.setdefault(number, []).append(each)
+    return [
+        replace(each, others=tuple(of_table.get(each.key.table_id, ()))) if each.key.on_delete == CASCADE else each
+        for each in found
+    ]
 
 
 def sampled_references(
@@ -565,13 +516,9 @@ def sampled_references(
     Raises:
       peewee.PeeweeException: When the database cannot be asked.
     """
-    by_name = {stage.name: stage for stage in stages if isinstance(stage, TableStage)}
-    others = _by_name(sweep, declared)
     return [
-        _with_number(by_name[each.stage], each, now, others)
-        if each.countable and (each.restricts or each.deletes_held_rows)
-        else each
-        for each in references(sweep, stages, others.values())
+        _with_number(each, now) if each.countable and (each.restricts or each.deletes_held_rows) else each
+        for each in references(sweep, stages, declared)
     ]
 
 
@@ -584,14 +531,9 @@ def warn_of_references(sweep: Sweep, stages: Sequence[Stage]) -> None:
             logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
 
 
-def _delete_of(stage: Stage) -> Delete | None:
-    action = getattr(stage, "action", None)
-    action = action.then if isinstance(action, Call) else action
+def _delete_of(stage: TableStage) -> Delete | None:
+    action = stage.action.then if isinstance(stage.action, Call) else stage.action
     return action if isinstance(action, Delete) else None
-
-
-def _by_name(sweep: Sweep, declared: Iterable[Sweep]) -> dict[str, Sweep]:
-    return {each.name: each for each in (*declared, sweep)}
 
 
 def _stages_on(sweep: Sweep, database_name: str) -> list[tuple[str, TableStage | PartitionStage]]:
@@ -614,34 +556,16 @@ def _archives(stage: TableStage | PartitionStage) -> bool:
     return isinstance(stage, TableStage) and archiving(stage.action) is not None
 
 
-def _with_others(
-    found: Sequence[Reference], others: Sequence[tuple[str, TableStage | PartitionStage]]
-) -> list[Reference]:
-    ids = table_ids([stage.model for _, stage in others])
-
-    def named(key: ForeignKey, *, by_hold: bool) -> tuple[str, ...]:
-        names = [
-            name
-            for (name, stage), number in zip(others, ids, strict=True)
-            if number == key.table_id and (stage.hold is not None if by_hold else _archives(stage))
-        ]
-        return tuple(dict.fromkeys(names)) if key.on_delete == CASCADE else ()
-
-    return [
-        replace(each, holding=named(each.key, by_hold=True), archiving=named(each.key, by_hold=False)) for each in found
-    ]
-
-
-def _with_number(stage: TableStage, reference: Reference, now: datetime, others: dict[str, Sweep]) -> Reference:
+def _with_number(reference: Reference, now: datetime) -> Reference:
+    stage, chain = reference.stage, reference.chain
     meta: Any = stage.model._meta
-    first = reference.chain[0]
-    columns = [Column(meta.table, name) for name in first.referenced_columns]
+    columns = [Column(meta.table, name) for name in chain[0].referenced_columns]
     sample = stage.first_stale(now, columns, SAMPLE, in_order=True)
     rows, values = database.get_sql_context().sql(sample).query()
-    tables = ", ".join(f"{key.table} AS link_{place}" for place, key in enumerate(reference.chain))
-    found = f"SELECT FROM {tables} WHERE {_joined(reference.chain)}".replace("%", "%%")
+    tables = ", ".join(f"{key.table} AS link_{place}" for place, key in enumerate(chain))
+    found = f"SELECT FROM {tables} WHERE {_joined(chain)}".replace("%", "%%")
     try:
-        held, of_hold = _held(reference, others, now)
+        held, of_hold = _held(reference, now)
         # Names come from the catalog, quoted by PostgreSQL.
         sql = f"SELECT count(*), count(*) FILTER (WHERE EXISTS ({found}{held})) FROM ({rows}) AS sample"  # noqa: S608
         with database.atomic() as savepoint:
@@ -666,13 +590,11 @@ def _joined(chain: Sequence[ForeignKey]) -> str:
     return " AND ".join(pairs)
 
 
-def _held(reference: Reference, others: dict[str, Sweep], now: datetime) -> tuple[str, list[Any]]:
+def _held(reference: Reference, now: datetime) -> tuple[str, list[Any]]:
     """Return the further condition, with its parameters, that a declared sweep holds the row of the last table."""
-    holding = [stage for name in reference.holding for _, stage in _stages_on(others[name], others[name].database)]
-    ids = table_ids([stage.model for stage in holding])
     conditions, values = [], []
-    for stage, number in zip(holding, ids, strict=True):
-        if stage.hold is None or number != reference.key.table_id:
+    for _, stage in reference.others:
+        if stage.hold is None:
             continue
         meta: Any = stage.model._meta
         context: Any = database.get_sql_context()

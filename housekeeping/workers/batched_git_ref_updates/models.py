@@ -33,18 +33,15 @@ class Deletion(PartitionedModel):
     class Meta:
         table_name = "batched_git_ref_updates_deletions"
 
-    def process(self, now: datetime | None = None) -> None:
+    def process(self) -> None:
         """Mark this row as processed, because its ref is gone.
-
-        Parameters:
-          now: Time of the change; the database's time unless given.
 
         Raises:
           IllegalEvent: When the row is processed already; nothing is changed.
           RecordChanged: When the row is gone.
         """
         identify(type(self))
-        machine.fire(self, "process", {Deletion.updated_at: now or statement_time(Deletion.updated_at)})
+        machine.fire(self, "process", {Deletion.updated_at: statement_time(Deletion.updated_at)})
 
 
 #: States of a row of ``batched_git_ref_updates_deletions``.

@@ -24,7 +24,7 @@ from peewee import (
     TextField,
 )
 
-from housekeeping import SYSTEM_CLOCK, BaseModel, Clock, StateMachine, UtcDateTimeField, statement_time, update_rows
+from housekeeping import SYSTEM_CLOCK, BaseModel, StateMachine, UtcDateTimeField, statement_time, update_rows
 
 Events = Mapping[str, tuple[Iterable[Enum], Enum]]
 
@@ -136,29 +136,29 @@ class StatefulModel(BaseModel):
         is_open: Expression = machine.field.in_(machine.sources("cleanup_stale"))
         return (cls.updated_at < before) & is_open
 
-    def start(self, *, clock: Clock | None = None) -> None:
+    def start(self) -> None:
         """Record that the work has started, and save the record."""
-        self._fire("start", clock)
+        self._fire("start")
 
-    def finish(self, *, clock: Clock | None = None) -> None:
+    def finish(self) -> None:
         """Record that the work was completed."""
-        self._fire("finish", clock)
+        self._fire("finish")
 
-    def fail(self, *, clock: Clock | None = None) -> None:
+    def fail(self) -> None:
         """Record that the work failed; allowed from any state."""
-        self._fire("fail", clock)
+        self._fire("fail")
 
-    def cancel(self, *, clock: Clock | None = None) -> None:
+    def cancel(self) -> None:
         """Record that the work was canceled; allowed from any state."""
-        self._fire("cancel", clock)
+        self._fire("cancel")
 
-    def cleanup_stale(self, *, clock: Clock | None = None) -> None:
+    def cleanup_stale(self) -> None:
         """Record that the work timed out."""
-        self._fire("cleanup_stale", clock)
+        self._fire("cleanup_stale")
 
-    def _fire(self, event: str, clock: Clock | None) -> None:
+    def _fire(self, event: str) -> None:
         model = type(self)
-        model.machine.fire(self, event, {model.updated_at: clock.now() if clock else statement_time(model.updated_at)})
+        model.machine.fire(self, event, {model.updated_at: statement_time(model.updated_at)})
 
     if TYPE_CHECKING:
         updated_at: UtcDateTimeField
@@ -217,12 +217,12 @@ class BulkImportEntity(StatefulModel):
         optional_fields = ("source_type", "source_full_path")
         constraints = (Check("num_nonnulls(namespace_id, project_id, organization_id) = 1"),)
 
-    def cleanup_stale(self, *, clock: Clock | None = None) -> None:
+    def cleanup_stale(self) -> None:
         """Time out the entity together with all trackers that have not ended, in one transaction.
 
         Waits up to ``lock_timeout`` for trackers that another session has locked.
         """
-        event, at = "cleanup_stale", clock.now() if clock else statement_time(BulkImportEntity.updated_at)
+        event, at = "cleanup_stale", statement_time(BulkImportEntity.updated_at)
         trackers = BulkImportTracker.machine
         time_out_trackers = BulkImportTracker.update(
             {BulkImportTracker.status: trackers.target(event), BulkImportTracker.updated_at: at}
@@ -253,17 +253,17 @@ class BulkImportTracker(StatefulModel):
         table_name = "bulk_import_trackers"
         indexes = ((("bulk_import_entity", "relation"), True),)
 
-    def enqueue(self, *, clock: Clock | None = None) -> None:
+    def enqueue(self) -> None:
         """Queue the work."""
-        self._fire("enqueue", clock)
+        self._fire("enqueue")
 
-    def retry(self, *, clock: Clock | None = None) -> None:
+    def retry(self) -> None:
         """Queue work that was started before."""
-        self._fire("retry", clock)
+        self._fire("retry")
 
-    def skip(self, *, clock: Clock | None = None) -> None:
+    def skip(self) -> None:
         """Skip the work; allowed from any state."""
-        self._fire("skip", clock)
+        self._fire("skip")
 
 
 BulkImport.machine = StateMachine(BulkImport.status, ImportStatus, IMPORT_EVENTS, IMPORT_ENDS)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
 from peewee import SQL, BigAutoField, BigIntegerField, Expression, IntegerField, TextField, fn
 
 from housekeeping import (
-    Clock,
     NaiveUtcDateTimeField,
     PartitionedModel,
     StateMachine,
@@ -89,14 +87,13 @@ class Build(PartitionedModel):
         """Return the predicate for builds in this status."""
         return (cls.type == BUILD_TYPE) & (cls.status == status.value)
 
-    def drop(self, reason: FailureReason | None = None, *, clock: Clock | None = None) -> None:
+    def drop(self, reason: FailureReason | None = None) -> None:
         """Fail the build, unless it has ended.
 
         If the build was changed since it was read, it is read again and the drop is repeated, up to 3 times.
 
         Parameters:
           reason: None for an unknown failure.
-          clock: Source of the times that are set; the database's time of the change unless given.
 
         Raises:
           IllegalEvent: When the build has ended (success, failed, canceled, skipped); nothing is changed.
@@ -105,10 +102,10 @@ class Build(PartitionedModel):
         Note: Sends no event, unlike the sweeps.
         """
         identify(type(self))
-        changes = {Build.failure_reason: reason, **ended_at(clock.now() if clock else None)}
+        changes = {Build.failure_reason: reason, **ended_at()}
         machine.fire(self, "drop", changes, version=Build.lock_version)
 
-    def doom(self, *, clock: Clock | None = None) -> None:
+    def doom(self) -> None:
         """Fail a build with damaged data whatever its ``lock_version``, unless it has ended.
 
         Raises:
@@ -116,7 +113,7 @@ class Build(PartitionedModel):
         """
         identify(type(self))
         version = (self.lock_version or 0) % _LARGEST_INTEGER + 1
-        machine.fire(self, "doom", {**doomed_at(clock.now() if clock else None), Build.lock_version: version})
+        machine.fire(self, "doom", {**doomed_at(), Build.lock_version: version})
 
 
 #: Statuses from which a build can fail; the others are final.
@@ -138,14 +135,14 @@ machine: Final = StateMachine(
 )
 
 
-def ended_at(now: datetime | None = None) -> dict[Any, Any]:
-    """Return the times of a build that ends now, column -> value; the database's time unless given."""
-    return {column: now or statement_time(column) for column in (Build.finished_at, Build.updated_at)}
+def ended_at() -> dict[Any, Any]:
+    """Return the times of a build that ends now, column -> value."""
+    return {column: statement_time(column) for column in (Build.finished_at, Build.updated_at)}
 
 
-def doomed_at(now: datetime | None = None) -> dict[Any, Any]:
+def doomed_at() -> dict[Any, Any]:
     """Return the changes to a doomed build, except its status and version: column -> value."""
-    return {Build.failure_reason: FailureReason.DATA_INTEGRITY_FAILURE, **ended_at(now)}
+    return {Build.failure_reason: FailureReason.DATA_INTEGRITY_FAILURE, **ended_at()}
 
 
 def version_after_doom() -> Expression:

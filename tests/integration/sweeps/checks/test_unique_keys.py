@@ -74,10 +74,7 @@ def found(sweep: Sweep) -> list[Finding]:
 
 
 WRONG = 'Event declares the key (id) and order is (id), but rows of "event" are identified by (id, happened_at)'
-WRITE = (
-    "write order=(Event.id, Event.happened_at) and "
-    "primary_key = CompositeKey('id', 'happened_at') in class Meta of Event"
-)
+WRITE = "declare the primary key (id, happened_at) in Event, and end the order with it"
 
 
 def test_order_without_the_whole_key_fails_the_run(events: None, do: Do, last_run: Callable[[], Any]) -> None:

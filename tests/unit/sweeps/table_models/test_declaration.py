@@ -75,7 +75,8 @@ def test_event_renames_columns() -> None:
         )
     )
 
-    assert stage.event == (event.signal, {"session": "id"})
+    assert stage.event is not None
+    assert (stage.event.signal, stage.event.columns) == (event.signal, {"session": "id"})
 
 
 class Base(DeclarativeBase):
