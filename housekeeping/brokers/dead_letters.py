@@ -5,7 +5,7 @@
     store = dead_letters_of(broker)
     for letter in store.newest_first():
         print(letter.id, letter.queue, letter.error)
-    requeue(store, ["5f0c2a9e-..."])
+    apply(store, "requeue", found(store, ["5f0c2a9e-..."]))
 
 Dramatiq keeps those of Redis in a sorted set by time and a hash of bodies per queue. RabbitMQ keeps them in a
 dead-letter queue beside each queue. Texts for people have their secrets masked.
@@ -194,6 +194,9 @@ class LetterResult:
     detail: str | None = None
 
 
+Action = Literal["requeue", "delete"]
+
+
 class DeadLetterStore(Protocol):
     """The dead letters of one broker."""
 
@@ -203,39 +206,38 @@ class DeadLetterStore(Protocol):
     def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
         """Yield the dead letters of one queue or of all, newest first; with a time, only those that died by then."""
 
-    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        """Move dead letters back to their queues, through the middleware's hooks; each by itself and atomically.
+    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        """Requeue dead letters through the middleware's hooks, or delete them for good; each by itself and atomically.
 
         One that cannot be sent is refused, and the others are requeued.
         """
 
-    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        """Delete dead letters for good, each by itself."""
 
+def _requeue(
+    broker: Broker, letter: DeadLetter, move: Callable[[Message[Any]], object], **options: str
+) -> LetterResult:
+    """Requeue a letter through the hooks of the middleware. Refuse it if its message is broken.
 
-def requeue_or_refuse(letter: DeadLetter, requeue_letter: Callable[[], LetterResult]) -> LetterResult:
-    """Requeue a letter. Refuse it if its message is broken, so that the next ones are still requeued."""
-    try:
-        return requeue_letter()
-    except _BROKEN as error:
-        return LetterResult(letter.id, "refused", error_line(error))
-
-
-def run_hooks_before(broker: Broker, letter: DeadLetter, message: Message[Any]) -> LetterResult | None:
-    """Run the hooks before enqueueing; returns the result if they reject the message, else None.
+    Parameters:
+      move: Moves the message from the dead letters to its queue, at once; returns a false value if it is there no more.
+      options: Further options of the message.
 
     Raises:
       RedisUnavailable: When a hook needs Redis, which does not answer.
     """
     try:
+        message = letter.revived(broker).copy(options=options)
         broker.emit_before("enqueue", message, None)
+        if not move(message):
+            return LetterResult(letter.id, "gone")
+        broker.emit_after("enqueue", message, None)
+        return LetterResult(letter.id, "requeued")
     except SkipEnqueue as skip:
         return LetterResult(letter.id, "duplicate", skip.duplicate_of)
     except StoreUnavailable as error:
         raise RedisUnavailable(str(error)) from error
-    except MiddlewareError as error:
+    except (MiddlewareError, *_BROKEN) as error:
         return LetterResult(letter.id, "refused", error_line(error))
-    return None
 
 
 def find(store: DeadLetterStore, ids: Collection[str]) -> dict[str, DeadLetter]:
@@ -260,15 +262,6 @@ def found(store: DeadLetterStore, ids: Sequence[str]) -> list[DeadLetter]:
         if each not in letters:
             raise DeadLetterRefused(f"there is no dead letter {each!r}; see: housekeeping deadletters list")
     return [letters[each] for each in given]
-
-
-def requeue(store: DeadLetterStore, ids: Sequence[str]) -> list[LetterResult]:
-    """Requeue dead letters; returns the result for each.
-
-    Raises:
-      DeadLetterRefused: When one does not exist or cannot be read; then none is requeued.
-    """
-    return list(store.requeue_each(readable(found(store, ids))))
 
 
 def readable(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
@@ -365,19 +358,12 @@ class RedisDeadLetters:
             letters = (self._newest_first(name, died_until) for name in queues)
             yield from heapq.merge(*letters, key=lambda each: each.died_ms, reverse=True)
 
-    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        change = self._requeue if action == "requeue" else self._delete
         for letter in letters:
             with self._exclusively():
-                result = requeue_or_refuse(letter, partial(self._requeue, letter))
+                result = change(letter)
             yield result
-
-    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        for letter in letters:
-            dead = self._key(letter.queue)
-            with self._exclusively(), self._client.pipeline() as pipeline:
-                pipeline.zrem(dead, letter.broker_id).hdel(f"{dead}.msgs", letter.broker_id)
-                deleted = any(pipeline.execute())
-            yield LetterResult(letter.id, "deleted" if deleted else "gone")
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -393,19 +379,22 @@ class RedisDeadLetters:
                     lock.release()
 
     def _requeue(self, letter: DeadLetter) -> LetterResult:
-        if self._client.zscore(self._key(letter.queue), letter.broker_id) is None:
+        dead, redis_id = self._key(letter.queue), str(uuid4())
+        if self._client.zscore(dead, letter.broker_id) is None:
             return LetterResult(letter.id, "gone")
-        redis_id = str(uuid4())
-        message = letter.revived(self._broker).copy(options={"redis_message_id": redis_id})
-        # Like the broker's `enqueue`, with another script.
-        if outcome := run_hooks_before(self._broker, letter, message):
-            return outcome
-        dead, queue = self._key(letter.queue), f"{self._broker.namespace}:{message.queue_name}"
-        arguments = [letter.broker_id, redis_id, message.encode()]
-        if not retry_redis(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)):
-            return LetterResult(letter.id, "gone")
-        self._broker.emit_after("enqueue", message, None)
-        return LetterResult(letter.id, "requeued")
+
+        def move(message: Message[Any]) -> object:
+            queue = f"{self._broker.namespace}:{message.queue_name}"
+            arguments = [letter.broker_id, redis_id, message.encode()]
+            return retry_redis(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments))
+
+        return _requeue(self._broker, letter, move, redis_message_id=redis_id)
+
+    def _delete(self, letter: DeadLetter) -> LetterResult:
+        dead = self._key(letter.queue)
+        with self._client.pipeline() as pipeline:
+            pipeline.zrem(dead, letter.broker_id).hdel(f"{dead}.msgs", letter.broker_id)
+            return LetterResult(letter.id, "deleted" if any(pipeline.execute()) else "gone")
 
     def _queues(self) -> list[str]:
         """Return every queue with dead letters, also those of unknown actors."""
@@ -437,9 +426,6 @@ class RedisDeadLetters:
     def _key(self, queue: str) -> str:
         return f"{self._broker.namespace}:{queue}{_SUFFIX}"
 
-
-#: Moves a letter, given the channel with a transaction and the tag of its delivery.
-_Move = Callable[[Any, int, DeadLetter], LetterResult]
 
 #: The largest number in AMQP.
 _MAX_PREFETCH: Final = 65_535
@@ -473,42 +459,35 @@ class RabbitmqDeadLetters:
         # Times have seconds only, so of equal ones the last in its queue is the newest.
         yield from sorted(reversed(found), key=lambda letter: letter.died_ms, reverse=True)
 
-    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        return self._move_each(
-            letters, lambda channel, tag, letter: requeue_or_refuse(letter, partial(self._move, channel, tag, letter))
-        )
-
-    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        return self._move_each(letters, _delete)
-
-    def _move_each(self, letters: Sequence[DeadLetter], move: _Move) -> Iterator[LetterResult]:
-        """Apply the function to letters, each in a transaction of its own. Each of their queues is read once."""
+    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         for queue in dict.fromkeys(letter.queue for letter in letters):
             wanted = {letter.broker_id: letter for letter in letters if letter.queue == queue}
             with self._channel() as channel:
-                channel.tx_select()
+                channel.tx_select()  # each is changed in a transaction of its own
                 self._broker._declare_xq_queue(queue)  # the queue may have been deleted
                 for fetched in self._fetched(channel, queue):
                     if letter := wanted.pop(fetched.broker_id, None):
-                        yield move(channel, fetched.tag, letter)
+                        move = partial(self._move, channel, fetched.tag)
+                        if action == "requeue":
+                            yield _requeue(self._broker, letter, move)
+                        else:
+                            channel.basic_ack(fetched.tag)
+                            channel.tx_commit()
+                            yield LetterResult(letter.id, "deleted")
                     if not wanted:
                         break
             yield from (LetterResult(letter.id, "gone") for letter in wanted.values())
 
-    def _move(self, channel: Any, tag: int, letter: DeadLetter) -> LetterResult:
-        message = letter.revived(self._broker)
+    def _move(self, channel: Any, tag: int, message: Message[Any]) -> bool:
         # Declare the queue again: RabbitMQ silently drops messages to a deleted queue.
         self._broker.queues_pending.add(message.queue_name)
         self._broker.declare_queue(message.queue_name, ensure=True)
-        if outcome := run_hooks_before(self._broker, letter, message):
-            return outcome
         properties = self._broker.properties_of(message)
         # One transaction publishes it to the queue and removes it from the dead letters.
         channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
         channel.basic_ack(tag)
         channel.tx_commit()
-        self._broker.emit_after("enqueue", message, None)
-        return LetterResult(letter.id, "requeued")
+        return True
 
     def _queues(self) -> list[str]:
         return sorted(self._broker.get_declared_queues())
@@ -566,12 +545,6 @@ def _delivered(queue: str, method: Any, properties: Any, body: bytes) -> DeadLet
     # Without an id: written by Dramatiq's own broker, before it was hardened.
     broker_id = properties.message_id or hashlib.sha256(body).hexdigest()[:32]
     return DeadLetter(broker_id, queue, (properties.timestamp or 0) * 1000, body, method.delivery_tag)
-
-
-def _delete(channel: Any, tag: int, letter: DeadLetter) -> LetterResult:
-    channel.basic_ack(tag)
-    channel.tx_commit()
-    return LetterResult(letter.id, "deleted")
 
 
 def dead_letters_of(broker: Broker) -> DeadLetterStore:
@@ -745,8 +718,6 @@ def _behind(letters: Iterable[DeadLetter], place: Position) -> Iterator[DeadLett
     yield from same
 
 
-Action = Literal["requeue", "delete"]
-
 _IN_WORDS: Final[dict[str, str]] = {
     "requeued": "requeued",
     "deleted": "deleted",
@@ -807,13 +778,9 @@ def apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter])
 
     A broken one is refused, and the others continue. If the broker does not answer, the result says how many are left.
     """
-    steps: dict[Action, Callable[[Sequence[DeadLetter]], Iterator[LetterResult]]] = {
-        "requeue": store.requeue_each,
-        "delete": store.delete_each,
-    }
     done: list[LetterResult] = []
     try:
-        for result in steps[action](letters):
+        for result in store.change_each(action, letters):
             done.append(result)
     except HousekeepingError as error:
         return BulkResult(done, error_line(error), len(letters) - len(done))

@@ -36,39 +36,6 @@ from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 
-
-def publish_together(broker: ReliableRabbitmqBroker, messages: Sequence[Message[Any]]) -> None:
-    """Publish messages of one queue in one transaction, in five round trips for any number.
-
-    RabbitMQ's transactions are atomic within one queue. With confirmations, pika would wait for each before it sends
-    the next message.
-
-    Raises:
-      UnroutableError: When the queue was deleted; nothing was enqueued.
-      AMQPError: When RabbitMQ does not answer; the messages may be in the queue nevertheless.
-    """
-    queue_name = messages[0].queue_name
-    broker.declare_queue(queue_name, ensure=True)
-    channel = broker.connection.channel()
-    returned: list[Any] = []
-    channel.add_on_return_callback(lambda *given: returned.append(given))
-    channel.tx_select()
-    for message in messages:
-        channel.basic_publish(
-            exchange="",
-            routing_key=broker.physical(queue_name),
-            body=message.encode(),
-            properties=broker.properties_of(message),
-            mandatory=True,
-        )
-    channel.tx_commit()
-    broker.connection.process_data_events(0)  # pika reports returned messages only here
-    channel.close()
-    if returned:
-        broker.queues_pending.add(queue_name)
-        raise UnroutableError(returned)
-
-
 #: Seconds that a message waits in each level: from a minute to about three days, each four times the previous one. A
 #: message waits in each at most three times, except in the last.
 LEVELS: Final = tuple(60 * 4**power for power in range(7))
@@ -91,22 +58,6 @@ def level_queue(delay_queue: str, level: int) -> str:
 def level_queues(delay_queue: str) -> list[str]:
     """Return the names in RabbitMQ of all levels of a delay queue, whether they exist or not."""
     return [level_queue(delay_queue, level) for level in LEVELS]
-
-
-def declare(channel: Any, delay_queue: str, level: int) -> None:
-    """Declare a level of a delay queue in RabbitMQ."""
-    channel.queue_declare(
-        level_queue(delay_queue, level),
-        durable=True,
-        arguments={
-            "x-queue-type": "quorum",
-            "x-message-ttl": level * 1000,
-            "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": delay_queue,
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",  # required by the strategy
-        },
-    )
 
 
 T = TypeVar("T")
@@ -341,12 +292,33 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         self._retry(lambda: self._publish(message.queue_name, message.encode(), properties, level))
 
     def put_many(self, messages: Sequence[Message[Any]]) -> None:
-        """Publish messages of one queue without delay, all or none, in a constant number of round trips.
+        """Publish messages of one queue without delay in one transaction, in five round trips for any number.
+
+        RabbitMQ's transactions are atomic within one queue. With confirmations, pika would wait for each before it
+        sends the next message.
 
         Raises:
-          ConnectionClosed: When RabbitMQ does not answer, or rejects them.
+          ConnectionClosed: When RabbitMQ does not answer, or rejects them. They may be in the queue nevertheless.
         """
-        self._retry(lambda: publish_together(self, messages))
+        queue_name, returned = messages[0].queue_name, list[Any]()
+
+        def publish() -> None:
+            self.declare_queue(queue_name, ensure=True)
+            returned.clear()
+            channel = self.connection.channel()
+            channel.add_on_return_callback(lambda *given: returned.append(given))
+            channel.tx_select()
+            name = self.physical(queue_name)
+            for each in messages:
+                channel.basic_publish("", name, each.encode(), self.properties_of(each), mandatory=True)
+            channel.tx_commit()
+            self.connection.process_data_events(0)  # pika reports returned messages only here
+            channel.close()
+            if returned:  # the queue was deleted; nothing was enqueued
+                self.queues_pending.add(queue_name)
+                raise UnroutableError(returned)
+
+        self._retry(publish)
 
     def bury(self, queue_name: str, body: bytes) -> None:
         """Publish a message to the dead letters of a queue, with a new AMQP message id.
@@ -375,7 +347,18 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         if level is not None:
             target, delay_queue = level_queue(target, level), target
             if target not in self._levels:
-                declare(self.channel, delay_queue, level)
+                self.channel.queue_declare(
+                    target,
+                    durable=True,
+                    arguments={
+                        "x-queue-type": "quorum",
+                        "x-message-ttl": level * 1000,
+                        "x-dead-letter-exchange": "",
+                        "x-dead-letter-routing-key": delay_queue,
+                        "x-dead-letter-strategy": "at-least-once",
+                        "x-overflow": "reject-publish",  # required by the strategy
+                    },
+                )
                 self._levels.add(target)
         try:
             self.channel.basic_publish(

@@ -74,6 +74,9 @@ HEARTBEAT_TIMEOUT_MS: Final = 60_000
 DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's default: dead letters are kept for a week
 
 
+#: Attribute of a `MessageProxy`: a middleware's function that ends the message and acknowledges it in one script. It is
+#: given the Redis keys and arguments of Dramatiq's script for ``ack``.
+WITH_ACKNOWLEDGMENT: Final = "with_acknowledgment"
 #: The scripts of the file beside this module, by name.
 _LUA: Final = read_scripts(__file__)
 
@@ -217,8 +220,15 @@ class _Consumer(RedisConsumer):
         return None
 
     def ack(self, message: MessageProxy) -> None:
+        """Acknowledge a message, in one script with what a middleware has left to do at its end."""
+        end = vars(message).get(WITH_ACKNOWLEDGMENT)
         with _connected():
-            super().ack(message)
+            if end is None:
+                super().ack(message)
+            else:
+                arguments = dispatch_arguments(self.broker, "ack", self.queue_name, message.options["redis_message_id"])
+                end(([self.broker.namespace], [str(each) for each in arguments]))
+                self.queued_message_ids.discard(message.message_id)
         self._forget(message)
 
     def nack(self, message: MessageProxy) -> None:
@@ -260,7 +270,7 @@ def _time_of_next_check() -> float:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Turn redis-py's errors into ConnectionClosed, which Dramatiq retries; any other error ends its thread."""
+    """Turn errors of Redis into ConnectionClosed, which Dramatiq retries; any other error ends its thread."""
     try:
         yield
     except redis.RedisError as error:

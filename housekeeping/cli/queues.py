@@ -275,7 +275,7 @@ def list_keys(limit: int) -> None:
 
 def _key_cells(held: HeldKey) -> list[str]:
     key, state, message = (in_one_line(text, _KEY_WIDTH) for text in (held.key, held.state, held.message_id))
-    return [key, state, format_duration(held.remaining.total_seconds()), "yes" if held.again else "-", message]
+    return [key, state, format_duration(held.remaining_s), "yes" if held.again else "-", message]
 
 
 @dedup.command("release", short_help="Release keys, so that their work can be sent again.")

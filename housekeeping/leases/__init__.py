@@ -1,5 +1,5 @@
 """Exclusive leases: Redis decides who may begin, and a fencing token in PostgreSQL decides who may commit.
 
-Start with `lease`, the public `ExclusiveLease` and the lease of the current message. `renewal` keeps leases in Redis
-and renews them in the background. `fencing` issues and checks the fencing tokens, called epochs.
+Start with `lease`: the public `ExclusiveLease`, its fencing tokens, and the lease of the current message. `renewal`
+keeps leases in Redis and renews them in the background.
 """

@@ -318,24 +318,6 @@ class LeaseStore(Protocol):
         """Return the time until the lease expires; None if it is free."""
 
 
-def release_with_retries(store: LeaseStore, key: str, token: str) -> bool:
-    """Release a lease at the end of its run, in up to three tries; return False if the token no longer held it.
-
-    If the lease is free after a try without an answer, that try counts as its release.
-
-    Raises:
-      RedisUnavailable: If no try got an answer. The lease may stay until its ttl expires.
-    """
-    tries = 0
-
-    def release() -> bool:
-        nonlocal tries
-        tries += 1
-        return store.release(key, token) or tries > 1
-
-    return retry_redis(release)
-
-
 class RedisLeaseStore:
     """Leases as Redis keys.
 

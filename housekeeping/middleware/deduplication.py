@@ -53,7 +53,7 @@ from housekeeping.middleware.ticks import tick_of
 logger = named_logger(__name__)
 
 #: Redis keys and arguments, by name, of one part of the script that begins or ends a delivery.
-Part = tuple[list[str], dict[str, Any]]
+Part = tuple[list[str], dict[str, Any] | list[str]]
 
 
 @dataclass(slots=True)
@@ -258,20 +258,6 @@ def claim_step(
     )
 
 
-@contextmanager
-def enqueue_without_key_on_error(message: Message[Any]) -> Iterator[None]:
-    """Let a known message be enqueued without its key if Redis is down; the key is claimed again at its start.
-
-    Dramatiq acknowledges a message whose retry it could not enqueue. So an error here would lose the message.
-    """
-    try:
-        yield
-    except SkipEnqueue:
-        raise
-    except Exception as error:
-        logger.warning("Message is enqueued without its key", message_id=message.message_id, error=str(error))
-
-
 _KEY_IN_USE_DELAY: Final = timedelta(seconds=5)  # of a message whose key is in use by a running one
 
 
@@ -344,10 +330,16 @@ class Deduplication(Middleware):
         delivery = self.thread.begun_delivery(message)
         ttl = config.ttl + timedelta(milliseconds=delay or 0)
         if DEDUP_STATE in message.options or delivery is not None:
-            with enqueue_without_key_on_error(message):
+            try:
                 step = step_of_known_message(key_of(actor, message, config), message, config, delivery, delay, ttl)
                 if step is not None:
                     self._take(step, message)
+            except SkipEnqueue:
+                raise
+            except Exception as error:
+                # Its key is claimed again at its start. An error would lose it: Dramatiq acknowledges a message whose
+                # retry is not enqueued.
+                logger.warning("Message is enqueued without its key", message_id=message.message_id, error=str(error))
             self.thread.requeued.append(message.message_id)
         elif delay is not None and not config.including_scheduled:
             message.options[DEDUP_STATE] = WHEN_DUE

@@ -49,14 +49,18 @@ local holder = part("lease", obtain, 1)
 return {mark or "", key or "", holder or "", holder and redis.call("pttl", KEYS[used]) or 0}
 
 --- dismiss
--- End a run. owes_rerun: whether a run that lost its key is followed by another one. Returns whether the lease was held,
--- the answer of the key's release, and whether the completion was recorded. A wanted rerun is enqueued before that.
+-- End a run. owes_rerun: whether a run that lost its key is followed by another one. ack: the arguments of Dramatiq's
+-- script that acknowledges the message, whose KEYS are the broker's namespace. Returns whether the lease was held, the
+-- answer of the key's release, and whether the completion was recorded and the message acknowledged. A wanted rerun is
+-- enqueued before that.
 --[[parts]]
 local function give_back(KEYS, given) --[[give_back]] end
 local function release(KEYS, given) --[[release]] end
 local function finish(KEYS, given) --[[finish]] end
+local function acknowledge(KEYS, ARGV) --[[dispatch]] end
 local held = part("lease", give_back, 1) or 1
 local left = part("key", release, 1) or 0
 if left == 1 or (left == 2 and given.owes_rerun) then return {held, left, 0} end
 part("mark", finish, 3)
+part("ack", acknowledge, 1)
 return {held, left, 1}

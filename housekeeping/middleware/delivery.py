@@ -21,7 +21,9 @@ from dramatiq.middleware import MiddlewareError
 from dramatiq.results import ResultMissing
 
 from housekeeping.brokers.dead_letters import LIFE
+from housekeeping.brokers.dramatiq_internals import dispatch_script
 from housekeeping.brokers.middleware_errors import InvalidOption, Requeue, Skip, SkipDelivery, fail_message_on_error
+from housekeeping.brokers.redis import WITH_ACKNOWLEDGMENT, ReliableRedisBroker
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable
 from housekeeping.core.interrupts import LostLease, interrupter
 from housekeeping.core.logs import logger as named_logger
@@ -39,8 +41,14 @@ from housekeeping.core.redis import (
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database
 from housekeeping.leases import renewal
-from housekeeping.leases.fencing import Connection, DatabaseNotConfigured, fetch_row, refuse_outside_of_transaction
-from housekeeping.leases.lease import ExclusiveLease, current_lease
+from housekeeping.leases.lease import (
+    Connection,
+    DatabaseNotConfigured,
+    ExclusiveLease,
+    current_lease,
+    fetch_row,
+    refuse_outside_of_transaction,
+)
 from housekeeping.leases.renewal import SHORTEST_TTL, RedisLeaseStore, elapsed, renewals, safe_until
 from housekeeping.ledger.leases import holder_of
 from housekeeping.ledger.schema import Completion
@@ -57,7 +65,7 @@ from housekeeping.middleware.keys import (
     has_dependents,
     key_value,
 )
-from housekeeping.middleware.retries import result_of
+from housekeeping.middleware.retries import result_of, retry_until_available
 
 logger = named_logger(__name__)
 
@@ -188,7 +196,8 @@ class Deliveries(Middleware):
     like any failed one. With ``"fenced": True`` the actor may call `housekeeping.fence`, so that writes to the database
     are fenced off as well.
 
-    Redis is asked once before a run and once after it; not at all for an actor without these options.
+    Redis is asked once before a run and once at its end, together with the acknowledgment if the queues are on the same
+    Redis; not at all for an actor without these options.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, deduplication: Deduplication) -> None:
@@ -199,9 +208,19 @@ class Deliveries(Middleware):
         self._marks = RedisLeaseStore(client, namespace, kind="running")
         self._begin: Any = client.register_script(GIVEN + _BEGIN)
         begin = {"begin": _BEGIN, "start": scripts.START, "obtain": renewal._OBTAIN}
-        end = {"give_back": renewal._RELEASE, "release": scripts.RELEASE, "finish": _END}
         self._admit: Any = register_freeing_script(client, GIVEN + fill(_LUA["admit"], parts=_LUA["parts"], **begin))
-        self._dismiss: Any = register_freeing_script(client, GIVEN + fill(_LUA["dismiss"], parts=_LUA["parts"], **end))
+        self._dismiss: Any = self._script_of_end(client, dispatch="")
+        self._acknowledges = False
+
+    def end_with_acknowledgment(self, broker: ReliableRedisBroker) -> None:
+        """End each message together with its acknowledgment, because the broker's queues are on the same Redis."""
+        self._dismiss = self._script_of_end(broker.client, text(dispatch_script(broker).script))
+        self._acknowledges = True
+
+    @staticmethod
+    def _script_of_end(client: redis.Redis, dispatch: str) -> Any:
+        end = {"give_back": renewal._RELEASE, "release": scripts.RELEASE, "finish": _END, "dispatch": dispatch}
+        return register_freeing_script(client, GIVEN + fill(_LUA["dismiss"], parts=_LUA["parts"], **end))
 
     @property
     def actor_options(self) -> set[str]:
@@ -399,9 +418,9 @@ class Deliveries(Middleware):
         self._end(broker, message, completed=False)
 
     def _end(self, broker: Broker, message: MessageProxy, *, completed: bool) -> None:
-        """Release lease and key, and record the end of the delivery.
+        """Release lease and key, and record the end of the delivery; together with its acknowledgment if possible.
 
-        The message is not yet acknowledged. If the process dies here, it runs again.
+        If the process dies before, the message runs again.
         """
         actor = broker.get_actor(message.actor_name)
         delivery = self._deduplication.thread.end_delivery()
@@ -429,41 +448,50 @@ class Deliveries(Middleware):
         owes_rerun = delivery.owes_rerun
         rerun: Message[Any] | None = None
         tries = 0
-        held, recorded = True, False
+        held = True
 
-        def end() -> None:
-            nonlocal rerun, tries, held, recorded
+        def end(acknowledgment: Part | None = None) -> None:
+            nonlocal rerun, tries, held
+            tries += 1
+            recorded = False
             if rerun is None:
-                tries += 1
-                was_held, left, recorded = self._ask(self._dismiss, parts, owes_rerun=owes_rerun)
+                whole = {**parts, "ack": acknowledgment}
+                was_held, left, recorded = self._ask(self._dismiss, whole, owes_rerun=owes_rerun)
                 held = held and bool(was_held or tries > 1)  # a try without an answer may have released it
                 # A run that lost its key cannot know whether a duplicate arrived before. One run too many is harmless.
-                if left == 0 or (left == 2 and not owes_rerun):
-                    return
-                rerun = actor.message_with_options(
-                    args=message.args, kwargs=message.kwargs, **idempotency_option(message)
-                )
-            self._deduplication.send_rerun(broker, rerun, delivery)
+                if left == 1 or (left == 2 and owes_rerun):
+                    rerun = actor.message_with_options(
+                        args=message.args, kwargs=message.kwargs, **idempotency_option(message)
+                    )
+            if rerun is not None:
+                self._deduplication.send_rerun(broker, rerun, delivery)
             if not recorded:
-                self._ask(self._dismiss, {"mark": parts["mark"]})
-                recorded = True
+                self._ask(self._dismiss, {"mark": parts["mark"], "ack": acknowledgment})
+            if delivery.leased and lease is not None and (lost or not held):
+                lease.count_loss(delivery.lease_token, lost=True)
+                logger.warning("Lease was lost before its run ended", lease=lease.key, reason="lost_lease")
 
-        while True:
+        if self._acknowledges and not message.failed:
+            vars(message)[WITH_ACKNOWLEDGMENT] = functools.partial(self._acknowledge, end)
+        elif owes_rerun:
+            # A duplicate may have asked for a rerun.
+            _when_available(end)
+        else:
             try:
                 retry_redis(end)
-                break
             except RedisUnavailable as error:
-                if not owes_rerun:
-                    logger.warning("End of a message could not be recorded, tried again", error=str(error))
-                    # Without it, the keys would stop the worker's next messages until they expire.
-                    name = f"the end of message {message.message_id}"
-                    renewals.finish_later(name, lambda: retry_redis(end, tries=1), _FINISH_WITHIN)
-                    break
-                # Without Redis this thread gets no other message, and a duplicate may have asked for a rerun.
-                logger.warning("Key could not be released, tried again", key=release and release.key, error=str(error))
-        if delivery.leased and lease is not None and (lost or not held):
-            lease.count_loss(delivery.lease_token, lost=True)
-            logger.warning("Lease was lost before its run ended", lease=lease.key, reason="lost_lease")
+                logger.warning("End of a message could not be recorded, tried again", error=str(error))
+                # Without it, the keys would stop the worker's next messages until they expire.
+                name = f"the end of message {message.message_id}"
+                renewals.finish_later(name, lambda: retry_redis(end, tries=1), _FINISH_WITHIN)
+
+    def _acknowledge(self, end: Callable[[Part], None], acknowledgment: Part) -> None:
+        """End a message together with its acknowledgment, when Redis answers; then the broker's answers as well."""
+        try:
+            _when_available(lambda: end(acknowledgment))
+        except Exception:
+            logger.exception("Rerun of a message could not be sent")  # another middleware refuses it
+            self._ask(self._dismiss, {"ack": acknowledgment})
 
     def _ask(self, script: Any, parts: dict[str, Part | None], **flags: bool) -> list[Any]:
         """Run the start or end script, with its parts in the order of their keys. The scripts are safe to repeat."""
@@ -472,6 +500,11 @@ class Deliveries(Middleware):
         arguments = {name: its_arguments for name, (_, its_arguments) in needed.items()}
         answer: list[Any] = script(keys=keys, args=[named(**arguments, **flags)])
         return answer
+
+
+def _when_available(end: Callable[[], None]) -> None:
+    """Record the end of a message as soon as Redis answers. This thread gets no other message before that."""
+    retry_until_available(end, "End of a message could not be recorded, tried again")
 
 
 def _ends_as_done(broker: Broker, message: MessageProxy, delivery: Delivery, refusal: MiddlewareError) -> bool:

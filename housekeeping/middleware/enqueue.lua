@@ -33,10 +33,10 @@ local function enqueue(copy, body)
 end
 
 --- many
--- The same for many messages of one queue whose claims differ only in key and message id. KEYS: the broker's namespace,
--- the key of each message. once: as in `one`. step: the shared arguments of the claims. ids: the id of each message, which
--- is also that of its copy. Returns for each message what `one` returns. A free key is written directly, which is several
--- times faster.
+-- The same for many messages of one queue, without keys or with claims that differ only in key and message id. KEYS: the
+-- broker's namespace, the key of each message. once: as in `one`. step: the shared arguments of the claims; nil without
+-- keys. ids: the id of each message, which is also that of its copy. Returns for each message what `one` returns. A free
+-- key is written directly, which is several times faster.
 local copies, entries, written = {}, {}, 0
 local function enqueue(copy, body)
     copies[#copies + 1] = copy
@@ -52,18 +52,22 @@ local function dispatch(KEYS, ARGV) --[[dispatch]] end
 local shared, ids, dispatched = given.step, given.ids, given.dispatch
 local queue = KEYS[1] .. ":" .. dispatched[3]
 local holders = {}
-local queued = redis.call("hmget", queue .. ".msgs", unpack(ids))
+local queued = shared and redis.call("hmget", queue .. ".msgs", unpack(ids)) or {}
 for n, message_id in ipairs(ids) do
     local key, body = KEYS[n + 1], ARGV[n + 1]
     local holder = ""
-    if redis.call("exists", key) == 1 then
+    if key and redis.call("exists", key) == 1 then
         write_bodies(queue .. ".msgs") -- the holder may be an equal call of this bulk
         shared.message_id, dispatched[9] = message_id, message_id
         holder = one({key, KEYS[1]}, {"", body}, given)
     elseif not queued[n] then
-        redis.call("hset", key, "id", message_id, "state", shared.state, "queued", message_id, "bodies", queue .. ".msgs")
-        if shared.tick then redis.call("hset", key, "tick", shared.tick) end
-        redis.call("pexpire", key, shared.ttl)
+        if key then
+            redis.call(
+                "hset", key, "id", message_id, "state", shared.state, "queued", message_id, "bodies", queue .. ".msgs"
+            )
+            if shared.tick then redis.call("hset", key, "tick", shared.tick) end
+            redis.call("pexpire", key, shared.ttl)
+        end
         enqueue(message_id, body)
     end
     holders[n] = holder
@@ -74,21 +78,5 @@ if #copies > 0 then
     dispatch({KEYS[1]}, dispatched)
     write_bodies(queue .. ".msgs")
     if #copies > 1 then redis.call("rpush", queue, unpack(copies, 2)) end
-end
-return holders
-
---- many_without_keys
--- Enqueue many messages of one queue that have no key. KEYS: the broker's namespace. ARGV: Dramatiq's arguments before
--- the copy, then id and body of each message. Returns "" for each message.
-local function dispatch(KEYS, ARGV) --[[dispatch]] end
-dispatch(KEYS, {unpack(ARGV, 1, 10)})
-local queue, copies, holders = KEYS[1] .. ":" .. ARGV[3], {}, {""}
-for n = 11, #ARGV, 2 do
-    copies[#copies + 1] = ARGV[n]
-    holders[#holders + 1] = ""
-end
-if #copies > 0 then
-    redis.call("hset", queue .. ".msgs", unpack(ARGV, 11))
-    redis.call("rpush", queue, unpack(copies))
 end
 return holders

@@ -22,6 +22,7 @@ from redis.sentinel import SentinelConnectionPool
 
 from housekeeping.brokers.dramatiq_internals import dispatch_arguments, dispatch_script, enqueues_by_dispatch
 from housekeeping.brokers.middleware_errors import SkipEnqueue, StoreUnavailable, fail_message_on_error
+from housekeeping.brokers.redis import ReliableRedisBroker
 from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import error_line
@@ -30,6 +31,7 @@ from housekeeping.core.redis import GIVEN, fill, named, read_scripts, retry_redi
 from housekeeping.middleware import keys as key_scripts
 from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
+from housekeeping.middleware.delivery import Deliveries
 from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind
 from housekeeping.middleware.retries import Retries, note_duplicates
 from housekeeping.middleware.schedule import Schedule, sent_by_scheduler
@@ -50,7 +52,7 @@ def with_enqueueing(step: str, dispatch: str) -> str:
 
 
 def with_enqueueing_many(dispatch: str) -> str:
-    """Return the script that claims keys for many messages; it runs the script for one message for held keys."""
+    """Return the script that enqueues many messages, with keys or without; it runs `one` for each held key."""
     return GIVEN + fill(_LUA["many"], one=fill(WITH_ENQUEUEING, step=key_scripts.CLAIM), dispatch=dispatch)
 
 
@@ -81,7 +83,6 @@ class RedisQueues:
             kind: broker.client.register_script(with_enqueueing(step, lua)) for kind, step in steps.items()
         }
         self._many: Any = broker.client.register_script(with_enqueueing_many(lua))
-        self._many_without_keys: Any = broker.client.register_script(fill(_LUA["many_without_keys"], dispatch=lua))
 
     def put(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[str]:
         """Enqueue messages and claim their keys, all or none; one by one if another middleware has changed some.
@@ -118,15 +119,14 @@ class RedisQueues:
         message, step = messages[0], steps[0]
         copy = (message.options["redis_message_id"], message.encode())
         dispatched = dispatch_arguments(self._broker, "enqueue", message.queue_name, *copy)
-        if step is None:
-            script = self._dispatch if len(messages) == 1 else self._many_without_keys
-            for each in messages[1:]:
-                dispatched += (each.options["redis_message_id"], each.encode())
-            return [script(keys=[self._broker.namespace], args=dispatched)]
+        if step is None and len(messages) == 1:
+            return [self._dispatch(keys=[self._broker.namespace], args=dispatched)]
         *texts, body = dispatched
-        given: dict[str, Any] = {"once": step.once, "step": step.arguments, "dispatch": [str(each) for each in texts]}
+        given: dict[str, Any] = {"dispatch": [str(each) for each in texts]}
+        if step is not None:
+            given |= {"once": step.once, "step": step.arguments}
         names = [self._prefix + its_step.key for its_step in steps if its_step is not None]
-        if len(messages) == 1:
+        if step is not None and len(messages) == 1:
             return [self._scripts[step.kind](keys=[*names, self._broker.namespace], args=[named(**given), body])]
         given["ids"] = [each.message_id for each in messages]
         bodies = [each.encode() for each in messages]
@@ -190,6 +190,8 @@ class EnqueuePath:
             self._redis = RedisQueues(broker, keys if shared else None)
             if shared:
                 keys.share_redis_with_queues(broker.namespace)
+                if isinstance(broker, ReliableRedisBroker):
+                    _find(broker, Deliveries).end_with_acknowledgment(broker)
 
     def __call__(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         """Enqueue one message, as the broker's ``enqueue`` does; `delay` is in milliseconds.

@@ -444,31 +444,16 @@ class HeldKey:
 
     Attributes:
       state: ``waiting`` (queued, delayed, or for a retry), ``running``, or ``reserved`` (not in the queue yet).
-      remaining: Time until the key expires, unless it is renewed.
+      remaining_s: Seconds until the key expires, unless it is renewed.
       again: Whether a rerun is wanted after the current run.
     """
 
     key: str
-    message_id: str
+    actor: str
     state: str
-    remaining: timedelta
+    message_id: str
+    remaining_s: float
     again: bool
-
-    @property
-    def actor(self) -> str:
-        """The name of the message's actor."""
-        return self.key.rpartition(":")[0]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; times in seconds."""
-        return {
-            "key": self.key,
-            "actor": self.actor,
-            "state": self.state,
-            "message_id": self.message_id,
-            "remaining_s": self.remaining.total_seconds(),
-            "again": self.again,
-        }
 
 
 def held_keys(client: redis.Redis, namespace: str, most: int) -> tuple[list[HeldKey], bool]:
@@ -545,4 +530,4 @@ def _held(key: str, fields: list[Any], left: int) -> HeldKey | None:
     message_id, state, again = (text(field) for field in fields)
     if not message_id or left < 0:
         return None  # its message ended meanwhile
-    return HeldKey(key, message_id, state, timedelta(milliseconds=left), bool(again))
+    return HeldKey(key, key.rpartition(":")[0], state, message_id, left / 1000, bool(again))

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
 import redis
@@ -33,8 +32,6 @@ from housekeeping.core.errors import DeclarationError, HousekeepingError, LeaseL
 from housekeeping.core.interrupts import LostLease
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.settings import MAIN
-from housekeeping.database.connection import database
 from housekeeping.ledger.runs import MINUTE
 from housekeeping.middleware.keys import RETRY_WAITS, signature_of
 from housekeeping.middleware.observe import SchedulerHeartbeats
@@ -42,9 +39,6 @@ from housekeeping.middleware.ticks import (
     ANY_TOKEN,
     TickRecorder,
     TickStore,
-    database_of,
-    is_completed,
-    last_recorded,
     log_tick,
     new_token,
     outcome_row,
@@ -53,173 +47,6 @@ from housekeeping.middleware.ticks import (
 )
 
 logger = named_logger(__name__)
-
-
-class DueTicks:
-    """Ticks that a scheduler sends: each once, in its minute or when the scheduler catches up.
-
-    Parameters:
-      schedules: By actor; filled while actors are declared.
-      catch_up: ``latest`` sends the latest missed tick, ``none`` sends no missed tick.
-    """
-
-    def __init__(
-        self,
-        store: TickStore,
-        recorder: TickRecorder,
-        schedules: Mapping[str, Cron],
-        catch_up: Literal["latest", "none"],
-    ) -> None:
-        self._store = store
-        self._recorder = recorder
-        self._schedules = schedules
-        self._catch_up = catch_up
-        self._setup = _SetupChecks()
-        self._unavailable_at: datetime | None = None
-        self._flushed_at: datetime | None = None
-        #: By actor: the last tick that was over when Redis last knew the actor, or when this process first asked.
-        self._began_after: dict[str, datetime] = {}
-        #: By actor: the minute since which this process could not send what was due.
-        self._unsent_since: dict[str, datetime] = {}
-
-    def is_due(self, actor: Actor[..., Any], now: datetime) -> bool:
-        """Return whether to send the actor's latest tick. Never raises."""
-        cron = self._schedules[actor.actor_name]
-        if not self._setup.is_set_up(actor, now):
-            # Its schedule begins once it is set up. No tick before that counts as missed.
-            self._began_after[actor.actor_name] = cron.latest(now)
-            self.settled(actor.actor_name)
-            return False
-        self._began_after.setdefault(actor.actor_name, _last_before(cron, now))
-        # Until it is sent, or proves not to be due.
-        self._unsent_since.setdefault(actor.actor_name, now.replace(second=0, microsecond=0))
-        if self._unavailable_at == now:
-            return False  # waiting for Redis once per actor would take more than a minute
-        try:
-            with fail_message_on_error():
-                if self._flushed_at != now:
-                    self._recorder.flush(self._schedules)
-                    self._flushed_at = now
-                due = self._is_due(actor, cron, now)
-        except Exception as error:
-            self._unavailable_at = now
-            logger.error(
-                "Ticks could not be checked, tried again in a minute", worker=actor.actor_name, error=error_line(error)
-            )
-            return False
-        if not due:
-            self.settled(actor.actor_name)
-        return due
-
-    def new_token(self, actor: str) -> str:
-        """Return a token for the actor's tick, which says since when this process could not send its ticks."""
-        return new_token(self._unsent_since.get(actor))
-
-    def settled(self, actor: str) -> None:
-        """Forget that ticks of the actor could not be sent: the last one has been sent or recorded."""
-        self._unsent_since.pop(actor, None)
-
-    def _is_due(self, actor: Actor[..., Any], cron: Cron, now: datetime) -> bool:
-        tick = cron.latest(now)
-        in_its_minute = now - tick < MINUTE
-        state = self._store.state_of(actor.actor_name, tick)
-        if state.actor_known:
-            self._began_after[actor.actor_name] = _last_before(cron, now)
-        if state.recorded or state.being_sent:
-            return False
-        known = state.actor_known
-        if not known:
-            try:
-                # A new actor, or Redis has lost its data: then the ledger has the last tick.
-                last = last_recorded(actor, tick + MINUTE)
-            except PeeweeException as error:
-                logger.error("Ledger could not be read", worker=actor.actor_name, error=error_line(error))
-                return in_its_minute
-            if last is None and self._began_after[actor.actor_name] < _last_before(cron, now):
-                last = self._began_after[actor.actor_name]  # Redis has not answered since the first tick
-            if last is not None:
-                self._store.remember(actor.actor_name, last)
-                known = True
-            if last == tick:
-                return False
-        if in_its_minute or (known and self._catch_up == "latest"):
-            return True
-        if known:
-            self._record_missed(actor.actor_name, tick)
-        else:
-            # A new actor's memory begins with this tick.
-            self._store.remember(actor.actor_name, tick)
-        return False
-
-    def _record_missed(self, actor: str, tick: datetime) -> None:
-        """Record a tick as missed, so that its message does not run if it is in the queue after all."""
-        noting = self._recorder.has_ledger
-        _, noted = self._store.record(actor, tick, self.new_token(actor), "missed", last_missed=tick, noting=noting)
-        if noted:
-            self._recorder.flush(self._schedules)
-
-
-def _last_before(cron: Cron, now: datetime) -> datetime:
-    """Return the last tick whose minute has passed."""
-    tick = cron.latest(now)
-    return cron.latest(tick - MINUTE) if now - tick < MINUTE else tick
-
-
-class SetupProblem(Protocol):
-    """Reason why a worker is not set up, and the family of workers that share it."""
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-
-class Worker(Protocol):
-    """Value of the actor option ``sweep``, as far as a scheduler needs it."""
-
-    @property
-    def database(self) -> str: ...
-
-    def lacks(self) -> SetupProblem | None:
-        """Return why the worker is not set up; None when it is."""
-
-
-class _SetupChecks:
-    """Setup checks for the actors of one scheduler; each change of a result is logged once.
-
-    While the database does not answer, an actor keeps its last result, or counts as set up: its message is sent, and
-    the run checks again.
-    """
-
-    def __init__(self) -> None:
-        self._problems: dict[str, SetupProblem] = {}
-        #: By database: when it last did not answer.
-        self._unavailable_at: dict[str, datetime] = {}
-
-    def is_set_up(self, actor: Actor[..., Any], now: datetime) -> bool:
-        """Return whether to send the actor's ticks; never raises. Actors that are no sweeps are always set up."""
-        sweep: Worker | None = actor.options.get("sweep")
-        if sweep is None:
-            return True
-        name = actor.actor_name
-        # Waiting for the database once per actor would take more than a minute.
-        if self._unavailable_at.get(sweep.database) != now:
-            try:
-                self._note(name, sweep.lacks())
-            except (PeeweeException, HousekeepingError) as error:
-                self._unavailable_at[sweep.database] = now
-                logger.warning("Setup could not be checked", worker=name, error=error_line(error))
-        return name not in self._problems
-
-    def _note(self, name: str, problem: SetupProblem | None) -> None:
-        known = self._problems.pop(name, None)
-        if problem is not None:
-            self._problems[name] = problem
-        if problem is None and known is not None:
-            logger.info("Worker set up, scheduled from now on", worker=name)
-        elif problem is not None and problem != known:
-            logger.info("Worker not set up, not scheduled", worker=name, family=problem.family, text=problem.text)
 
 
 _ALREADY_SENT: Final = "tick_already_sent"  # the skip reason of a message whose tick has its outcome
@@ -254,19 +81,28 @@ class Schedule(Middleware):
         self._namespace = namespace
         self._zone = zone
         self._store = TickStore(client, namespace)
-        self._recorder = TickRecorder(self._store, self._database_of)
+        self._recorder = TickRecorder(self._store)
         self._heartbeats = SchedulerHeartbeats(client, namespace)
         self._schedules: dict[str, Cron] = {}
-        self._due = DueTicks(self._store, self._recorder, self._schedules, catch_up)
-        #: By sweep: the name of its database.
-        self._databases: dict[str, str] = {}
+        self._catch_up = catch_up
+        self._unavailable_at: datetime | None = None
+        self._flushed_at: datetime | None = None
+        #: By actor: the last tick that was over when Redis last knew the actor, or when this process first asked.
+        self._began_after: dict[str, datetime] = {}
+        #: By actor: the minute since which this process could not send what was due.
+        self._unsent_since: dict[str, datetime] = {}
+        #: By sweep: what it lacks, a `SetupProblem` of the sweeps.
+        self._problems: dict[str, Any] = {}
+        #: By database: when it last did not answer a check of the setup.
+        self._setup_unknown_at: dict[str, datetime] = {}
 
     @property
     def actor_options(self) -> set[str]:
         return {"schedule", "periodic"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
-        self._databases[actor.actor_name] = database_of(actor)
+        if (sweep := actor.options.get("sweep")) is not None:
+            self._recorder.databases[actor.actor_name] = str(sweep.database)
         # Also replaces an application's `periodic=periodiq.cron(...)`: periodiq's CronSpec never fires on some days.
         spec = actor.options.get("schedule") or actor.options.get("periodic")
         if spec is None:
@@ -313,7 +149,7 @@ class Schedule(Middleware):
         name, message_id = message.actor_name, message.message_id
         if records_its_runs(broker.get_actor(name)):
             if exception is not None:
-                self._recorder.record_failure_once(name, error_line(exception), tick, message_id)
+                self._recorder.record(name, "failed", error_line(exception), tick, message_id, unless_any=True)
         elif exception is None:
             self._recorder.record(name, "done", None, tick, message_id)
         elif isinstance(exception, LostLease | LeaseLost):
@@ -330,7 +166,90 @@ class Schedule(Middleware):
     def is_due(self, actor: Actor[..., Any], now: datetime) -> bool:
         """Return whether to send the actor's latest tick; called by periodiq once a minute. Never raises."""
         self._heartbeats.wake()
-        return self._due.is_due(actor, now)
+        name, cron = actor.actor_name, self._schedules[actor.actor_name]
+        if not self._is_set_up(actor, now):
+            # Its schedule begins once it is set up. No tick before that counts as missed.
+            self._began_after[name] = cron.latest(now)
+            self._unsent_since.pop(name, None)
+            return False
+        self._began_after.setdefault(name, _last_before(cron, now))
+        # Until it is sent, or proves not to be due.
+        self._unsent_since.setdefault(name, now.replace(second=0, microsecond=0))
+        if self._unavailable_at == now:
+            return False  # waiting for Redis once per actor would take more than a minute
+        try:
+            with fail_message_on_error():
+                if self._flushed_at != now:
+                    self._recorder.flush(self._schedules)
+                    self._flushed_at = now
+                due = self._is_due(name, cron, now)
+        except Exception as error:
+            self._unavailable_at = now
+            logger.error("Ticks could not be checked, tried again in a minute", worker=name, error=error_line(error))
+            return False
+        if not due:
+            self._unsent_since.pop(name, None)
+        return due
+
+    def _is_due(self, name: str, cron: Cron, now: datetime) -> bool:
+        tick = cron.latest(now)
+        in_its_minute = now - tick < MINUTE
+        state = self._store.state_of(name, tick)
+        if state.actor_known:
+            self._began_after[name] = _last_before(cron, now)
+        if state.recorded or state.being_sent:
+            return False
+        known = state.actor_known
+        if not known:
+            try:
+                # A new actor, or Redis has lost its data: then the ledger has the last tick.
+                last = self._recorder.last_recorded(name, tick + MINUTE)
+            except PeeweeException as error:
+                logger.error("Ledger could not be read", worker=name, error=error_line(error))
+                return in_its_minute
+            if last is None and self._began_after[name] < _last_before(cron, now):
+                last = self._began_after[name]  # Redis has not answered since the first tick
+            if last is not None:
+                self._store.remember(name, last)
+                known = True
+            if last == tick:
+                return False
+        if in_its_minute or (known and self._catch_up == "latest"):
+            return True
+        if not known:
+            # A new actor's memory begins with this tick.
+            self._store.remember(name, tick)
+            return False
+        # Missed, so that its message does not run if it is in the queue after all.
+        token, noting = new_token(self._unsent_since.get(name)), self._recorder.has_ledger
+        if self._store.record(name, tick, token, "missed", last_missed=tick, noting=noting)[1]:
+            self._recorder.flush(self._schedules)
+        return False
+
+    def _is_set_up(self, actor: Actor[..., Any], now: datetime) -> bool:
+        """Return whether to send the actor's ticks; never raises. Actors that are no sweeps are always set up.
+
+        While the database does not answer, an actor keeps its last result, or counts as set up: its message is sent,
+        and the run checks again. Each change is logged once.
+        """
+        sweep, name = actor.options.get("sweep"), actor.actor_name
+        # Waiting for the database once per actor would take more than a minute.
+        if sweep is None or self._setup_unknown_at.get(sweep.database) == now:
+            return name not in self._problems
+        try:
+            problem = sweep.lacks()
+        except (PeeweeException, HousekeepingError) as error:
+            self._setup_unknown_at[sweep.database] = now
+            logger.warning("Setup could not be checked", worker=name, error=error_line(error))
+            return name not in self._problems
+        before = self._problems.pop(name, None)
+        if problem is not None:
+            self._problems[name] = problem
+            if problem != before:
+                logger.info("Worker not set up, not scheduled", worker=name, family=problem.family, text=problem.text)
+        elif before is not None:
+            logger.info("Worker set up, scheduled from now on", worker=name)
+        return problem is None
 
     def claim(self, broker: Broker, message: Message[Any]) -> Message[Any]:
         """Claim the tick of a message from periodiq and return the message with its tick; return others unchanged.
@@ -348,11 +267,11 @@ class Schedule(Middleware):
         if actor is None or not isinstance(cron, Cron) or not sent_by_scheduler(message):
             return message
         tick = cron.latest(datetime.fromisoformat(message.options["scheduled_at"]))
-        token = self._due.new_token(actor.actor_name)
+        token = new_token(self._unsent_since.get(actor.actor_name))
         with fail_message_on_error():
             free = self._store.claim(actor.actor_name, tick, token, cron.latest(tick - MINUTE))
         if not free:
-            self._due.settled(actor.actor_name)
+            self._unsent_since.pop(actor.actor_name, None)
             raise SkipEnqueue(_ALREADY_SENT)
         # Without `scheduled_at`: periodiq's own middleware would drop late messages and retries because of it.
         options = {name: value for name, value in message.options.items() if name != "scheduled_at"}
@@ -385,14 +304,8 @@ class Schedule(Middleware):
         tick = tick_of(message)
         if tick is None or reason in (_ALREADY_SENT, RETRY_WAITS):
             return
-        with database.using(self._database_of(message.actor_name)):
-            completed = is_completed(message.message_id)
-        if not completed:
+        if not self._recorder.is_completed(message.actor_name, message.message_id):
             self._recorder.record(message.actor_name, "skipped", reason, tick, message.message_id)
-
-    def _database_of(self, name: str) -> str:
-        # Another release may have actors that are unknown here.
-        return self._databases.get(name, MAIN)
 
     def _record_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
         tick = tick_of(claimed)
@@ -409,13 +322,19 @@ class Schedule(Middleware):
                     noting=self._recorder.has_ledger,
                     row=row,
                 )
-                self._due.settled(claimed.actor_name)
+                self._unsent_since.pop(claimed.actor_name, None)
                 if noted:
                     self._recorder.flush(self._schedules)
                 if ours and skipped is not None:
                     log_tick(claimed.actor_name, "skipped", skipped, tick)
         except Exception as error:
             logger.error("Tick may be sent twice and runs once", worker=claimed.actor_name, error=error_line(error))
+
+
+def _last_before(cron: Cron, now: datetime) -> datetime:
+    """Return the last tick whose minute has passed."""
+    tick = cron.latest(now)
+    return cron.latest(tick - MINUTE) if now - tick < MINUTE else tick
 
 
 def sent_by_scheduler(message: Message[Any]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -263,14 +263,12 @@ class TickRecorder:
 
     While PostgreSQL is down, a row is kept as a note in Redis. The next scheduler that wakes up writes it to the
     ledger. While Redis is down too, the row stays in memory until this process finishes its next message.
-
-    Parameters:
-      database_of: Returns the name of the database with the ledger of an actor, by the actor's name.
     """
 
-    def __init__(self, store: TickStore, database_of: Callable[[str], str]) -> None:
+    def __init__(self, store: TickStore) -> None:
         self._store = store
-        self._database_of = database_of
+        #: By sweep: the name of its database with its ledger.
+        self.databases: dict[str, str] = {}
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=_MAX_UNWRITTEN)
 
     @property
@@ -278,28 +276,63 @@ class TickRecorder:
         """Return whether there is a database to write to."""
         return database.obj is not None
 
-    def record(self, worker: str, outcome: Outcome, reason: str | None, tick: datetime, message_id: str | None) -> None:
-        """Log the outcome of a tick and write its ledger row; keep the row if the database is down."""
-        log_tick(worker, outcome, reason, tick)
+    def record(
+        self,
+        worker: str,
+        outcome: Outcome,
+        reason: str | None,
+        tick: datetime,
+        message_id: str | None,
+        *,
+        unless_any: bool = False,
+    ) -> None:
+        """Log the outcome of a tick and write its ledger row; keep the row if the database is down.
+
+        Parameters:
+          unless_any: Whether the message of a sweep failed. Its engine logs each run and writes a row; only a message
+            without any row gets one here.
+        """
+        if not unless_any:
+            log_tick(worker, outcome, reason, tick)
         if not self.has_ledger:
             return
         row = outcome_row(outcome, reason, message_id)
         try:
             with database.using(self._database_of(worker)):
-                runs.record(worker, **row, tick=tick, trigger="schedule")
+                if unless_any:
+                    runs.record_tick(worker, tick, row, unless_any=True)
+                else:
+                    runs.record(worker, **row, tick=tick, trigger="schedule")
         except PeeweeException as error:
-            self._keep(worker, tick, row, error)
+            logger.error("Outcome of a tick could not be recorded yet", worker=worker, error=error_line(error))
+            if unless_any:
+                row[_UNLESS_ANY] = True
+            try:
+                self._store.note(worker, tick, row)
+            except redis.RedisError:
+                self._unwritten.append({"worker": worker, "tick": tick, "row": row})
 
-    def record_failure_once(self, worker: str, reason: str, tick: datetime, message_id: str) -> None:
-        """Record that a sweep's message failed, unless the ledger has a row of this message."""
-        if not self.has_ledger:
-            return
-        row = outcome_row("failed", reason, message_id)
+    def last_recorded(self, worker: str, before: datetime) -> datetime | None:
+        """Return the actor's last tick in the ledger before a time; None without one, or without a database.
+
+        Raises:
+          peewee.PeeweeException: When the database does not answer.
+        """
+        with database.using(self._database_of(worker)):
+            return None if database.obj is None else runs.last_tick(worker, before)
+
+    def is_completed(self, worker: str, message_id: str) -> bool:
+        """Return whether the ledger has a completed run of this message; False when it cannot be read."""
         try:
             with database.using(self._database_of(worker)):
-                runs.record_tick(worker, tick, row, unless_any=True)
+                return database.obj is not None and runs.completed(message_id)
         except PeeweeException as error:
-            self._keep(worker, tick, {**row, _UNLESS_ANY: True}, error)
+            logger.error("Ledger could not be read", message_id=message_id, error=error_line(error))
+            return False
+
+    def _database_of(self, worker: str) -> str:
+        # Another release may have actors that are unknown here.
+        return self.databases.get(worker, MAIN)
 
     def note_unwritten(self) -> None:
         """Move the rows that wait in memory to Redis, if it answers."""
@@ -372,13 +405,6 @@ class TickRecorder:
                 telemetry.TICKS_MISSED.add(note.worker, number=missed)
             self._store.remove(note)
 
-    def _keep(self, worker: str, tick: datetime, row: dict[str, Any], error: PeeweeException) -> None:
-        logger.error("Outcome of a tick could not be recorded yet", worker=worker, error=error_line(error))
-        try:
-            self._store.note(worker, tick, row)
-        except redis.RedisError:
-            self._unwritten.append({"worker": worker, "tick": tick, "row": row})
-
 
 def log_tick(worker: str, outcome: Outcome, reason: str | None, tick: datetime, **counts: int) -> None:
     """Write the log line of a tick that has ended."""
@@ -388,30 +414,3 @@ def log_tick(worker: str, outcome: Outcome, reason: str | None, tick: datetime, 
 def outcome_row(outcome: Outcome, reason: str | None, message_id: str | None) -> dict[str, Any]:
     """Return the fields of a ledger row, in the form that a note stores."""
     return {"outcome": outcome, "reason": reason, "message_id": message_id}
-
-
-def database_of(actor: Actor[..., Any] | None) -> str:
-    """Return the name of the database with the actor's ledger: a sweep's own, otherwise `MAIN`."""
-    sweep = None if actor is None else actor.options.get("sweep")
-    return MAIN if sweep is None else str(sweep.database)
-
-
-def last_recorded(actor: Actor[..., Any], before: datetime) -> datetime | None:
-    """Return the actor's last tick in the ledger before a time; None without one, or without a database.
-
-    Raises:
-      peewee.PeeweeException: When the database does not answer.
-    """
-    with database.using(database_of(actor)):
-        return None if database.obj is None else runs.last_tick(actor.actor_name, before)
-
-
-def is_completed(message_id: str) -> bool:
-    """Return whether the current ledger has a completed run of this message; False when it cannot be read."""
-    if database.obj is None:
-        return False
-    try:
-        return runs.completed(message_id)
-    except PeeweeException as error:
-        logger.error("Ledger could not be read", message_id=message_id, error=error_line(error))
-        return False

@@ -26,7 +26,7 @@ from housekeeping.brokers.dead_letters import (
     describe_choice,
     find,
     found,
-    requeue,
+    readable,
     search,
 )
 from housekeeping.core.errors import WrongArgument
@@ -174,7 +174,8 @@ def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
     def requeue_letter() -> Response:
         message_id = request.args.get("id", "")
         with record_action("requeue", message_id, current_user()) as outcome:
-            [result] = requeue(snapshots.dead_letters(), [message_id])
+            store = snapshots.dead_letters()
+            [result] = store.change_each("requeue", readable(found(store, [message_id])))
             outcome.result = describe_requeue(result)
         snapshots.invalidate()
         flash(f"{in_one_line(result.id, NAME_WIDTH)}: {describe_requeue(result)}")

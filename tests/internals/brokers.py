@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 from housekeeping.brokers import dead_letters as models
@@ -10,6 +11,7 @@ from housekeeping.brokers import dramatiq_internals, harden, message_broker, que
 from housekeeping.brokers import rabbitmq as broker
 from housekeeping.brokers import rabbitmq as delay_queues
 from housekeeping.brokers.dead_letters import (
+    Action,
     DeadLetter,
     DeadLetterStore,
     LetterFilter,
@@ -21,7 +23,8 @@ from housekeeping.brokers.dead_letters import (
     dead_letters_of,
     describe_choice,
     find,
-    requeue,
+    found,
+    readable,
     search,
     without_secrets,
 )
@@ -42,3 +45,8 @@ from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, ReliableRedisBroker,
 def newest(store: DeadLetterStore, limit: int) -> list[DeadLetter]:
     """Return the newest dead letters of all queues."""
     return list(islice(store.newest_first(), limit))
+
+
+def requeue(store: DeadLetterStore, ids: Sequence[str]) -> list[LetterResult]:
+    """Requeue the dead letters with these ids."""
+    return list(store.change_each("requeue", readable(found(store, ids))))

@@ -47,5 +47,5 @@ from housekeeping.middleware.keys import (
 )
 from housekeeping.middleware.observe import OPTIONS, Readiness, RunLog, SchedulerHeartbeats
 from housekeeping.middleware.retries import MAX_RETRIES, delay_before
-from housekeeping.middleware.schedule import DueTicks, Schedule
+from housekeeping.middleware.schedule import Schedule
 from housekeeping.middleware.ticks import TickRecorder, TickState, TickStore

@@ -10,7 +10,7 @@ import pytest
 from tests.internals.brokers import StoreUnavailable
 from tests.internals.core import Cron, cron_fields
 from tests.internals.ledger import runs
-from tests.internals.middleware import DueTicks, Schedule, TickState, TickStore
+from tests.internals.middleware import Schedule, TickState, TickStore
 from tests.twins import Twin
 
 _CRON: Final = "tests/unit/core/test_cron.py"
@@ -38,15 +38,15 @@ def _treats_sunday_as_saturday(patch: pytest.MonkeyPatch) -> None:
 
 
 def _raises_what_it_caught(patch: pytest.MonkeyPatch) -> None:
-    is_due = DueTicks.is_due
+    is_due = Schedule.is_due
 
-    def raising(self: DueTicks, actor: Any, now: datetime) -> bool:
+    def raising(self: Schedule, actor: Any, now: datetime) -> bool:
         due = is_due(self, actor, now)
         if self._unavailable_at == now:
             raise StoreUnavailable("Redis did not answer")
         return due
 
-    patch.setattr(DueTicks, "is_due", raising)
+    patch.setattr(Schedule, "is_due", raising)
 
 
 def _always(catch_up: str) -> Any:

@@ -12,6 +12,7 @@ from dramatiq import Message
 
 from housekeeping.testing.stubs import ManualClock
 from tests.internals.brokers import (
+    Action,
     DeadLetter,
     LetterFilter,
     LetterResult,
@@ -45,14 +46,11 @@ class Store:
             if died_until is None or each.died_at is None or each.died_at <= died_until:
                 yield each
 
-    def requeue_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         for each in letters:
             if each.broker_id == "c":
                 raise RedisUnavailable("Redis did not answer")
             yield LetterResult(each.broker_id, "requeued")
-
-    def delete_each(self, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        return (LetterResult(each.broker_id, "deleted") for each in letters)
 
 
 def ids(letters: Sequence[DeadLetter]) -> list[str]:

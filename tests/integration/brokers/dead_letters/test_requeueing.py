@@ -196,7 +196,7 @@ def test_of_two_concurrent_operators_one_requeues(  # R6
         store = RedisDeadLetters(broker)
         for letter in letters:
             together.wait(PATIENCE_S)
-            outcomes.extend(each.outcome for each in store.requeue_each([letter]))
+            outcomes.extend(each.outcome for each in store.change_each("requeue", [letter]))
 
     operators = [threading.Thread(target=operate) for _ in range(2)]
     for operator in operators:

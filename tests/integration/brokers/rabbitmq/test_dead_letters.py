@@ -121,7 +121,7 @@ def test_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: 
     assert "traceback" not in message.options
     assert letter.id not in [dead.message_id for dead in queued(broker, "default.XQ")]
     eventually(lambda: store.counts() == {"default": 2})  # a quorum queue has its messages back a moment later
-    assert [each.outcome for each in store.requeue_each([letter])] == ["gone"]
+    assert [each.outcome for each in store.change_each("requeue", [letter])] == ["gone"]
 
 
 def test_requeue_recreates_a_deleted_queue_and_keeps_the_priority(broker: Any) -> None:  # R6
@@ -178,7 +178,7 @@ def test_requeue_that_fails_half_way_leaves_the_letter_in_place(  # R6
 ) -> None:
     [letter] = newest(store, 1)
     with at_step(BlockingChannel, "tx_commit", "before", crash), pytest.raises(Crash):
-        list(store.requeue_each([letter]))
+        list(store.change_each("requeue", [letter]))
 
     assert queued(broker) == []
     eventually(lambda: store.counts() == {"default": 3})  # a quorum queue has its messages back a moment later
