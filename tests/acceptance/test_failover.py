@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ import pytest
 import redis
 
 from housekeeping import Settings
+from tests.acceptance.pages import in_a_shell, with_programs
 from tests.acceptance.processes import eventually, started
 from tests.acceptance.test_several_hosts import BUILDS, DROP_CANCELING, Queue
 from tests.acceptance.test_several_hosts import commits as commits
@@ -113,7 +112,7 @@ def test_killed_primary_costs_one_batch_and_the_next_attempt_continues(  # F1, F
 
 
 def test_doctor_of_the_page_names_both_hosts_and_the_replica(
-    pair: tuple[Standby, Standby], urls: Urls, postgres: Database, environment: dict[str, str]
+    pair: tuple[Standby, Standby], urls: Urls, postgres: Database, environment: dict[str, str], tmp_path: Path
 ) -> None:
     make_synchronous(pair[0].url)
     [commands] = (block.text for block in blocks(PAGE) if block.kind == "sh")
@@ -121,13 +120,7 @@ def test_doctor_of_the_page_names_both_hosts_and_the_replica(
     assert address in commands
     ours = commands.replace(address, urls.database.removeprefix("postgresql://").partition("target_session")[0])
 
-    printed = subprocess.run(
-        ["bash", "-c", ours],
-        env=environment | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    ).stdout
+    printed = in_a_shell(ours, with_programs(environment), tmp_path)
 
     lines = [line.split() for line in printed.splitlines()]
     assert [line for line in shown.splitlines() if line.split() not in lines] == [], printed

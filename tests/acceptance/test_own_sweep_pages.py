@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import shutil
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import redis
@@ -22,7 +20,8 @@ from psycopg2.extensions import parse_dsn
 from docs.generators.example_blocks import path_of
 from housekeeping import Settings
 from housekeeping.testing.assertions import assert_survives_kill
-from tests.acceptance.test_every_block import _Reader
+from tests.acceptance import pages
+from tests.acceptance.pages import with_programs
 from tests.command_processes import CommandProcesses
 from tests.declarations import changed
 from tests.installation import Installation
@@ -77,13 +76,11 @@ class Warehouse:
         self._server.server_close()
 
 
-class Reader(_Reader):
-    """Reader who writes a page's modules into a folder, follows the rest and queries the database."""
+class Reader(pages.Reader):
+    """Reader who writes a page's modules into a folder, and follows the rest."""
 
     def __init__(self, installation: Installation, folder: Path, warehouse: Warehouse) -> None:
         super().__init__(installation, folder)
-        self.folder = folder
-        self.admin = installation.admin
         self._warehouse = warehouse
 
     def read(self, page: str) -> None:
@@ -91,9 +88,9 @@ class Reader(_Reader):
             if path_of(block.mark) is None:  # otherwise a file of docs/examples, at the path that the page gives
                 self.do(block)
 
-    def _with_own_servers(self, text: str) -> str:
+    def with_own_servers(self, text: str) -> str:
         text = text.replace(_DJANGOS_DATABASE, self._djangos_database())
-        return super()._with_own_servers(text).replace(_WAREHOUSE, self._warehouse.url)
+        return super().with_own_servers(text).replace(_WAREHOUSE, self._warehouse.url)
 
     def _djangos_database(self) -> str:
         given = parse_dsn(self._installation.settings.require_database_url())
@@ -101,23 +98,17 @@ class Reader(_Reader):
         named["OPTIONS"] = {"options": given["options"]}
         return "".join(f"        {name!r}: {value!r},\n" for name, value in named.items())
 
-    def _execute(self, block: Block) -> None:
+    def execute(self, block: Block) -> None:
         module = re.match(r"# (\S+\.py)\n", block.text)
         if module is None:
-            super()._execute(block)
+            super().execute(block)
             return
         path = self.folder / module[1]
         path.parent.mkdir(exist_ok=True)
-        path.write_text(self._with_own_servers(block.text))
+        path.write_text(self.with_own_servers(block.text))
 
-    def _query(self, block: Block) -> None:
-        with self.admin.cursor() as cursor:
-            cursor.execute(block.text)
-
-    def rows(self, query: str) -> list[tuple[object, ...]]:
-        with self.admin.cursor() as cursor:
-            cursor.execute(query)
-            return list(cursor.fetchall())
+    def query(self, block: Block) -> list[tuple[Any, ...]]:
+        return self.rows(block.text)
 
 
 @pytest.fixture
@@ -137,10 +128,7 @@ def reader(
     tmp_path: Path,
     warehouse: Warehouse,
 ) -> Reader:
-    path = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", os.defpath)))
-    installation = Installation(
-        settings, admin, redis_client, tmp_path, {**environment, "PATH": path}, command_processes
-    )
+    installation = Installation(settings, admin, redis_client, tmp_path, with_programs(environment), command_processes)
     return Reader(installation, tmp_path / "reader", warehouse)
 
 

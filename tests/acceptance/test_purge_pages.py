@@ -41,12 +41,11 @@ def read(reader: Reader, page: str) -> None:
 
 def _interrupted(reader: Reader) -> int:
     """Return a purge that its time limit has ended."""
-    with reader.admin.cursor() as cursor:
-        cursor.execute("INSERT INTO sessions SELECT n, '2020-01-01' FROM generate_series(201, 202) AS n")
+    reader.rows("INSERT INTO sessions SELECT n, '2020-01-01' FROM generate_series(201, 202) AS n")
     arguments = ["purge", "sessions", "--where", "true", "--yes", "--batch-size", "1", "--max-runtime", "0.000001"]
     finished = subprocess.run(
         [sys.executable, "-m", "housekeeping", *arguments, "--json"],
-        env=reader._environment,
+        env=reader.environment,
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -63,8 +62,7 @@ def test_page_of_five_minutes_works_as_written(reader: Reader) -> None:
 
 
 def test_page_of_the_purge_works_as_written(reader: Reader) -> None:
-    with reader.admin.cursor() as cursor:
-        cursor.execute(_SESSIONS)
+    reader.rows(_SESSIONS)
 
     read(reader, "purge-once")
 
@@ -72,12 +70,11 @@ def test_page_of_the_purge_works_as_written(reader: Reader) -> None:
 
 
 def test_page_of_recipes_works_as_written(reader: Reader) -> None:
-    with reader.admin.cursor() as cursor:
-        cursor.execute(
-            "CREATE TABLE django_session (session_key varchar(40) PRIMARY KEY, session_data text NOT NULL, "
-            "expire_date timestamptz NOT NULL);"
-            "INSERT INTO django_session SELECT n, '', now() + n * interval '1 day' FROM generate_series(-2, 2) AS n"
-        )
+    reader.rows(
+        "CREATE TABLE django_session (session_key varchar(40) PRIMARY KEY, session_data text NOT NULL, "
+        "expire_date timestamptz NOT NULL);"
+        "INSERT INTO django_session SELECT n, '', now() + n * interval '1 day' FROM generate_series(-2, 2) AS n"
+    )
 
     read(reader, "recipes")
 

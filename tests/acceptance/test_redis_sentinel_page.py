@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -16,6 +14,7 @@ from typing import Final
 import pytest
 
 from housekeeping import Settings
+from tests.acceptance.pages import in_a_shell, with_programs
 from tests.acceptance.processes import eventually, started
 from tests.internals.database import Database
 from tests.internals.embedded import find_redis
@@ -40,23 +39,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def followed(text: str, environment: dict[str, str], folder: Path) -> str:
-    """Run a block of shell commands; return what it prints."""
-    text = re.sub(r"^(housekeeping doctor)$", r"\1 || [ $? -eq 3 ]", text, flags=re.MULTILINE)
-    ended = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text],
-        env=environment,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=180,
-    )
-    assert ended.returncode == 0, f"{text}\n{ended.stdout}"
-    return ended.stdout
-
-
 def test_page_leads_from_fresh_servers_through_a_failover(
     postgres: Database, settings: Settings, environment: dict[str, str], folder: Path
 ) -> None:
@@ -70,20 +52,19 @@ def test_page_leads_from_fresh_servers_through_a_failover(
         return f"service shop, primary 127.0.0.1:{ports[role]}, {replicas}, 3 of 3 Sentinels answer"
 
     def shows(text: str, found: str) -> bool:
-        return found in followed(text, environment, folder)
+        return found in in_a_shell(text, environment, folder)
 
     programs = folder / "programs"
     programs.mkdir()
     (programs / "redis-server").symlink_to(find_redis().path)
-    path = [str(programs), str(Path(sys.executable).parent), environment["PATH"]]
-    environment |= {"PATH": os.pathsep.join(path), "HOUSEKEEPING_REPOSITORIES_ROOT": str(folder)}
+    environment = with_programs({**environment, "HOUSEKEEPING_REPOSITORIES_ROOT": str(folder)}, programs)
     (folder / "@hashed").mkdir()
     servers, configure, two, kill, restart = (ours(each.text) for each in blocks(PAGE) if each.kind == "sh")
     own_broker, uploads = (ours(each.text) for each in blocks(PAGE) if each.kind == "python")
     settings_only = "".join(each for each in configure.splitlines(keepends=True) if each.startswith("export"))
 
-    followed(servers, environment, folder)
-    eventually(lambda: line("6401", "1 replica") in followed(configure, environment, folder))
+    in_a_shell(servers, environment, folder)
+    eventually(lambda: line("6401", "1 replica") in in_a_shell(configure, environment, folder))
     with (
         started(["bash", "-c", f"{settings_only}exec {two.splitlines()[0]}"], environment, folder / "worker") as worker,
         started(
@@ -95,11 +76,11 @@ def test_page_leads_from_fresh_servers_through_a_failover(
         for block, found in ((kill, line("6402", "0 replicas")), (restart, line("6402", "1 replica"))):
             # The page waits long enough for most machines. Its last line is repeated for a busy one.
             action, _, look = block.partition("sleep 15\n")
-            followed(f"{settings_only}{action}", environment, folder)
+            in_a_shell(f"{settings_only}{action}", environment, folder)
             eventually(partial(shows, f"{settings_only}{look.strip()} || true", found), worker)
         for code in (own_broker, f"paths = ['a/b']\n{uploads}"):
             (folder / "own.py").write_text(code)
-            followed(f"{settings_only}python -W error own.py", environment, folder)
-        followed(f"{settings_only}housekeeping enqueue user_status_cleanup.batch", environment, folder)
+            in_a_shell(f"{settings_only}python -W error own.py", environment, folder)
+        in_a_shell(f"{settings_only}housekeeping enqueue user_status_cleanup.batch", environment, folder)
         eventually(lambda: worker.said("Run ended"), worker, other)
         assert (worker.terminate(), other.terminate()) == (0, 0)

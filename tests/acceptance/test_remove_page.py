@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
+from tests.acceptance.pages import Reader
 from tests.installation import Installation
 from tests.installation import installation as installation
 from tests.installation import redis_of_installations as redis_of_installations
-from tests.unit.docs.blocks import ROOT, Block, blocks
+from tests.unit.docs.blocks import ROOT, blocks
 
 pytestmark = pytest.mark.slow
 
 PAGE: Final = ROOT / "docs/howto/remove.md"
 PURGE: Final = ["purge", "user_statuses", "--yes", "--where", "user_id < 3", "--archive-to", "old_sessions"]
-
-
-def follow(installation: Installation, block: Block) -> list[tuple[Any, ...]]:
-    """Execute a block as a reader would, with the names of this installation; return the rows of a query."""
-    environment = installation.environment
-    if block.kind == "sql":
-        own = re.sub(r"\bhousekeeping(?=[.]|\b CASCADE)", installation.settings.schema_name, block.text)
-        with installation.admin.cursor() as cursor:
-            cursor.execute(f"SET search_path TO {installation.settings.namespace}")
-            cursor.execute(own)
-            return cursor.fetchall() if cursor.description else []
-    text = block.text.replace("redis://host:6379/0", environment["HOUSEKEEPING_REDIS_URL"])
-    text = re.sub(r"postgresql://user\S+", lambda _: f"'{environment['HOUSEKEEPING_DATABASE_URL']}'", text)
-    program = ["bash", "-euc", text] if block.kind == "sh" else [sys.executable, "-W", "error", "-c", text]
-    subprocess.run(program, env=environment, cwd=installation.folder, check=True, capture_output=True, timeout=120)
-    return []
 
 
 def tables(installation: Installation, schema: str) -> dict[str, int]:
@@ -48,7 +31,7 @@ def tables(installation: Installation, schema: str) -> dict[str, int]:
         return found
 
 
-def test_page_removes_everything_but_the_applications_own(installation: Installation) -> None:
+def test_page_removes_everything_but_the_applications_own(installation: Installation, tmp_path: Path) -> None:
     application = installation.settings.namespace
     with installation.admin.cursor() as cursor:
         cursor.execute(
@@ -67,7 +50,9 @@ def test_page_removes_everything_but_the_applications_own(installation: Installa
     assert json.loads(run.stdout)["outcome"] == "done" or run.returncode == 1, run.stderr
     before, uploads = tables(installation, application), installation.client.hgetall("pending_direct_uploads")
 
-    shown = [follow(installation, block) for block in blocks(PAGE)]
+    with Reader(installation, tmp_path / "reader") as reader:
+        reader.rows(f"SET search_path TO {application}")
+        shown = [reader.do(block) for block in blocks(PAGE)]
 
     assert [("old_sessions",)] in shown, "the archive is listed"
     assert [("page_view_2023",)] in shown, "the detached partition is listed"

@@ -14,6 +14,7 @@ from typing import Any, Final
 import psycopg2
 import pytest
 
+from tests.acceptance.pages import in_a_shell, with_programs
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
 from tests.command_processes import CommandProcesses
 from tests.internals.embedded import Servers, embedded
@@ -240,21 +241,8 @@ def followed(text: str, two: TwoServers) -> str:
     text = text.replace("postgresql://user:password@main-host:5432/app", two.main.database_url)
     text = text.replace("postgresql://user:password@ci-host:5432/ci", two.ci.database_url)
     text = text.replace("redis://host:6379/0", two.main.redis_url)
-    text = text.replace("housekeeping doctor", "housekeeping doctor || [ $? -eq 3 ]")
-    path = os.pathsep.join((str(Path(sys.executable).parent), two.environment["PATH"]))
     kept = {name: value for name, value in two.environment.items() if not name.startswith("HOUSEKEEPING_")}
-    ended = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text],
-        env=kept | {"PATH": path},
-        cwd=two.folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=180,
-    )
-    assert ended.returncode == 0, f"{text}\n{ended.stdout}"
-    return ended.stdout
+    return in_a_shell(text, with_programs(kept), two.folder)
 
 
 def test_page_leads_from_two_fresh_servers_to_runs_in_both(two: TwoServers) -> None:

@@ -13,7 +13,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from docs.generators.example_blocks import path_of
-from tests.acceptance import test_on_call_pages
 
 ROOT: Final = Path(__file__).parents[3]
 PAGES: Final = sorted(
@@ -29,7 +28,6 @@ SHOWN: Final = ("text", "mermaid")
 
 #: Pages whose blocks another test runs.
 ELSEWHERE: Final[dict[str, str]] = {
-    **{f"docs/howto/{page}.md": "tests/acceptance/test_on_call_pages.py" for page in test_on_call_pages.PAGES},
     "docs/howto/archive-and-restore.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/failover.md": "tests/acceptance/test_failover.py",
