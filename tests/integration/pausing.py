@@ -29,7 +29,7 @@ END $$
 
 
 def pausing(sweep: Sweep, column: Any, at: int) -> Sweep:
-    """Return the sweep with a predicate that pauses while it reads the row with this id."""
+    """Return the sweep with a predicate that pauses while it reads the row with this id of the column's table."""
 
     def stages(of: Sweep) -> list[Stage]:
         declared = dataclasses.replace(sweep, limits=of.limits, options=of.options).declared_stages()
@@ -40,6 +40,8 @@ def pausing(sweep: Sweep, column: Any, at: int) -> Sweep:
 
 def _pausing(stage: Stage, column: Any, at: int) -> Stage:
     assert isinstance(stage, TableStage)
+    if stage.model is not column.model:
+        return stage
     return dataclasses.replace(stage, stale=_paused(stage.stale, column, at))
 
 

@@ -13,7 +13,8 @@ from psycopg2.extensions import connection as Connection
 from housekeeping import Settings, Sweep
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from tests.integration.purge.conftest import purge
-from tests.internals.database import Database, key_of, restore_declared_key
+from tests.integration.workers.partitioned import create_partitioned
+from tests.internals.database import Database, restore_declared_key
 from tests.internals.doctor import stages as doctor_stages
 from tests.internals.engine import PurgeRequest, run_sweep
 from tests.internals.insight import plan
@@ -54,16 +55,7 @@ ROWS = {
 @pytest.fixture
 def workers(postgres: Database, redis_client: redis.Redis, admin: Connection) -> Iterator[dict[str, Sweep]]:
     """All workers, configured for partitioned tables."""
-    postgres.create_tables(list(MODELS.values()))
-    with admin.cursor() as cursor:
-        for name, model in MODELS.items():
-            key = ", ".join(column.column_name for column in key_of(model))
-            cursor.execute(
-                f"CREATE TABLE p_{name} (LIKE {name} INCLUDING DEFAULTS, partition_id bigint NOT NULL DEFAULT 100, "
-                f"PRIMARY KEY ({key}, partition_id)) PARTITION BY LIST (partition_id)"
-            )
-            for partition in (100, 101):
-                cursor.execute(f"CREATE TABLE p_{name}_{partition} PARTITION OF p_{name} FOR VALUES IN ({partition})")
+    create_partitioned(postgres, admin, MODELS)
     yield configured_sweeps(Settings.load(workers=json.dumps(WORKERS)))
     configured_sweeps(Settings.load())
     for model in MODELS.values():

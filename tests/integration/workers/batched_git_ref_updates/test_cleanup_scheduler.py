@@ -1,24 +1,30 @@
-"""Document 58, section by section: each test names its section."""
+"""The scheduler of document 58: projects that a run enqueues, where the next run resumes, and outages."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from pathlib import Path
 
 import pytest
+import redis
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import current_millis
 from psycopg2.extensions import connection as Connection
 
+from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
+from tests.faults import redis_fault
 from tests.integration.middleware.applications import eventually, queued, working
+from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
-from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, enqueued
+from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, drain, enqueued, sized
 from tests.internals.database import Database
-from tests.internals.engine import run_sweep
-from tests.internals.ledger import Run
-from tests.internals.workers import cleanup_scheduler, project_cleanup
+from tests.internals.engine import actor_named, run_sweep
+from tests.internals.ledger import Counts, Run
+from tests.internals.workers import GIT_BATCH_SIZE as BATCH_SIZE
+from tests.internals.workers import GIT_MAX_RUNTIME as MAX_RUNTIME
+from tests.internals.workers import backends, cleanup_scheduler, project_cleanup
 
 
 def test_each_project_with_pending_rows_is_enqueued_once(
@@ -85,58 +91,6 @@ def test_second_run_finds_queued_messages(broker: RedisBroker, add_deletions: Ad
     assert len(enqueued(broker)) == 250
 
 
-def test_project_done_meanwhile_costs_an_empty_run(
-    broker: RedisBroker, add_deletions: AddDeletions, root: Path, admin: Connection
-) -> None:
-    add_deletions(1, project="1")
-    run_sweep(cleanup_scheduler)
-    with admin.cursor() as cursor:
-        cursor.execute(f"UPDATE {Deletion._meta.table_name} SET status = 2")
-
-    with working(broker):
-        eventually(lambda: not queued(broker, "git_refs"))
-
-    (run,) = Run.select().where(Run.worker == project_cleanup.name)
-    assert (run.outcome, run.counts) == ("done", {"total_deletes": 0, "invalid": 0, "failed": 0})
-
-
-def test_concurrent_runs_enqueue_each_project_once(
-    broker: RedisBroker, add_deletions: AddDeletions, postgres: Database
-) -> None:
-    # 排他制御
-    add_deletions(300, project="n")
-    start, outcomes = threading.Barrier(2), list[tuple[str, str | None]]()
-
-    def run() -> None:
-        with postgres.connection_context():
-            start.wait(timeout=10)
-            result = run_sweep(cleanup_scheduler)
-            outcomes.append((result.outcome, result.reason))
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-
-    assert ("done", None) in outcomes
-    assert set(outcomes) <= {("done", None), ("skipped", "lease_held")}
-    assert enqueued(broker) == list(range(1, 301))
-
-
-def test_run_ended_line_has_the_counts(
-    broker: RedisBroker, add_deletions: AddDeletions, caplog: pytest.LogCaptureFixture
-) -> None:
-    # ログ出力: stats at the end; 処理フロー 7.
-    caplog.set_level(logging.INFO)
-    add_deletions(2, project="n")
-
-    run_sweep(cleanup_scheduler)
-
-    (line,) = [record for record in caplog.records if record.message == "Run ended"]
-    assert (line.total_projects, line.enqueued, line.deduplicated) == (2, 2, 0)  # type: ignore[attr-defined]
-
-
 def test_scheduler_changes_no_rows(broker: RedisBroker, add_deletions: AddDeletions) -> None:
     # トランザクション仕様: なし (スケジューリングのみ)
     add_deletions(20, project="n % 3")
@@ -145,3 +99,210 @@ def test_scheduler_changes_no_rows(broker: RedisBroker, add_deletions: AddDeleti
     run_sweep(cleanup_scheduler)
 
     assert list(Deletion.select().order_by(Deletion.id).dicts()) == before
+
+
+def test_backlog_of_all_projects_needs_no_argument(add_deletions: AddDeletions) -> None:
+    # As `housekeeping status` asks.
+    add_deletions(12, project="n % 3")
+    (projects,), (rows,) = cleanup_scheduler.stages_for_run(), project_cleanup.stages_for_run()
+    now = ManualClock().now()
+
+    assert (projects.backlog(now, 100).rows, rows.backlog(now, 100).rows) == (3, 12)
+    assert rows.backlog(now, 11).exact is False
+    assert (projects.oldest(now), rows.oldest(now)) == (None, None)
+
+
+@pytest.mark.parametrize("count", [1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 10 * BATCH_SIZE, 11 * BATCH_SIZE])
+def test_all_projects_are_enqueued(broker: RedisBroker, add_deletions: AddDeletions, count: int) -> None:
+    # パフォーマンス要件: in batches of 100; ten of them are counted together.
+    add_deletions(count, project="n")
+    seen: list[int] = []
+
+    result = run_sweep(cleanup_scheduler, on_batch=lambda counts: seen.append(counts["total_projects"]))
+
+    assert (result.outcome, result.counts["enqueued"]) == ("done", count)
+    assert seen == [*range(10 * BATCH_SIZE, count, 10 * BATCH_SIZE), count]
+    assert enqueued(broker) == list(range(1, count + 1))
+
+
+@pytest.mark.parametrize(("count", "outcome"), [(9, "done"), (10, "done"), (11, "partial"), (40, "partial")])
+@pytest.mark.parametrize("batch_size", [3, 5, 10, 100])
+def test_a_run_ends_at_its_limit_of_projects(
+    broker: RedisBroker, add_deletions: AddDeletions, count: int, outcome: str, batch_size: int
+) -> None:
+    # 処理フロー 6: MAX_PROJECTS; here 10.
+    add_deletions(count, project="n")
+
+    result = run_sweep(sized(10, batch_size))
+
+    assert (result.outcome, result.reason) == (outcome, "limit" if outcome == "partial" else None)
+    assert result.counts["total_projects"] == min(count, 10)
+    assert enqueued(broker) == list(range(1, min(count, 10) + 1))
+
+
+def test_next_run_resumes_and_ends_where_it_began(
+    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
+) -> None:
+    # document 58: high ids do not starve.
+    add_deletions(25, project="n")
+    rounds = []
+    for _ in range(4):
+        result = run_sweep(sized(10, 4))
+        rounds.append((result.outcome, result.counts["total_projects"], drain(broker, settings)))
+
+    assert rounds == [
+        ("partial", 10, list(range(1, 11))),
+        ("partial", 10, list(range(11, 21))),
+        ("partial", 10, [*range(1, 6), *range(21, 26)]),
+        ("partial", 10, list(range(6, 16))),
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10, 25, 100])
+def test_wrapping_run_enqueues_each_project_once(
+    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings, batch_size: int
+) -> None:
+    add_deletions(25, project="n")
+    run_sweep(sized(10, batch_size))
+    drain(broker, settings)
+
+    result = run_sweep(sized(1000, batch_size))
+
+    assert (result.outcome, result.counts) == ("done", {"total_projects": 25, "enqueued": 25, "deduplicated": 0})
+    assert enqueued(broker) == list(range(1, 26))
+
+
+def test_run_after_a_full_round_begins_at_the_front(
+    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
+) -> None:
+    add_deletions(15, project="n")
+    for expected in (list(range(1, 11)), [*range(1, 6), *range(11, 16)]):
+        run_sweep(sized(10))
+        assert drain(broker, settings) == expected
+    run_sweep(sized(100))
+    drain(broker, settings)
+
+    run_sweep(sized(10))
+
+    assert enqueued(broker) == list(range(1, 11))
+
+
+def test_limit_exactly_at_the_start_is_a_full_round(
+    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings
+) -> None:
+    add_deletions(20, project="n")
+    run_sweep(sized(10))
+    drain(broker, settings)
+
+    result = run_sweep(sized(20, 7))
+
+    assert (result.outcome, result.counts["total_projects"]) == ("done", 20)
+
+
+def test_project_of_the_cursor_may_be_gone(
+    broker: RedisBroker, add_deletions: AddDeletions, settings: Settings, admin: Connection
+) -> None:
+    add_deletions(25, project="n")
+    run_sweep(sized(10))
+    drain(broker, settings)
+    with admin.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {Deletion._meta.table_name} WHERE project_id BETWEEN 5 AND 12")
+
+    result = run_sweep(sized(100))
+
+    assert (result.outcome, enqueued(broker)) == ("done", [*range(1, 5), *range(13, 26)])
+
+
+def test_run_stops_at_its_time_limit(broker: RedisBroker, add_deletions: AddDeletions, settings: Settings) -> None:
+    # パフォーマンス要件: 目標処理時間 10分以内; the next run continues.
+    add_deletions(3 * BATCH_SIZE, project="n")
+
+    result = run_sweep(cleanup_scheduler, clock=ManualClock(tick=2 * MAX_RUNTIME))
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert drain(broker, settings) == list(range(1, BATCH_SIZE + 1))
+    run_sweep(sized(BATCH_SIZE))
+    assert enqueued(broker) == list(range(BATCH_SIZE + 1, 2 * BATCH_SIZE + 1))
+
+
+def test_interrupted_run_is_resumed(broker: RedisBroker, add_deletions: AddDeletions, settings: Settings) -> None:
+    # 障害時対応
+    add_deletions(26, project="n")
+
+    def fail(counts: Counts) -> None:
+        if counts["total_projects"] == 20:
+            raise OSError("the disk is full")
+
+    first = run_sweep(sized(100, 1), on_batch=fail)
+    drain(broker, settings)
+    second = run_sweep(sized(7, 1))
+
+    assert (first.outcome, second.outcome) == ("failed", "partial")
+    assert enqueued(broker) == [1, *range(21, 27)]
+
+
+def test_project_resumes_within_ten_minutes_after_an_outage(
+    broker: RedisBroker,
+    add_deletions: AddDeletions,
+    repository: MakeRepository,
+    root: Path,
+    pending: Pending,
+    redis_client: redis.Redis,
+) -> None:
+    # R1: however often it has failed
+    bare = repository("refs/heads/1")
+    add_deletions(1, "'refs/heads/' || n")
+    backends.use_root(None)
+    old = actor_named(project_cleanup.name).send_with_options(args=(1,), retries=20)
+    step_worker = StepWorker(broker, "git_refs")
+    step_worker.run()
+    [waiting] = queued(broker, "git_refs.DQ")
+    backends.use_root(root)
+
+    result = run_sweep(cleanup_scheduler)
+    step_worker.come_due()
+    step_worker.run()
+
+    assert waiting.message_id == old.message_id
+    assert waiting.options["eta"] - current_millis() <= 600_000
+    assert result.counts == {"total_projects": 1, "enqueued": 0, "deduplicated": 1}
+    assert (bare.refs(), pending(), queued(broker, "git_refs.DQ")) == ([], [], [])
+    runs = Run.select().where(Run.worker == project_cleanup.name).order_by(Run.id)
+    assert [run.outcome for run in runs] == ["failed", "done"]
+
+
+def test_database_outage_fails_the_run_for_a_retry(
+    broker: RedisBroker, add_deletions: AddDeletions, admin: Connection, settings: Settings
+) -> None:
+    # エラーケース一覧: DB接続エラー
+    add_deletions(12, project="n")
+
+    def cut(counts: Counts) -> None:
+        with admin.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {Deletion._meta.table_name} RENAME TO away")
+            cursor.execute(
+                "CREATE FUNCTION gone() RETURNS bigint LANGUAGE plpgsql VOLATILE AS "
+                "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN 1; END $$;"
+                f"CREATE VIEW {Deletion._meta.table_name} AS SELECT gone() AS project_id, 1 AS status, 1 AS id"
+            )
+
+    result = run_sweep(sized(12, 1), on_batch=cut)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and result.reason.startswith("database: ")
+    assert enqueued(broker) == list(range(1, 11))
+    assert result.error is not None, "the message is retried"
+
+
+@pytest.mark.redis_broker_only(reason="it breaks a command of the Redis broker")
+def test_projects_enqueued_before_a_queue_outage_are_counted(broker: RedisBroker, add_deletions: AddDeletions) -> None:
+    add_deletions(9, project="n")
+
+    with redis_fault('"args":[7]'):  # in the third batch
+        first = run_sweep(sized(100, 3))
+    second = run_sweep(sized(100, 3))
+
+    assert (first.outcome, first.counts["total_projects"]) == ("failed", 6)
+    # It resumes behind them, and wraps around.
+    assert second.counts == {"total_projects": 9, "enqueued": 3, "deduplicated": 6}
+    assert enqueued(broker) == list(range(1, 10))

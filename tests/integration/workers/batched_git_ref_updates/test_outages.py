@@ -1,52 +1,79 @@
-"""Cleanups while git, repositories, the database or Redis are unavailable: outcome, and no row marked."""
+"""Cleanups while git or repositories are unavailable, or git is killed, hangs or refuses within a run (F9).
+
+What git has confirmed is marked, no row is marked whose ref is still there, no other ref is touched, and the next run
+does the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from tests.integration.workers.batched_git_ref_updates.cleaned import SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, Pending, Watched
-from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository
+from tests.integration.workers.batched_git_ref_updates.repositories import Bare, MakeRepository, made
 from tests.internals.engine import run_sweep
 from tests.internals.insight import plan
-from tests.internals.workers import RefDeletionFailed, backends, hashed_path, project_cleanup
+from tests.internals.workers import GitCli, RefDeletionFailed, backends, hashed_path, project_cleanup
 
 
-def test_without_a_root_the_run_fails_in_one_line_and_the_plan_works(
-    add_deletions: AddDeletions, pending: Pending
-) -> None:
+def no_root_is_set(root: Path, patch: pytest.MonkeyPatch) -> None:
     backends.use_root(None)
-    add_deletions(3)
-
-    result = run_sweep(project_cleanup, 1)
-
-    assert (result.outcome, result.exit_code) == ("failed", 1)
-    assert result.reason == (
-        "HOUSEKEEPING_REPOSITORIES_ROOT is not set; it should be a folder such as /srv/git/repositories"
-    )
-    assert len(pending()) == 3
-    assert plan(project_cleanup, 1).stale.rows == 3
 
 
-@pytest.mark.parametrize("folder_is_left", [True, False])
-def test_missing_root_does_not_count_as_missing_repositories(
-    root: Path, add_deletions: AddDeletions, pending: Pending, folder_is_left: bool
-) -> None:
-    # An unmounted disk, which may leave an empty folder: were its repositories missing, every row would be marked.
+def disk_is_not_mounted(root: Path, patch: pytest.MonkeyPatch) -> None:
+    # It may leave an empty folder: were its repositories missing, every row would be marked.
     (root / "@hashed").rmdir()
-    if not folder_is_left:
-        root.rmdir()
+
+
+def root_is_missing(root: Path, patch: pytest.MonkeyPatch) -> None:
+    disk_is_not_mounted(root, patch)
+    root.rmdir()
+
+
+def repository_is_inaccessible(root: Path, patch: pytest.MonkeyPatch) -> None:
+    # A file where a folder should be answers as a folder that may not be entered does, to root as well.
+    (root / hashed_path(1)).parent.parent.write_text("no folder")
+
+
+def git_is_missing(root: Path, patch: pytest.MonkeyPatch) -> None:
+    made(root, 1, "refs/heads/1")
+    patch.setenv("PATH", "/nowhere")
+
+
+#: What a run says of it.
+REASONS: Final[dict[Callable[[Path, pytest.MonkeyPatch], None], str]] = {
+    no_root_is_set: "HOUSEKEEPING_REPOSITORIES_ROOT is not set; it should be a folder such as /srv/git/repositories",
+    disk_is_not_mounted: "which has no folder @hashed; is the disk mounted?",
+    root_is_missing: "which has no folder @hashed; is the disk mounted?",
+    repository_is_inaccessible: "cannot be accessed",
+    git_is_missing: "the git program 'git' does not start: No such file or directory",
+}
+
+
+@pytest.mark.parametrize("outage", REASONS)
+def test_run_without_git_or_repositories_fails_and_marks_no_row(
+    root: Path,
+    add_deletions: AddDeletions,
+    pending: Pending,
+    monkeypatch: pytest.MonkeyPatch,
+    outage: Callable[[Path, pytest.MonkeyPatch], None],
+) -> None:
     add_deletions(3)
+    outage(root, monkeypatch)
 
     result = run_sweep(project_cleanup, 1)
 
-    assert result.outcome == "failed"
-    assert result.reason is not None and result.reason.endswith("which has no folder @hashed; is the disk mounted?")
-    assert len(pending()) == 3
+    assert (result.outcome, result.exit_code, len(pending())) == ("failed", 1, 3)
+    assert result.reason is not None and REASONS[outage] in result.reason and "\n" not in result.reason
+    assert result.error is not None, "its message is retried"
+    assert plan(project_cleanup, 1).stale.rows == 3
 
 
 def test_root_lost_during_a_run_does_not_count_as_missing_repositories(
@@ -71,35 +98,6 @@ def test_root_lost_during_a_run_does_not_count_as_missing_repositories(
     assert (len(pending()), len(bare.refs())) == (10, 5)
     assert run_sweep(SMALL, 1).counts["total_deletes"] == 10
     assert bare.refs() == []
-
-
-def test_inaccessible_repository_does_not_count_as_missing(
-    root: Path, add_deletions: AddDeletions, pending: Pending
-) -> None:
-    # A file where a folder should be answers as a folder that may not be entered does, to root as well.
-    (root / hashed_path(1)).parent.parent.write_text("no folder")
-    add_deletions(3)
-
-    result = run_sweep(project_cleanup, 1)
-
-    assert result.outcome == "failed"
-    assert result.reason is not None and "cannot be accessed" in result.reason
-    assert len(pending()) == 3
-
-
-def test_without_the_git_program_the_run_fails_and_nothing_is_marked(
-    repository: MakeRepository, add_deletions: AddDeletions, pending: Pending, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repository("refs/heads/1")
-    add_deletions(3)
-    monkeypatch.setenv("PATH", "/nowhere")
-
-    result = run_sweep(project_cleanup, 1)
-
-    assert result.outcome == "failed"
-    assert result.reason == "the git program 'git' does not start: No such file or directory"
-    assert result.error is not None, "its message is retried"
-    assert len(pending()) == 3
 
 
 def test_locked_packed_refs_fail_the_run_and_the_next_recovers(
@@ -180,3 +178,92 @@ def test_error_in_a_custom_deletion_fails_the_run(
 
     assert run_sweep(project_cleanup, 1).outcome == "failed"
     assert (len(pending()), last_run().error) == (2, "KeyError: 'storage-1'")
+
+
+LIVE = ["refs/heads/live", "refs/tags/live"]
+#: Makes the program do this, in shell, at its third batch of five refs, and what git does at all others.
+Program = Callable[[str], None]
+
+
+@pytest.fixture
+def bare(repository: MakeRepository, add_deletions: AddDeletions) -> Bare:
+    """Repository with 25 refs to delete and two refs in use."""
+    add_deletions(25)
+    return repository(*(f"refs/heads/{number}" for number in range(1, 26)), *LIVE)
+
+
+@pytest.fixture
+def program(tmp_path: Path, root: Path) -> Program:
+    def make(third: str) -> None:
+        file, calls = tmp_path / "git", tmp_path / "calls"
+        file.write_text(
+            f"#!/bin/sh\necho >> '{calls}'\nif [ $(wc -l < '{calls}') -eq 3 ]; then {third}; fi\nexec git \"$@\"\n"
+        )
+        file.chmod(0o755)
+        # Far above what git takes for five refs on a busy machine.
+        backends.replace(deletion=GitCli(str(file), timedelta(seconds=5)))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        pytest.param("kill -9 $$", id="killed_before_it_deletes", marks=pytest.mark.slow),
+        pytest.param('git "$@"; kill -9 $$', id="killed_when_it_has_deleted"),
+        pytest.param("exec sleep 600", id="hangs_before_it_deletes", marks=pytest.mark.slow),
+        pytest.param('git "$@"; exec sleep 600', id="hangs_when_it_has_deleted", marks=pytest.mark.slow),
+        pytest.param('echo "fatal: No space left on device" >&2; exit 128', id="finds_the_disk_full"),
+    ],
+)
+def test_crash_of_git_loses_and_repeats_nothing(bare: Bare, program: Program, pending: Pending, third: str) -> None:
+    program(third)
+    broken = run_sweep(SMALL, 1)
+    rows, refs = set(pending()), set(bare.refs())
+    # The program's third call is over: from now on it does what git does.
+    again = run_sweep(SMALL, 1)
+
+    assert (broken.outcome, broken.counts["total_deletes"], again.outcome) == ("failed", 10, "done")
+    assert refs - set(LIVE) <= rows, "nothing is marked whose ref is still there"
+    assert (bare.refs(), pending()) == (LIVE, [])
+    assert broken.counts["total_deletes"] + again.counts["total_deletes"] == 25
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """Root folder of repositories that git reads and cannot write, also if the tests run as root."""
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root needs setpriv, to run git as another user")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        calls, program = root / "calls", root / "git"
+        calls.touch()
+        calls.chmod(0o666)
+        user = "setpriv --reuid=65534 --regid=65534 --clear-groups" if os.geteuid() == 0 else ""
+        program.write_text(f"#!/bin/sh\necho >> '{calls}'\nexec {user} git \"$@\"\n")
+        program.chmod(0o755)
+        (root / "@hashed").mkdir()
+        backends.use_root(root)
+        backends.replace(deletion=GitCli(str(program)))
+        yield root
+        backends.use_root(None)
+        backends.replace()
+        if os.geteuid() != 0:
+            for below, _, _ in os.walk(root):
+                os.chmod(below, 0o755)
+
+
+def test_repository_without_write_permission_costs_one_git_process(
+    as_nobody: Path, add_deletions: AddDeletions, pending: Pending
+) -> None:
+    bare = made(as_nobody, 1)
+    bare.add_many((f"refs/heads/{number}" for number in range(1, 3001)), packed=False)
+    (bare.path / "refs/heads").chmod(0o555)
+    add_deletions(3000)
+
+    result = run_sweep(project_cleanup, 1)
+
+    assert result.outcome == "failed"
+    assert result.reason is not None and result.reason.endswith("refs/heads/1.lock': Permission denied")
+    assert (len((as_nobody / "calls").read_text()), len(pending())) == (1, 3000)

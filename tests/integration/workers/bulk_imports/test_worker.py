@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from housekeeping.testing.stubs import ManualClock
 from tests.database_times import DatabaseTimes
 from tests.declarations import changed
 from tests.integration.conftest import Locked
-from tests.integration.workers.bulk_imports.conftest import FRESH, LIMIT, STALE, Tables, heard
-from tests.internals.core import SettingsError, WorkerSettings, entity_timed_out, import_timed_out
+from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, STALE, Tables, heard
+from tests.internals.core import WorkerSettings, entity_timed_out, import_timed_out
 from tests.internals.engine import run_sweep
 from tests.internals.workers import IMPORT_MODELS as MODELS
 from tests.internals.workers import imports_sweep as sweep
@@ -198,18 +197,6 @@ def test_events_are_sent_once_per_batch_after_the_commit(tables: Tables, clock: 
     assert entities == [[{"bulk_import_entity_id": 1, "bulk_import_id": 1_000_000}]]
 
 
-def test_schedule_limits_and_labels_match_the_document() -> None:
-    # 実行スケジュール, パフォーマンス要件, 備考
-    assert sweep.schedule == "0 */4 * * *"
-    assert (sweep.options["page_size"], sweep.limits.batch) == (1000, 100)
-    assert sweep.stale_after == timedelta(hours=24)
-    assert sweep.limits.runtime == timedelta(minutes=5)
-    assert (sweep.actor["feature_category"], sweep.actor["data_consistency"]) == ("importers", "sticky")
-    assert sweep.lease is None and sweep.argument is None
-    imports, entities = sweep.stages_for_run()
-    assert (imports.name, imports.batch_size, entities.name, entities.batch_size) == ("imports", 1000, "entities", 100)
-
-
 def test_settings_change_staleness_and_batch_size(tables: Tables, clock: ManualClock) -> None:
     tables.add_imports(3, FRESH)
     tables.add_entities(3, FRESH)
@@ -222,7 +209,34 @@ def test_settings_change_staleness_and_batch_size(tables: Tables, clock: ManualC
     assert [len(rows) for rows in entities] == [2, 1]
 
 
-@pytest.mark.parametrize("refused", [{"lease_ttl_s": 60}, {"max_projects": 5}, {"git_batch_size": 5}])
-def test_unused_settings_are_rejected(refused: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match="no use for it"):
-        sweep.configured(WorkerSettings(**refused))
+Lines = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.mark.slow
+def test_poison_tracker_fails_only_its_entity(
+    tables: Tables, clock: ManualClock, reported: list[dict[str, Any]]
+) -> None:
+    tables.add_entities(10_000)
+    tables.add_trackers(EACH, "1")
+    tables.refuse("bulk_import_trackers", "OLD.bulk_import_entity_id = 5005")
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert (result.outcome, result.counts["failed"]) == ("done", 1)
+    assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (9_999, 9_999)
+    assert tables.do("SELECT id FROM bulk_import_entities WHERE status <> 3") == [(5005,)]
+    assert tables.trackers(5005) == [1]
+    assert [about["id"] for about in reported] == [5005]
+
+
+def test_poison_row_is_tried_once_per_run_and_raises_an_alert(tables: Tables, clock: ManualClock, lines: Lines) -> None:
+    # 監視・アラート, エラー件数: no limit of its own; every failed row raises an alert.
+    tables.add_imports(25)
+    tables.refuse("bulk_imports", "OLD.id = 1")
+
+    first = run_sweep(SMALL, clock=clock)
+    second = run_sweep(SMALL, clock=clock)
+
+    assert (first.counts["timed_out_imports"], first.counts["failed"]) == (24, 1)
+    assert (second.outcome, second.counts["timed_out_imports"], second.counts["failed"]) == ("done", 0, 1)
+    assert [line["alarm"] for line in lines("Alert")] == ["failed_rows"] * 2

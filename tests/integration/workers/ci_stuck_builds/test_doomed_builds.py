@@ -1,16 +1,16 @@
-"""Document 6, エラー処理: a build that cannot be dropped is doomed, and fails alone."""
+"""Document 6, エラー処理: a build that cannot be dropped is doomed and fails alone; handlers within the transaction."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
+from housekeeping import events
 from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.database_times import DatabaseTimes
@@ -20,7 +20,7 @@ from tests.integration.statements import watch_statements
 from tests.integration.workers.ci_stuck_builds.tables import STALE, AddBuilds, Refuse, by_status, lines
 from tests.internals.database import database
 from tests.internals.engine import run_sweep
-from tests.internals.workers import LONGEST_RUN, drop_canceling
+from tests.internals.workers import drop_canceling
 from tests.session_settings import set_in_session
 
 #: Refuses to be dropped, not to be doomed.
@@ -221,28 +221,6 @@ def test_many_dooms_or_drops_raise_alerts(
     assert [line["alarm"] for line in lines(caplog, "Alert")] == ["most_dropped", "most_doomed"]
 
 
-def test_failed_build_raises_an_alert(
-    builds: type[Build], add_builds: AddBuilds, refuse: Refuse, caplog: pytest.LogCaptureFixture
-) -> None:
-    # 監視・アラート: エラー件数
-    add_builds(1, "canceling", STALE, STALE)
-    refuse("true")
-
-    run_sweep(drop_canceling, clock=ManualClock())
-
-    assert [line["alarm"] for line in lines(caplog, "Alert")] == ["failed_rows"]
-
-
-def test_run_over_30_minutes_raises_an_alert(builds: type[Build], caplog: pytest.LogCaptureFixture) -> None:
-    # 監視・アラート: 処理時間 30分超過
-    run_sweep(drop_canceling, clock=ManualClock(tick=LONGEST_RUN))
-    at_the_limit = [line["alarm"] for line in lines(caplog, "Alert")]
-    run_sweep(drop_canceling, clock=ManualClock(tick=LONGEST_RUN + timedelta(seconds=1)))
-
-    assert at_the_limit == []
-    assert [line["alarm"] for line in lines(caplog, "Alert")] == ["longest_run"]
-
-
 @pytest.mark.slow
 def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBuilds, admin: Connection) -> None:
     # "any StandardError in drop -> doom", a timeout too.
@@ -296,33 +274,63 @@ def test_build_that_waits_for_a_lock_is_not_doomed(
     assert (second.counts["dropped"], second.counts["doomed"], by_status()["failed"]) == (2, 0, list(range(1, 41)))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_locked_pipeline_keeps_only_its_own_builds(
-    pipelines: None, add_builds: AddBuilds, locked: Locked, admin: Connection
+FOUR_A_BATCH = changed(drop_canceling, batch=4)
+
+
+class Pipelines:
+    """A handler that cannot cancel the pipeline of one build."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused = refused
+        self.told: list[int] = []
+
+    def __call__(self, connection: Any, rows: list[dict[str, Any]], /, *, worker: str, run_id: int | None) -> None:
+        if self.refused in {row["build_id"] for row in rows}:
+            raise LookupError("the pipeline is gone")
+        self.told += [row["build_id"] for row in rows]
+
+
+@pytest.fixture
+def dropped() -> Iterator[Pipelines]:
+    handler = Pipelines(3)
+    events.on(events.build_dropped, handler, within_transaction=True)
+    yield handler
+    events.off(events.build_dropped, handler)
+
+
+@pytest.fixture
+def doomed() -> Iterator[Pipelines]:
+    handler = Pipelines(0)
+    events.on(events.build_doomed, handler, within_transaction=True)
+    yield handler
+    events.off(events.build_doomed, handler)
+
+
+def test_build_whose_handler_fails_is_doomed(
+    builds: type[Build], add_builds: AddBuilds, dropped: Pipelines, doomed: Pipelines, reported: list[dict[str, Any]]
 ) -> None:
-    # A run may take 25 minutes; two seconds for each wait would have ended it in its first batch.
-    add_builds(1000, "canceling", STALE, STALE, commit_id="n % 20")
-    set_in_session(database, "lock_timeout = '2s'")
+    add_builds(10, "canceling", STALE, STALE)
 
-    with locked("UPDATE pipelines SET running = 1 WHERE id = 7"):
-        result = run_sweep(drop_canceling, clock=ManualClock())
+    result = run_sweep(FOUR_A_BATCH, clock=ManualClock())
 
-    assert (result.outcome, result.counts) == (
+    assert (result.outcome, result.counts["dropped"], result.counts["doomed"], result.counts["failed"]) == (
         "done",
-        {"dropped": 950, "doomed": 0, "failed": 50, "out_of_time": False},
+        9,
+        1,
+        0,
     )
+    assert doomed.told == [3] and Build.get_by_id(3).failure_reason == 12
+    assert set(dropped.told) == {1, 2, *range(4, 11)}
+    assert [about["build_id"] for about in reported] == [3]
 
 
-@pytest.mark.slow
-def test_builds_of_a_locked_pipeline_in_a_row_keep_no_others(
-    pipelines: None, add_builds: AddBuilds, locked: Locked
+def test_build_whose_doom_has_a_failing_handler_stays(
+    builds: type[Build], add_builds: AddBuilds, dropped: Pipelines, doomed: Pipelines
 ) -> None:
-    add_builds(400, "canceling", STALE, STALE, commit_id="CASE WHEN n BETWEEN 101 AND 250 THEN 7 ELSE 8 END")
-    set_in_session(database, "lock_timeout = '200ms'")
+    add_builds(10, "canceling", STALE, STALE)
+    doomed.refused = 3
 
-    with locked("UPDATE pipelines SET running = 1 WHERE id = 7"):
-        result = run_sweep(drop_canceling, clock=ManualClock())
+    result = run_sweep(FOUR_A_BATCH, clock=ManualClock())
 
-    assert (result.counts["dropped"], result.counts["doomed"], result.counts["out_of_time"]) == (250, 0, False)
-    assert by_status()["canceling"] == list(range(101, 251))
+    assert (result.counts["dropped"], result.counts["doomed"], result.counts["failed"]) == (9, 0, 1)
+    assert Build.get_by_id(3).status == "canceling"

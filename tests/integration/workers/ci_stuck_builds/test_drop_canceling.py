@@ -1,33 +1,36 @@
-"""Dropped builds, their changes and their log lines (document 6): each test names its section."""
+"""Dropped builds, their changes and their log lines (document 6), and the two siblings with other limits."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import events
+from housekeeping import Sweep, events
 from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.database_times import DatabaseTimes
 from tests.declarations import changed
+from tests.integration.conftest import Locked
+from tests.integration.pausing import changed_in_the_gap, pausing
 from tests.integration.workers.ci_stuck_builds.tables import (
     HOUR_AGO,
     NOTHING_DROPPED,
     NOW,
     STALE,
     AddBuilds,
+    Refuse,
     by_status,
     lines,
 )
-from tests.internals.database import Database
+from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
 from tests.internals.workers import BUILDS_BATCH_SIZE as BATCH_SIZE
-from tests.internals.workers import drop_canceling
+from tests.internals.workers import drop_canceling, drop_running, drop_scheduled
 from tests.session_settings import set_in_session
 
 
@@ -181,11 +184,144 @@ def test_event_for_dropped_builds_is_sent_after_the_commit(
     assert [str(about["error"]) for about in reported] == ["no mail today"] * 2
 
 
-def test_times_are_compared_in_utc_as_the_clock_says(builds: type[Build], add_builds: AddBuilds) -> None:
-    now = datetime.now(UTC)
-    add_builds(1, "canceling", "now() AT TIME ZONE 'UTC' - interval '61 minutes'", STALE, first_id=1)
-    add_builds(1, "canceling", "now() AT TIME ZONE 'UTC' - interval '59 minutes'", STALE, first_id=2)
+def test_build_that_ends_between_read_and_write_is_skipped(
+    either: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    # エラーケース OptimisticLocking: the change commits after the statement's snapshot and before the row is locked.
+    add_builds(3, "canceling", STALE, STALE)
+    change = f"UPDATE {_table(either)} SET status = 'canceled', lock_version = lock_version + 1 WHERE id = 2"
 
-    run_sweep(drop_canceling, clock=ManualClock(now=now))
+    with changed_in_the_gap(admin, change):
+        result = run_sweep(pausing(drop_canceling, Build.id, 2), clock=ManualClock())
 
-    assert by_status() == {"failed": [1], "canceling": [2]}
+    assert result.counts == {**NOTHING_DROPPED, "dropped": 2}
+    assert by_status() == {"failed": [1, 3], "canceled": [2]}
+
+
+def test_build_with_a_new_version_is_read_again_and_dropped(
+    either: type[Build], add_builds: AddBuilds, admin: Connection
+) -> None:
+    # リトライ仕様: 即時. What is locked is the version that is compared, so nothing of the other's change is lost.
+    add_builds(1, "canceling", STALE, STALE)
+
+    with changed_in_the_gap(admin, f"UPDATE {_table(either)} SET lock_version = 10, runner_id = 77 WHERE id = 1"):
+        result = run_sweep(pausing(drop_canceling, Build.id, 1), clock=ManualClock())
+
+    build = Build.get(Build.id == 1)
+    assert result.counts == {**NOTHING_DROPPED, "dropped": 1}
+    assert (build.status, build.lock_version, build.runner_id) == ("failed", 11, 77)
+
+
+def _table(model: type[Build]) -> str:
+    meta: Any = model._meta
+    return str(meta.table_name)
+
+
+def test_build_with_an_artifact_being_added_is_dropped(
+    builds: type[Build], add_builds: AddBuilds, admin: Connection, locked: Locked
+) -> None:
+    # The foreign key of the new row locks its build, but only its key.
+    add_builds(2, "canceling", STALE, STALE)
+    with admin.cursor() as cursor:
+        cursor.execute("CREATE TABLE artifact (job_id bigint REFERENCES ci_builds (id))")
+
+    with locked("INSERT INTO artifact VALUES (1)"):
+        result = run_sweep(drop_canceling, clock=ManualClock())
+
+    assert (result.outcome, result.counts["dropped"]) == ("done", 2)
+
+
+#: The manual clock's time in a column that has a zone.
+ZONED_HOUR_AGO = "timestamptz '2026-01-01 00:00:00+00' - interval '1 hour'"
+ZONED_STALE = f"{ZONED_HOUR_AGO} - interval '1 microsecond'"
+
+
+def test_running_builds_not_updated_for_more_than_an_hour_are_dropped(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    add_builds(1, "running", NOW, STALE, first_id=1)
+    add_builds(1, "running", STALE, HOUR_AGO, first_id=2)
+    add_builds(1, "running", STALE, f"{HOUR_AGO} + interval '1 microsecond'", first_id=3)
+    add_builds(1, "canceling", STALE, STALE, first_id=4)
+
+    result = run_sweep(drop_running, clock=clock)
+
+    assert result.counts == {"dropped": 1, "doomed": 0, "failed": 0, "out_of_time": False}
+    assert by_status() == {"failed": [1], "running": [2, 3], "canceling": [4]}
+    assert Build.get(Build.id == 1).failure_reason == 3
+
+
+def test_builds_scheduled_for_more_than_an_hour_ago_are_dropped_as_stale(
+    either: type[Build], add_builds: AddBuilds, clock: ManualClock
+) -> None:
+    add_builds(1, "scheduled", STALE, NOW, first_id=1, scheduled_at=ZONED_STALE)
+    add_builds(1, "scheduled", STALE, STALE, first_id=2, scheduled_at=ZONED_HOUR_AGO)
+    add_builds(1, "scheduled", STALE, STALE, first_id=3, scheduled_at=f"{ZONED_HOUR_AGO} + interval '1 microsecond'")
+    add_builds(1, "scheduled", STALE, STALE, first_id=4, scheduled_at="NULL")
+
+    result = run_sweep(drop_scheduled, clock=clock)
+
+    assert result.counts == {"dropped": 1, "doomed": 0, "failed": 0, "out_of_time": False}
+    assert by_status() == {"failed": [1], "scheduled": [2, 3, 4]}
+    assert Build.get(Build.id == 1).failure_reason == 7
+
+
+@pytest.mark.parametrize(
+    ("sweep", "status", "reason", "start"),
+    [
+        (drop_running, "running", "stuck_or_timeout_failure", "Cleaning running, timed-out builds"),
+        (drop_scheduled, "scheduled", "stale_schedule", "Cleaning scheduled, timed-out builds"),
+    ],
+)
+def test_siblings_log_their_start_messages(
+    builds: type[Build],
+    add_builds: AddBuilds,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+    sweep: Sweep,
+    status: str,
+    reason: str,
+    start: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    add_builds(1, status, STALE, STALE, scheduled_at=ZONED_STALE)
+
+    run_sweep(sweep, clock=clock)
+
+    assert len(lines(caplog, start)) == 1
+    (line,) = lines(caplog, "Dropping outdated build")
+    assert (line["build_id"], line["status"], line["failure_reason"]) == (1, status, reason)
+
+
+@pytest.mark.parametrize(("sweep", "status"), [(drop_running, "running"), (drop_scheduled, "scheduled")])
+def test_siblings_doom_undroppable_builds(
+    either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock, sweep: Sweep, status: str
+) -> None:
+    add_builds(3, status, STALE, STALE, scheduled_at=ZONED_STALE)
+    refuse("OLD.id = 3 OR (OLD.id = 2 AND NEW.failure_reason IS DISTINCT FROM 12)")
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert result.counts == {"dropped": 1, "doomed": 1, "failed": 1, "out_of_time": False}
+
+
+def test_running_builds_without_a_creation_time_are_dropped_too(builds: type[Build], add_builds: AddBuilds) -> None:
+    # Upstream the column may be NULL.
+    with database.atomic():
+        database.execute_sql("ALTER TABLE ci_builds ALTER COLUMN created_at DROP NOT NULL")
+    add_builds(250, "running", "CASE n % 2 WHEN 0 THEN timestamp '2025-01-01' END", STALE)
+
+    result = run_sweep(drop_running, clock=ManualClock())
+
+    assert (result.outcome, result.counts["dropped"]) == ("done", 250)
+
+
+def test_running_builds_at_infinite_and_ancient_times_are_dropped_too(
+    builds: type[Build], add_builds: AddBuilds
+) -> None:
+    times = "(ARRAY['-infinity', '0044-03-15 BC', '2025-01-01'])[1 + n % 3]::timestamp"
+    add_builds(300, "running", times, STALE)
+
+    result = run_sweep(drop_running, clock=ManualClock())
+
+    assert (result.outcome, result.counts["dropped"]) == ("done", 300)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.integration.sweeps.engine.sizing import Impatient, past_runs
 from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder
 from tests.internals.engine import run_sweep
-from tests.internals.ledger import Counts, Run
 from tests.internals.workers import MAX_EXEC_DURATION
 from tests.internals.workers import uploads_sweep as sweep
 
@@ -164,18 +162,6 @@ def test_time_limit_is_checked_between_chunks_of_a_page(
     assert run_sweep(sweep, clock=ManualClock()).counts == counted(2, 2)
 
 
-def test_time_limit_is_checked_between_single_deletions(
-    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
-) -> None:
-    configure(artifacts=folder.settings())
-    prepared(*(f"may/{number}" for number in range(300)))
-
-    result = run_sweep(sweep, clock=ManualClock(tick=2 * MAX_EXEC_DURATION))
-
-    assert result.counts == counted(300, 32, timeout=True)
-    assert len(still_pending()) == 268
-
-
 def test_late_end_of_the_last_batch_is_done_with_the_timeout_flag(
     folder: Folder, configure: Configure, prepared: Prepare
 ) -> None:
@@ -201,22 +187,6 @@ def test_resumed_run_also_reads_the_front(
     resumed = run_sweep(sweep, clock=clock)
 
     assert (resumed.outcome, pending_uploads.count()) == ("done", 0)
-
-
-def test_each_page_commits_its_counts(
-    folder: Folder, configure: Configure, prepared: Prepare, last_run: Callable[[], Run], clock: ManualClock
-) -> None:
-    # トランザクション仕様
-    configure(artifacts=folder.settings())
-    prepared(*(f"may/{number}" for number in range(2_000)))
-    seen: list[tuple[Any, Any]] = []
-
-    def look(counts: Counts) -> None:
-        seen.append((counts["total_deleted_stale_entries"], last_run().counts["total_deleted_stale_entries"]))
-
-    run_sweep(changed(sweep, batch=500), clock=clock, on_batch=look)
-
-    assert len(seen) > 2 and all(told == written for told, written in seen)
 
 
 def test_page_of_500_costs_seven_round_trips(

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from dramatiq.brokers.stub import StubBroker
 
-from housekeeping import Settings, events, install
+from housekeeping import events
 from housekeeping.testing.stubs import ManualClock
-from tests.integration.workers.object_storage.conftest import THREE_HOURS, Configure, Lines, Pending, Prepare, counted
+from housekeeping.workers.object_storage import pending_uploads
+from tests.declarations import changed
+from tests.faults import at_step
+from tests.integration.workers.object_storage.conftest import (
+    THREE_HOURS,
+    Configure,
+    Lines,
+    Pending,
+    Prepare,
+    StaleUploads,
+    counted,
+)
 from tests.integration.workers.object_storage.places import Folder, Place
-from tests.internals.core import SettingsError, WorkerSettings
+from tests.internals.core import WorkerSettings
 from tests.internals.engine import run_sweep
-from tests.internals.workers import pending_entry
+from tests.internals.ledger import OutboxRow
+from tests.internals.workers import Claims, outbox_sweep, pending_entry
 from tests.internals.workers import uploads_sweep as sweep
 
 SECOND = timedelta(seconds=1)
@@ -157,38 +170,168 @@ def test_deletions_are_logged_if_configured(
     assert (line["location"], line["path"]) == ("artifacts", "may/2")
 
 
-def test_run_logs_its_start_and_counts(
-    folder: Folder, configure: Configure, prepared: Prepare, lines: Lines, clock: ManualClock
+SMALL = changed(sweep, batch=10)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        (b"artifacts:may/1", b"yesterday", "not a number"),
+        (b"artifacts:may/1", b"-5", "not a number"),
+        (b"artifacts:may/1", b"1.5", "not a number"),
+        (b"artifacts:may/1", b"", "not a number"),
+        (b"artifacts:may/1", b"1700000000000", "not a number"),
+        (b"artifacts:may/1", b"9" * 5000, "not a number"),
+        (b"artifacts:", b"1", "empty"),
+        (b"artifacts:/etc/passwd", b"1", "absolute"),
+        (b"artifacts:../other", b"1", "leaves its store"),
+        (b"artifacts:a/../../other", b"1", "leaves its store"),
+        (b"artifacts:a/..", b"1", "leaves its store"),
+        (b"artifacts:victim/", b"1", "empty component"),
+        (b"artifacts:a//victim", b"1", "empty component"),
+        (b"artifacts:./victim", b"1", "empty component"),
+        (b"artifacts:a\nb", b"1", "control characters"),
+        (b"artifacts:a\x00b", b"1", "control characters"),
+        (b"artifacts:\xff\xfe", b"1", "not UTF-8"),
+        (b"\xff:a", b"1", "not UTF-8"),
+        (b"nowhere:a", b"1", "no location 'nowhere'"),
+        (b"no-colon", b"1", "path is empty"),
+        (b"", b"1", "path is empty"),
+    ],
+)
+def test_invalid_entry_is_kept_logged_and_counted(
+    folder: Folder,
+    configure: Configure,
+    prepared: Prepare,
+    pending: redis.Redis,
+    reported: list[dict[str, Any]],
+    lines: Lines,
+    clock: ManualClock,
+    field: bytes,
+    value: bytes,
+    why: str,
 ) -> None:
-    # ログ出力: 開始ログ, メタデータログ
+    # エラーケース一覧, エラーログ
     configure(artifacts=folder.settings())
-    prepared("may/1")
+    folder.put("victim", "a/victim")
+    prepared("may/good", place=folder)
+    pending.hset(pending_entry.KEY, field, value)
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert (result.outcome, result.counts) == ("done", counted(2, 1, failed=1))
+    assert pending.hgetall(pending_entry.KEY) == {field: value}
+    assert folder.paths() == {"victim", "a/victim"}
+    (report,) = reported
+    assert why in str(report["error"])
+    (line,) = lines("Record rejected")
+    assert why in line["error"] and line["levelno"] == logging.ERROR
+
+
+def test_invalid_fresh_entry_is_ignored(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("../1", ago=THREE_HOURS)
+    prepared("2", location="nowhere", ago=THREE_HOURS)
+
+    assert run_sweep(sweep, clock=clock).counts == counted(2, 0)
+
+
+@pytest.mark.slow
+def test_refused_object_among_10_000_fails_alone(
+    place: Place,
+    configure: Configure,
+    prepared: Prepare,
+    still_pending: Pending,
+    reported: list[dict[str, Any]],
+    lines: Lines,
+    clock: ManualClock,
+) -> None:
+    # エラーケース一覧, トランザクション範囲: エントリ単位
+    configure(artifacts=place.settings())
+    prepared(*(f"may/{number}" for number in range(9_999)))
+    place.put(*(f"may/{number}" for number in range(0, 9_999, 500)))
+    poison = place.refuse("may/poison")
+    prepared(poison)
+
+    result = run_sweep(sweep, clock=clock)
+
+    assert (result.outcome, result.counts) == ("done", counted(10_000, 9_999, failed=1))
+    assert still_pending() == {poison}
+    assert len(place.paths()) == 1
+    assert [(report["location"], report["path"]) for report in reported] == [("artifacts", poison)]
+    assert [line["record"]["path"] for line in lines("Record rejected")] == [poison]
+
+
+@pytest.mark.parametrize(
+    "path", ["file/below", "file/far/below", "link/below", "x" * 256, f"{'x' * 256}/below", "x/" * 2100 + "x"]
+)
+def test_path_that_no_file_can_have_counts_as_missing(
+    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending, clock: ManualClock, path: str
+) -> None:
+    # A parent is a file, or the name is too long: the upload can never have been written.
+    configure(artifacts=folder.settings())
+    folder.put("file")
+    (folder.root / folder.prefix / "link").symlink_to("file")
+    prepared(path)
+
+    assert run_sweep(sweep, clock=clock).counts == counted(1, 1)
+    assert (still_pending(), folder.paths()) == (set(), {"file", "link"})
+
+
+def test_entry_returned_twice_fails_once(
+    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(artifacts=folder.settings())
+    prepared("../poison", folder.refuse("may/poison"), "may/good")
+    page = pending_uploads.page
+    monkeypatch.setattr(pending_uploads, "page", lambda cursor, size, before: (1 - cursor, page(0, size, before)[1]))
+
+    assert run_sweep(sweep, clock=clock).counts == counted(3, 1, failed=2)
+
+
+@pytest.fixture
+def received() -> Iterator[list[str]]:
+    paths: list[str] = []
+
+    def handler(rows: list[dict[str, Any]], *, worker: str, run_id: int | None) -> None:
+        paths.extend(row["path"] for row in rows)
+
+    events.on(events.upload_deleted, handler, outbox="quota")
+    yield paths
+    events.off(events.upload_deleted, handler)
+
+
+def test_deleted_uploads_are_delivered_by_the_next_sweep_of_the_outbox(
+    folder: Folder, stale_uploads: StaleUploads, clock: ManualClock, received: list[str]
+) -> None:
+    stale_uploads(folder, "may/1", "may/2")
 
     run_sweep(sweep, clock=clock)
+    before = list(received)
+    delivered = run_sweep(outbox_sweep)
 
-    assert len(lines("Run started")) == 1
-    (end,) = lines("Run ended")
-    assert {name: end[name] for name in counted(0, 0)} == counted(1, 1)
-
-
-def test_schedule_limits_and_labels_match_the_document(settings: Settings) -> None:
-    # 実行スケジュール, 入力パラメータ, リトライ仕様, 排他制御, 備考
-    broker = StubBroker()
-    actor = install(broker, settings)[sweep.name]
-
-    assert sweep.schedule == "*/6 * * * *"
-    assert (sweep.limits.runtime, sweep.stale_after) == (timedelta(seconds=250), timedelta(hours=3))
-    assert (sweep.actor["feature_category"], sweep.actor["data_consistency"]) == ("job_artifacts", "sticky")
-    assert (sweep.alerts.longest_run, sweep.alerts.backlog) == (timedelta(seconds=250), 10_000)
-    assert sweep.alerts.failed_runs == 3
-    assert actor.queue_name == "cronjob" and sweep.argument is None
-    assert actor.options["deduplicate"] == "until_executed" and actor.options["idempotent"] is True
-    assert actor.options["max_retries"] == 25
+    assert (before, sorted(received)) == ([], ["may/1", "may/2"])
+    assert (delivered.counts["delivered_rows"], OutboxRow.select().count()) == (2, 0)
 
 
-def test_unused_settings_are_rejected() -> None:
-    changed = sweep.configured(WorkerSettings(stale_after_s=60, batch_size=500, max_runtime_s=10, log_records=True))
-    assert (changed.stale_after, changed.limits.batch) == (timedelta(minutes=1), 500)
+def test_upload_is_in_the_outbox_before_its_entry_is_removed(
+    folder: Folder,
+    stale_uploads: StaleUploads,
+    clock: ManualClock,
+    received: list[str],
+) -> None:
+    stale_uploads(folder, "may/1")
+    stored: list[int] = []
 
-    with pytest.raises(SettingsError, match="no use for it"):
-        sweep.configured(WorkerSettings(page_size=10))
+    def die() -> None:
+        stored.append(OutboxRow.select().count())
+        raise SystemExit("killed")
+
+    with at_step(Claims, "finish", "before", die), pytest.raises(SystemExit):
+        run_sweep(sweep, clock=clock)
+
+    assert stored == [1]
+    assert run_sweep(outbox_sweep).counts["delivered_rows"] == 1
+    assert received == ["may/1"]

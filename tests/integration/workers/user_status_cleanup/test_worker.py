@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from psycopg2.extensions import connection as Connection
@@ -10,7 +10,6 @@ from psycopg2.extensions import connection as Connection
 from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.conftest import AddStatuses
-from tests.integration.pausing import changed_in_the_gap, pausing
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.sweeps import Batch, TableStage
@@ -94,19 +93,6 @@ def test_nested_loop_deletes_no_more_than_the_batch(postgres: Database, add_stat
     assert len(ids()) == 9 * sweep.limits.batch
 
 
-def test_a_status_renewed_between_reading_and_deleting_stays(
-    postgres: Database, add_statuses: AddStatuses, admin: Connection
-) -> None:
-    add_statuses(2, NOW)
-    renew = "UPDATE user_statuses SET clear_status_at = now() + interval '1 day' WHERE user_id = 1"
-
-    with changed_in_the_gap(admin, renew):
-        result = run_sweep(pausing(sweep, UserStatus.user_id, 1), clock=ManualClock(now=datetime.now(UTC)))
-
-    assert result.counts["deleted_rows"] == 1
-    assert ids() == [1]
-
-
 def test_sweep_uses_the_index(
     postgres: Database, add_statuses: AddStatuses, admin: Connection, clock: ManualClock
 ) -> None:
@@ -123,11 +109,3 @@ def test_sweep_uses_the_index(
         plan = "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
         assert "index_user_statuses_on_clear_status_at_not_null" in plan
         assert "Seq Scan" not in plan
-
-
-def test_schedule_limits_and_labels_match_the_document() -> None:
-    # 実行スケジュール, 備考
-    assert sweep.schedule == "* * * * *"
-    assert (sweep.limits.batch, sweep.limits.runtime) == (100, timedelta(seconds=30))
-    assert (sweep.actor["feature_category"], sweep.actor["data_consistency"]) == ("user_profile", "sticky")
-    assert (sweep.alerts.longest_run, sweep.alerts.backlog) == (timedelta(seconds=60), 10_000)
