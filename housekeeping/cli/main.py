@@ -97,7 +97,7 @@ _COMMANDS: Final = {
     "pause": ("housekeeping.cli.operate:pause", "Pause a worker."),
     "narrow": ("housekeeping.cli.operate:narrow", "Temporarily lower a worker's limits."),
     "resume": ("housekeeping.cli.operate:resume", "Resume a paused or narrowed worker."),
-    "acknowledge": ("housekeeping.cli.operate:acknowledge", "Acknowledge active alerts for a day."),
+    "acknowledge": ("housekeeping.cli.operate:acknowledge", "Acknowledge active alerts until they end."),
     "restore": ("housekeeping.cli.undo:restore", "Restore what a run has moved to an archive."),
     "leases": ("housekeeping.cli.queues:leases", "List and release leases."),
     "dedup": ("housekeeping.cli.queues:dedup", "List and release deduplication keys."),

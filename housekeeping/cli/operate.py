@@ -29,6 +29,8 @@ from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
 from housekeeping.insight.wording import as_json, find_worker, format_time, parse_future_time
 from housekeeping.ledger import operators, schema
+from housekeeping.ledger.alerts import acknowledge as acknowledge_alerts
+from housekeeping.ledger.alerts import describe_acknowledged
 from housekeeping.ledger.history import name_database
 from housekeeping.ledger.operators import (
     LoggedAction,
@@ -39,7 +41,6 @@ from housekeeping.ledger.operators import (
     logged_actions,
     record_action,
 )
-from housekeeping.ledger.operators import acknowledge as acknowledge_alerts
 from housekeeping.ledger.runs import PURGE
 from housekeeping.sweeps.declaration import Sweep
 
@@ -52,7 +53,7 @@ def acknowledge(alert: str, worker: str | None) -> None:
     """Acknowledge the active alerts named ALERT, of all workers or of WORKER.
 
     The alerts stay active. "housekeeping status" shows them with the operator's name, the dashboard below the others.
-    An acknowledgment ends after a day. It does not apply to an alert that begins later.
+    An acknowledgment holds until the alert ends. It does not apply to an alert that begins later.
 
     \b
     housekeeping acknowledge overdue
@@ -62,16 +63,16 @@ def acknowledge(alert: str, worker: str | None) -> None:
     if worker is not None:
         find_worker(sweeps, worker)
     with progress("reading"):
-        active = read_status(settings, sweeps, worker).active_alerts()
-    found = sorted({name for name, each in active if each.name == alert and worker in (None, name)})
+        active = read_status(settings, sweeps, worker).alerts
+    found = [each for each in active if each.name == alert and worker in (None, each.worker)]
     if not found:
-        known = ", ".join(sorted({each.name for _, each in active})) or "none"
+        known = ", ".join(sorted({each.name for each in active})) or "none"
         raise WrongArgument(f"no alert {alert!r} is active{f' of {worker}' if worker else ''}; active alerts: {known}")
     user = command_line_user()
     with record_action("acknowledge", alert, user) as outcome:
-        acknowledge_alerts([(name, alert) for name in found], user)
-        outcome.result = f"{alert} acknowledged for {', '.join(name or 'the installation' for name in found)}"
-    if not print_as_json({"alert": alert, "workers": found, "user": user}):
+        done = acknowledge_alerts(found, user)
+        outcome.result = describe_acknowledged(alert, done)
+    if not print_as_json({"alert": alert, "workers": sorted({each.worker for each in done}), "user": user}):
         say(outcome.result)
 
 

@@ -32,11 +32,13 @@ from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, printable, shortened
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database
+from housekeeping.engine.alerts import UNAVAILABLE
 from housekeeping.engine.failures import Standing
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, format_backlog
 from housekeeping.insight.wording import find_worker, format_age, format_run_counts, format_time, outcome_in_words
+from housekeeping.ledger.alerts import Alert
 from housekeeping.ledger.leases import HeldLease
-from housekeeping.ledger.operators import Acknowledged, Override, describe_override
+from housekeeping.ledger.operators import Override, describe_override
 from housekeeping.ledger.processes import Processes
 from housekeeping.sweeps.declaration import Sweep
 
@@ -47,12 +49,15 @@ def read_status(settings: Settings, sweeps: dict[str, Sweep], name: str | None =
     Raises:
       DatabaseUnavailable: No database answers.
     """
-    shown = {each.name: each for each in sweeps.values() if name in (None, each.name)}
-    found = SnapshotReader(settings, shown, with_progress=False).read()
+    found = SnapshotReader(settings, sweeps, only=name, with_progress=False).read()
     if not found.clocks:
         raise DatabaseUnavailable(next(each.error for each in found.unavailable.values() if each.database))
     known = found.leases if found.leases_complete else ()
     found.leases = [each for each in known if name in (None, each.worker)]
+    if name is not None:
+        other = found.queues.keys() - {sweeps[name].queue}
+        found.queues = {queue: lengths for queue, lengths in found.queues.items() if queue not in other}
+        found.alerts = [alert for alert in found.alerts if alert.subject not in other]
     return found
 
 
@@ -91,18 +96,19 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep]) -> None:
 
 def _print_alerts(found: Snapshot, statuses: list[WorkerStatus]) -> None:
     for name, clock in found.wrong_clocks.items():
-        say(_alert_line(f"database {name}: {clock}" if database.several() else str(clock), "clock"))
+        say(_alert_line(Alert("clock", f"database {name}: {clock}" if database.several() else str(clock))))
     for alert in found.alerts:
-        say(_alert_line(str(alert), alert.name, found.acknowledged("", alert)))
+        if not alert.worker and alert.name != UNAVAILABLE:
+            say(_alert_line(alert))
     for each in statuses:
         for rejection in each.rejected:
             say(_rejection_line(each.worker, rejection, found.at))
         if each.rejected_more:
             more = f"{counted(each.rejected_more, 'more cause or argument', 'more causes or arguments')}"
             say(Text.assemble(("REJECTED", "yellow"), f" {each.worker}: {more}"))
-    for each in statuses:
-        for alert in each.alarms:
-            say(_alert_line(f"{each.worker}: {alert}", alert.name, found.acknowledged(each.worker, alert)))
+    for alert in found.alerts:
+        if alert.worker:
+            say(_alert_line(alert))
 
 
 def _unreachable(found: Snapshot) -> str | None:
@@ -110,11 +116,12 @@ def _unreachable(found: Snapshot) -> str | None:
     return next((each.error for each in found.unavailable.values() if each.database is None), None)
 
 
-def _alert_line(text: str, name: str, known: Acknowledged | None = None) -> Text:
+def _alert_line(alert: Alert) -> Text:
+    known, text = alert.acknowledged, f"{alert.worker}: {alert}" if alert.worker else str(alert)
     # The commands to type are at the end.
     whole = shortened(printable(text).replace("\n", "\\n"), _ALERT_WIDTH)
     note = "" if known is None else f", acknowledged by {known.user}"
-    return Text.assemble(("ALERT", "yellow" if known else "bold red"), f" {whole} ({name}{note})")
+    return Text.assemble(("ALERT", "yellow" if known else "bold red"), f" {whole} ({alert.name}{note})")
 
 
 def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database: bool = False) -> Table:

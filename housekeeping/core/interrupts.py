@@ -16,6 +16,7 @@ import _thread
 import ctypes
 import functools
 import opcode
+import os
 import signal
 import sys
 import threading
@@ -113,6 +114,15 @@ def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
     if any(each.f_code.co_name == "__del__" or _module(each) in _NEVER_SAFE for each in frames):
         return False
     return not frames or (_is_safe_in_threading(frames[0]) and _is_safe_for_libraries(frames))
+
+
+def innermost_frame(thread_id: int) -> str | None:
+    """Return where a thread is now: file, line and function. None for a thread that has ended."""
+    frame = sys._current_frames().get(thread_id)
+    if frame is None:
+        return None
+    code = frame.f_code
+    return f"{'/'.join(code.co_filename.split(os.sep)[-2:])}:{frame.f_lineno} {code.co_qualname}"
 
 
 def replace_pending_exception(thread_id: int, kind: type[BaseException]) -> None:

@@ -229,6 +229,11 @@ class RunResult:
         }
 
     @property
+    def finished_at(self) -> datetime:
+        """When it ended."""
+        return self.started_at + timedelta(seconds=self.duration_s)
+
+    @property
     def exit_code(self) -> int:
         """Exit code of the command: 0 for done, partial and skipped, 1 for failed and lost_lease."""
         return 0 if self.outcome in ("done", "partial", "skipped") else 1

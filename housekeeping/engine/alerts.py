@@ -1,14 +1,17 @@
-"""Alerts: conditions that need a person, the same in log, status, metrics and dashboard."""
+"""Alerts: conditions that need a person, the same in log, status, metrics and dashboard.
+
+`worker_alerts` evaluates what is known of a worker, `process_alerts` the processes. `ledger.alerts` keeps their times.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
-from itertools import islice
-from typing import Any, Final, get_args
+from itertools import islice, takewhile
+from typing import Any, Final, Protocol, get_args
 
 from housekeeping.core import telemetry
 from housekeeping.core.clock import Clock
@@ -22,8 +25,9 @@ from housekeeping.engine import CLOCK_SKEWS, RunResult
 from housekeeping.engine.failures import Failing, failing
 from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded, processed_rows
 from housekeeping.ledger import history
+from housekeeping.ledger.alerts import Alert as Alert
 from housekeeping.ledger.history import RunRecord
-from housekeeping.ledger.processes import Process, Processes
+from housekeeping.ledger.processes import UNKNOWN, BusyThread, Process, Processes
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, STOPPED, Outcome
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
@@ -34,7 +38,6 @@ logger = named_logger(__name__)
 
 #: Backlog rows counted at most for a worker without an alert threshold for its backlog.
 DEFAULT_COUNT_LIMIT: Final = 10_000
-UNKNOWN_BACKLOG: Final = "the backlog cannot be counted"
 _FAILED: Final = ("failed", "lost", "lost_lease")
 #: Throttled runs in a row that raise an alert; fewer may be a passing problem.
 THROTTLED_RUNS: Final = 3
@@ -56,6 +59,7 @@ TAKEOVER: Final = 2 * SILENCE
 HELD_BACK: Final = ("disabled", "paused", UNCONFIRMED)
 NO_WORKER: Final = "no_worker"
 NO_SCHEDULER: Final = "no_scheduler"
+UNAVAILABLE: Final = "unavailable"
 #: Minimum time without a scheduler before an alert; a restart takes less.
 GRACE: Final = timedelta(minutes=2)
 #: Beginning of the names of the workers of the library's own tables, which are always active.
@@ -67,31 +71,72 @@ _MIN_OBSERVATION: Final = timedelta(minutes=10)
 OUTCOMES: tuple[str, ...] = tuple(outcome for outcome in get_args(Outcome) if outcome not in ("lost", "missed"))
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """An active alert.
+class EndedRun(Protocol):
+    """A run that began and ended: its result, or its row in the ledger."""
+
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def error(self) -> BaseException | str | None: ...
+    @property
+    def duration_s(self) -> float | None: ...
+    @property
+    def finished_at(self) -> datetime | None: ...
+    @property
+    def counts(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What is known of a worker when its alerts are evaluated. What is left out raises no alert.
 
     Attributes:
-      name: ``longest_run``, ``backlog``, ``failed_rows``, ``clock``, ``most_…`` with a count's name,
-        ``failed_runs``, ``last_run``, ``overdue``, ``stuck``, ``unseen``, ``breaker``, ``unconfirmed`` or
-        ``throttled``; of the whole installation, ``no_worker`` or ``no_scheduler``.
-      text: A description for operators.
-      limit: The threshold; None where it is not a number.
-      value: The number that exceeds it; None where it is not a number.
-      since: When it began; None if unknown.
+      ended: Its last runs that began and ended, the last one to end last.
+      failing: Arguments whose last runs failed, and their number.
+      waiting: Its backlog.
+      uncounted: Why the backlog could not be counted.
+      open_runs: Its open runs, and the time at which they were read.
+      unconfirmed: Counts of a skipped run that waits for a confirmation.
+      attempted_at: When a run last began or was held back.
+      period: Period of its schedule; None if no tick is due: it has none, or is paused or disabled.
+      processes: Tells in which thread a run is.
     """
 
-    name: str
-    text: str
-    limit: float | None = None
-    value: float | None = None
-    since: datetime | None = None
+    now: datetime
+    ended: Sequence[EndedRun] = ()
+    failing: tuple[Sequence[Failing], int] = ((), 0)
+    waiting: Backlog | None = None
+    uncounted: str | None = None
+    open_runs: Sequence[RunRecord] = ()
+    unconfirmed: Mapping[str, Any] = field(default_factory=dict)
+    attempted_at: datetime | None = None
+    period: timedelta | None = None
+    processes: Processes = UNKNOWN
 
-    def __str__(self) -> str:
-        return self.text
+
+def worker_alerts(sweep: Sweep, seen: Observation) -> list[Alert]:
+    """Return a worker's alerts, each once. Skipped and missed ticks, and a run that has just begun, end none."""
+    last = seen.ended[-1] if seen.ended else None
+    alerts = [*_backlog(sweep, seen), *_stuck(sweep, seen)]
+    for run in seen.open_runs:
+        alerts += _of_counts(sweep, (seen.now - run.started_at).total_seconds(), run.counts)
+        alerts += breaker_alerts(sweep, run.counts)
+    if last is not None:
+        of_last = [*_of_counts(sweep, last.duration_s or 0.0, last.counts), *_last_run(seen.ended)]
+        alerts += [replace(alert, since=alert.since or last.finished_at) for alert in of_last]
+    alerts += _unconfirmed(seen.unconfirmed)
+    alerts += _failed_runs(sweep, seen)
+    alerts += breaker_alerts(sweep, next((run.counts for run in _that_looked(seen.ended)), {}))
+    alerts += _throttled(seen.ended)
+    alerts += _overdue(sweep, seen)
+    # An open run and the last ended one may raise the same alert.
+    once = {alert.name: alert for alert in reversed(alerts)}
+    return [replace(alert, worker=sweep.name) for alert in reversed(list(once.values()))]
 
 
-def run_alerts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alert]:
+def _of_counts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alert]:
     """Yield the alerts of one run, ended or running."""
     longest = sweep.alerts.longest_run
     if longest is not None and duration_s > longest.total_seconds():
@@ -110,31 +155,34 @@ def run_alerts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> It
             yield Alert(f"most_{name}", f"the last run counted {number:,} {name}, over {most:,}", most, number)
 
 
-def backlog_alerts(sweep: Sweep, waiting: Backlog) -> Iterator[Alert]:
-    """Yield an alert if the backlog exceeds its threshold."""
+def _backlog(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
     most = sweep.alerts.backlog
-    if most is not None and waiting.exceeds(most):
-        yield Alert("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, waiting.rows)
+    if most is not None and seen.waiting is not None and seen.waiting.exceeds(most):
+        yield Alert("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, seen.waiting.rows)
+    if seen.uncounted is not None:
+        yield Alert("unseen", f"the backlog cannot be counted: {seen.uncounted}")
 
 
-def failed_runs_alerts(sweep: Sweep, ended: Sequence[RunRecord]) -> Iterator[Alert]:
-    """Yield an alert if too many runs in a row failed, of a worker with an argument too many with the same argument.
-
-    Parameters:
-      ended: As `last_ended`; empty to look only for arguments, which the alert names.
+def failing_arguments(sweep: Sweep) -> tuple[Sequence[Failing], int]:
+    """Return the arguments whose last runs failed too often, the longest failing ones first, and their number.
 
     Raises:
       peewee.PeeweeException: The ledger cannot be read.
     """
     most = sweep.alerts.failed_runs
+    return ((), 0) if sweep.argument is None or most is None else failing(sweep.name, most, _NAMED_ARGUMENTS)
+
+
+def _failed_runs(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
+    """Yield an alert if too many runs in a row failed, of a worker with an argument too many with the same argument."""
+    most, (found, number) = sweep.alerts.failed_runs, seen.failing
     if most is None:
         return
-    found, number = ([], 0) if sweep.argument is None else failing(sweep.name, most, _NAMED_ARGUMENTS)
-    outcomes = [run.outcome for run in ended[::-1][:most]]
+    last = [run.outcome for run in islice(reversed(seen.ended), most)]
     if found:
         yield Alert("failed_runs", _in_words(sweep, found, number), most, found[0].runs, found[0].since)
-    elif len(outcomes) == most and all(map(is_failed, outcomes)):
-        yield Alert("failed_runs", f"{counted(most, 'run')} in a row failed", most, most)
+    elif len(last) == most and all(map(is_failed, last)):
+        yield Alert("failed_runs", f"{counted(most, 'run')} in a row failed", most, most, _failing_since(seen.ended))
 
 
 def _in_words(sweep: Sweep, found: Sequence[Failing], number: int) -> str:
@@ -154,10 +202,17 @@ def is_failed(outcome: str | None) -> bool:
     return outcome in _FAILED
 
 
-def last_run_alerts(outcome: str | None, why: str | None) -> Iterator[Alert]:
-    """Yield an alert if the last run failed."""
-    if is_failed(outcome):
-        yield Alert("last_run", f"the last run ended as {outcome}: {why}")
+def _last_run(ended: Sequence[EndedRun]) -> Iterator[Alert]:
+    last = ended[-1]
+    if is_failed(last.outcome):
+        why = error_line(last.error) if isinstance(last.error, BaseException) else last.error
+        text = f"the last run ended as {last.outcome}: {why or last.reason}"
+        yield Alert("last_run", text, since=_failing_since(ended))
+
+
+def _failing_since(ended: Sequence[EndedRun]) -> datetime | None:
+    """Return when the first of the last runs ended that all failed."""
+    return list(takewhile(lambda run: is_failed(run.outcome), reversed(ended)))[-1].finished_at
 
 
 def breaker_alerts(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alert]:
@@ -171,32 +226,18 @@ def breaker_alerts(sweep: Sweep, counts: Mapping[str, Any]) -> Iterator[Alert]:
     yield Alert("breaker", text, allowed, found)
 
 
-def first_run_alerts(reason: str | None, counts: Mapping[str, Any]) -> Iterator[Alert]:
+def _unconfirmed(counts: Mapping[str, Any]) -> Iterator[Alert]:
     """Yield an alert if the worker's runs wait for a confirmation, with the commands to type."""
-    if reason == UNCONFIRMED and (count := counts.get(UNCONFIRMED)) is not None:
+    if (count := counts.get(UNCONFIRMED)) is not None:
         yield Alert(UNCONFIRMED, in_words(count), count.get("limit", AT_LEAST), count["stale"])
 
 
-def last_runs_alerts(sweep: Sweep, ended: Sequence[RunRecord]) -> Iterator[Alert]:
-    """Yield the alerts of a worker's last runs together: failed runs, an exceeded breaker, a lasting throttle.
-
-    Parameters:
-      ended: As `last_ended`.
-
-    Raises:
-      peewee.PeeweeException: The ledger cannot be read.
-    """
-    yield from failed_runs_alerts(sweep, ended)
-    yield from breaker_alerts(sweep, next((run.counts for run in _that_looked(ended)), {}))
-    yield from throttle_alerts(ended)
-
-
-def _that_looked(ended: Sequence[RunRecord]) -> Iterator[RunRecord]:
+def _that_looked(ended: Sequence[EndedRun]) -> Iterator[EndedRun]:
     """Yield the runs that have looked at the rows, newest first. A wrong clock ends a run before that."""
     return (run for run in reversed(ended) if run.reason != "clock")
 
 
-def throttle_alerts(ended: Sequence[RunRecord]) -> Iterator[Alert]:
+def _throttled(ended: Sequence[EndedRun]) -> Iterator[Alert]:
     """Yield an alert if the last runs all ended early because they were throttled."""
     last = list(islice(_that_looked(ended), THROTTLED_RUNS))
     if len(last) < THROTTLED_RUNS or any(run.reason != "gate" for run in last) or "throttled" not in last[0].counts:
@@ -213,15 +254,25 @@ def throttle_alerts(ended: Sequence[RunRecord]) -> Iterator[Alert]:
     )
 
 
-def overdue_alerts(sweep: Sweep, last_at: datetime | None, now: datetime, period_s: float) -> Iterator[Alert]:
+def _overdue(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
     """Yield an alert if a scheduled worker has not run for too many periods; missed ticks are not runs."""
     most = sweep.alerts.overdue
-    if last_at is None or most is None:
+    if seen.period is None or most is None or not all(run.lost for run in seen.open_runs):
         return
-    silent_s = (now - last_at).total_seconds()
-    if silent_s > most * period_s:
+    limit_s = most * seen.period.total_seconds()
+    if seen.attempted_at is not None:
+        silent_s = (seen.now - seen.attempted_at).total_seconds()
         text = f"it has not run for {format_duration(silent_s)}, over {most} of its periods; is the scheduler alive?"
-        yield Alert("overdue", text, most * period_s, silent_s)
+    else:
+        # Without a living scheduler, the installation has an alert instead.
+        alive = [each for each in seen.processes.schedulers if each.alive]
+        if not alive:
+            return
+        oldest = max(alive, key=lambda each: each.heartbeat.up_s)
+        silent_s = oldest.heartbeat.up_s + oldest.age_s
+        text = f"it has never run, although the scheduler {oldest.name} has been alive for over {most} of its periods"
+    if silent_s > limit_s:
+        yield Alert("overdue", text, limit_s, silent_s, seen.now - timedelta(seconds=silent_s - limit_s))
 
 
 def stuck_after(sweep: Sweep) -> timedelta:
@@ -232,31 +283,40 @@ def stuck_after(sweep: Sweep) -> timedelta:
     return sweep.limits.runtime + SILENCE
 
 
-def stuck_alerts(sweep: Sweep, open_runs: Sequence[RunRecord], now: datetime) -> Iterator[Alert]:
-    """Yield an alert if open runs exceed their time, or are silent and no other run has taken over."""
-    stuck = []
-    for run in open_runs:
+def _stuck(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
+    """Yield an alert if runs exceed their time, or are silent and no other run has taken over; the oldest one first."""
+    now, stuck = seen.now, list[tuple[datetime, timedelta, str, str]]()
+    threads = [(process, each) for process, each in seen.processes.busy_threads if each.worker == sweep.name]
+    for run in seen.open_runs:
         if (run.silent_s or 0.0) > TAKEOVER.total_seconds():
-            stuck.append((run.heartbeat_at + TAKEOVER, TAKEOVER, run, "sent no heartbeat"))
+            since, limit, what = run.heartbeat_at + TAKEOVER, TAKEOVER, "sent no heartbeat"
         # A purge or a restoration takes the time that it needs.
         elif now > (late_at := run.started_at + stuck_after(sweep)) and not run.counts.keys() & {PURGE, RESTORE}:
-            stuck.append((late_at, stuck_after(sweep), run, "not ended"))
-    stuck.sort(key=lambda each: each[0])
-    if not stuck:
-        return
-    since, limit, run, what = stuck[0]
-    began, limit_s = since - limit, limit.total_seconds()
-    lasts_s = (now - began).total_seconds()
-    more = f"; {counted(len(stuck) - 1, 'more run is', 'more runs are')} stuck" if len(stuck) > 1 else ""
-    process = f", {run.process}" if run.process else ""
-    yield Alert(
-        "stuck",
-        f"run {run.label} has {what} since {began:%Y-%m-%d %H:%M:%S} UTC, for {format_duration(lasts_s)}, over "
-        f"{format_duration(limit_s)}{more}. Look: housekeeping runs {run.label}; then restart its process{process}",
-        limit_s,
-        lasts_s,
-        since,
-    )
+            since, limit, what = late_at, stuck_after(sweep), "not ended"
+        else:
+            continue
+        place = next((_place(*each) for each in threads if each[1].message_id == run.message_id), run.process)
+        do = f"Look: housekeeping runs {run.label}; then restart its process{f', {place}' if place else ''}"
+        stuck.append((since, limit, f"run {run.label} has {what} since {_lasting(since - limit, limit, now)}", do))
+    open_messages = {run.message_id for run in seen.open_runs}
+    for process, thread in threads:
+        began, limit = now - timedelta(seconds=thread.busy_s + process.age_s), stuck_after(sweep)
+        if now - began > limit and thread.message_id not in open_messages:
+            what = f"a thread has not left its run since {_lasting(began, limit, now)}; the run was taken over or ended"
+            stuck.append((began + limit, limit, what, f"Restart its process, {_place(process, thread)}"))
+    if stuck:
+        since, limit, what, do = min(stuck, key=lambda each: each[0])
+        more = f"; {counted(len(stuck) - 1, 'more run is', 'more runs are')} stuck" if len(stuck) > 1 else ""
+        yield Alert("stuck", f"{what}{more}. {do}", limit.total_seconds(), (now - since + limit).total_seconds(), since)
+
+
+def _lasting(began: datetime, limit: timedelta, now: datetime) -> str:
+    lasts, most = (format_duration(each.total_seconds()) for each in (now - began, limit))
+    return f"{began:%Y-%m-%d %H:%M:%S} UTC, for {lasts}, over {most}"
+
+
+def _place(process: Process, thread: BusyThread) -> str:
+    return f"{process.name}: its thread {thread.name} is at {thread.frame}"
 
 
 def process_alerts(
@@ -333,7 +393,8 @@ def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert
     if text is not None:
         messages = f"; {counted(waiting, 'message waits', 'messages wait')}" if waiting else ""
         seen = processes.serving(queue)
-        yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting, seen[0].heartbeat_at if seen else None)
+        since = seen[0].heartbeat_at if seen else None
+        yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting, since, subject=queue)
 
 
 def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
@@ -351,92 +412,52 @@ def _shortest_period(scheduled: Iterable[Sweep], now: datetime, zone: tzinfo) ->
 
 
 def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
-    """Log the alerts of a run that ended, and record the backlog in its row; never raises."""
-    failure = [*last_run_alerts(result.outcome, result.reason)]
-    if result.run_id is None:
-        # Without the database the other alerts are unknown.
-        record_alerts(sweep, failure, clear_others=False)
-        return
+    """Log the alerts of a run that ended, set their metrics, and record the backlog in its row; never raises."""
+    seen = Observation(now=clock.now(), ended=[result])
     if result.reason == UNCONFIRMED:
-        alerts = [*first_run_alerts(result.reason, result.counts)]
-        record_alerts(sweep, alerts, clear_others=False)
-        _log(alerts)
+        seen = Observation(now=clock.now(), unconfirmed=result.counts)
+    elif result.outcome == "skipped":
         return
-    alerts = [*run_alerts(sweep, result.duration_s, result.counts), *breaker_alerts(sweep, result.counts)]
-    # Runs with one argument fail while those with others succeed.
-    failed_runs = _queried(
-        lambda: failed_runs_alerts(sweep, last_ended(sweep) if result.exit_code else ()), "Could not read the ledger"
-    )
-    if result.reason == "gate":
-        alerts += _queried(lambda: throttle_alerts(last_ended(sweep)), "Could not read the ledger")
-    # The backlog of a worker with an argument says nothing about this run.
-    counts_backlog = sweep.argument is None and (sweep.progress_counts or sweep.alerts.backlog is not None)
-    if result.outcome != "skipped" and counts_backlog:
-        alerts += _queried(
-            lambda: _record_backlog(sweep, result.run_id, clock), "Could not count the backlog", UNKNOWN_BACKLOG
-        )
-    if result.outcome != "skipped":
-        record_alerts(sweep, [*alerts, *failed_runs, *failure])
-    _log([*alerts, *(failed_runs if result.exit_code else ())])
-
-
-def _log(alerts: Sequence[Alert]) -> None:
+    elif result.run_id is not None:
+        seen = _observe_end(sweep, result, clock)
+    alerts = worker_alerts(sweep, seen)
+    # Without the database the other alerts are unknown.
+    record_alerts(sweep, alerts, clear_others=result.run_id is not None and result.reason != UNCONFIRMED)
     for alert in alerts:
-        logger.warning("Alert", alarm=alert.name, text=alert.text, limit=alert.limit, value=alert.value)
+        # The line of the run's end has its failure. Runs with one argument fail while those with others succeed.
+        if alert.name != "last_run" and (alert.name != "failed_runs" or result.exit_code):
+            logger.warning("Alert", alarm=alert.name, text=alert.text, limit=alert.limit, value=alert.value)
 
 
-def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Iterator[Alert]:
+def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
+    """Return what is known at the end of a run. Its open siblings and its schedule are not its business."""
+    seen = Observation(now=clock.now(), ended=[result])
+    try:
+        if result.exit_code or result.reason == "gate":
+            with database.atomic():
+                before = [run for run in last_ended(sweep) if run.run_id != result.run_id]
+            seen = replace(seen, ended=[*before, result])
+        if sweep.argument is not None:
+            with database.atomic():
+                seen = replace(seen, failing=failing_arguments(sweep))
+    except Exception as error:
+        logger.warning("Could not read the ledger", error=error_line(error))
+    # The backlog of a worker with an argument says nothing about this run.
+    if sweep.argument is None and (sweep.progress_counts or sweep.alerts.backlog is not None):
+        try:
+            with database.atomic():
+                seen = replace(seen, waiting=_record_backlog(sweep, result.run_id, clock))
+        except Exception as error:  # a predicate may raise anything
+            logger.warning("Could not count the backlog", error=error_line(error))
+            seen = replace(seen, uncounted=error_line(error))
+    return seen
+
+
+def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Backlog:
     waiting = backlog(sweep, clock.now(), sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
     Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
     record_backlog(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
-    yield from backlog_alerts(sweep, waiting)
-
-
-def _queried(query: Callable[[], Iterator[Alert]], event: str, unknown: str | None = None) -> list[Alert]:
-    try:
-        with database.atomic():
-            return list(query())
-    except Exception as error:  # a predicate may raise anything
-        logger.warning(event, error=error_line(error))
-        return [] if unknown is None else [Alert("unseen", f"{unknown}: {error_line(error)}")]
-
-
-def with_times(sweep: Sweep, alerts: Iterable[Alert], ended: Sequence[RunRecord], now: datetime) -> list[Alert]:
-    """Return the alerts with the times since which they are active, where the ledger tells.
-
-    An alert of runs is active since the start of the first of the unbroken series of runs that raised it.
-
-    Parameters:
-      ended: As `last_ended`.
-    """
-    names = [_names(sweep, run) for run in ended]
-    return [alert if alert.since else replace(alert, since=_since(alert, ended, names, now)) for alert in alerts]
-
-
-def _since(alert: Alert, ended: Sequence[RunRecord], names: Sequence[set[str]], now: datetime) -> datetime | None:
-    if alert.name == "overdue" and alert.value is not None and alert.limit is not None:
-        return now - timedelta(seconds=alert.value - alert.limit)
-    first = len(ended)
-    while first and alert.name in names[first - 1]:
-        first -= 1
-    if first == len(ended) or (first == 0 and len(ended) >= MOST_RUNS):
-        return None  # no ended run raised it, or earlier runs may have raised it, too
-    return ended[first].started_at
-
-
-def _names(sweep: Sweep, run: RunRecord) -> set[str]:
-    """Return the names of the alerts that a run raises or contributes to, such as ``failed_runs``."""
-    found = {alert.name for alert in run_alerts(sweep, run.duration_s or 0.0, run.counts)}
-    found |= {alert.name for alert in last_run_alerts(run.outcome, run.reason)}
-    found |= {alert.name for alert in breaker_alerts(sweep, run.counts)}
-    if run.backlog is not None:
-        waiting = Backlog(run.backlog, exact=bool(run.backlog_exact))
-        found |= {alert.name for alert in backlog_alerts(sweep, waiting)}
-    if is_failed(run.outcome):
-        found.add("failed_runs")
-    if run.reason == "gate":
-        found.add("throttled")
-    return found
+    return waiting
 
 
 def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:

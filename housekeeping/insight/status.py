@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from peewee import PeeweeException, fn
@@ -26,40 +27,28 @@ from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
     DEFAULT_COUNT_LIMIT,
     HELD_BACK,
-    UNKNOWN_BACKLOG,
-    Alert,
+    NO_SCHEDULER,
+    UNAVAILABLE,
+    Observation,
     Rates,
     backlog,
-    backlog_alerts,
-    breaker_alerts,
-    first_run_alerts,
+    failing_arguments,
     held,
     last_ended,
-    last_run_alerts,
-    last_runs_alerts,
     oldest,
-    overdue_alerts,
     process_alerts,
     rates,
-    run_alerts,
-    stuck_alerts,
-    with_times,
+    worker_alerts,
 )
 from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.guard import UNCONFIRMED, count_stale, processed_rows
 from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
+from housekeeping.ledger.alerts import Alert, AlertKey, merged, reconcile
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.leases import HeldLease, held_leases
-from housekeeping.ledger.operators import (
-    Acknowledged,
-    AlertKey,
-    Override,
-    acknowledged_by,
-    acknowledgments,
-    override_of,
-)
+from housekeeping.ledger.operators import Override, override_of
 from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
 from housekeeping.ledger.runs import STOPPED
 from housekeeping.ledger.schema import Run
@@ -147,8 +136,10 @@ def format_backlog(status: WorkerStatus, now: datetime) -> str:
     return f"{status.waiting} ({format_age(status.counted_at, now)})" if status.counted_at else str(status.waiting)
 
 
-def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True) -> WorkerStatus:
-    """Return a worker's status, by three index probes and a bounded count.
+def worker_status(
+    sweep: Sweep, now: datetime, zone: Any, *, count: bool = True, processes: Processes = UNKNOWN
+) -> WorkerStatus:
+    """Return a worker's status, by a few index probes and a bounded count.
 
     If the backlog cannot be counted, for example because the table is locked, that is an alert of this worker. The
     status then has the backlog at the end of an earlier run. A disabled worker gets no such alert.
@@ -174,7 +165,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True)
     if problem is not None:
         return status
     waiting, counted_at, first, on_hold = None, None, None, None
-    alerts: list[Alert] = []
+    seen = _observe(sweep, status, now, zone, processes)
     try:
         if not count:
             raise TimeoutError("the other workers' tables took too long")
@@ -183,13 +174,12 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True)
             waiting = backlog(sweep, now, limit)
             first = oldest(sweep, now)
             on_hold = held(sweep, now, limit)
-        alerts += backlog_alerts(sweep, waiting)
+        seen = replace(seen, waiting=waiting)
     except Exception as error:
         if is_unavailable(error):
             raise
         waiting, counted_at = _last_counted(ended)
-        if sweep.enabled:
-            alerts.append(Alert("unseen", f"{UNKNOWN_BACKLOG}: {error_line(error)}"))
+        seen = replace(seen, uncounted=error_line(error) if sweep.enabled else None)
     rejected, rejected_more = standing(sweep.name)
     return replace(
         status,
@@ -199,7 +189,7 @@ def worker_status(sweep: Sweep, now: datetime, zone: Any, *, count: bool = True)
         counted_at=counted_at,
         held=on_hold,
         oldest=first,
-        alarms=with_times(sweep, [*alerts, *_ledger_alerts(sweep, switch, ended, now, zone)], ended, now),
+        alarms=worker_alerts(sweep, seen),
         rejected=rejected,
         rejected_more=rejected_more,
     )
@@ -213,43 +203,34 @@ def _last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime 
     return None, None
 
 
-def _ledger_alerts(
-    sweep: Sweep, switch: Override | None, ended: Sequence[RunRecord], now: datetime, zone: Any
-) -> list[Alert]:
-    """Return the alerts of every open run, of the last run that ended, and of the last runs together.
-
-    A skipped or missed tick is no run: it ends no alert.
-    """
+def _observe(sweep: Sweep, status: WorkerStatus, now: datetime, zone: Any, processes: Processes) -> Observation:
+    """Return what the ledger and the processes tell of a worker."""
     open_runs = history.open_runs(sweep.name)
-    alerts = list(_open_run_alerts(sweep, open_runs, now))
-    last = max(ended, key=lambda run: (run.finished_at, run.run_id), default=None)
-    if last is not None:
-        alerts += run_alerts(sweep, last.duration_s or 0.0, last.counts)
-        alerts += last_run_alerts(last.outcome, last.error or last.reason)
+    ended = sorted(status.ended, key=lambda run: (run.finished_at, run.run_id))
+    unconfirmed: Sequence[RunRecord] = ()
     if sweep.guard.first_run:
-        for waiting in history.with_reason(sweep.name, UNCONFIRMED, after=0 if last is None else last.run_id):
-            alerts += first_run_alerts(waiting.reason, waiting.counts)
-    alerts += last_runs_alerts(sweep, ended)
-    if sweep.schedule and all(run.lost for run in open_runs) and state_of(sweep, switch) in ("on", "narrow"):
-        alerts += _overdue_alerts(sweep, now, Cron(sweep.schedule, zone))
-    # An open run and the last ended one may raise the same alert.
-    return list({alert.name: alert for alert in reversed(alerts)}.values())[::-1]
+        unconfirmed = history.with_reason(sweep.name, UNCONFIRMED, after=ended[-1].run_id if ended else 0)
+    is_due = sweep.schedule and all(run.lost for run in open_runs) and status.state in ("on", "narrow")
+    return Observation(
+        now=now,
+        ended=ended,
+        failing=failing_arguments(sweep),
+        open_runs=open_runs,
+        unconfirmed=unconfirmed[0].counts if unconfirmed else {},
+        attempted_at=_last_attempt(sweep) if is_due else None,
+        period=Cron(sweep.schedule, zone).period(now) if sweep.schedule and is_due else None,
+        processes=processes,
+    )
 
 
-def _open_run_alerts(sweep: Sweep, open_runs: Sequence[RunRecord], now: datetime) -> Iterator[Alert]:
-    yield from stuck_alerts(sweep, open_runs, now)
-    for run in open_runs:
-        yield from run_alerts(sweep, (now - run.started_at).total_seconds(), run.counts)
-        yield from breaker_alerts(sweep, run.counts)
-
-
-def _overdue_alerts(sweep: Sweep, now: datetime, cron: Cron) -> Iterator[Alert]:
+def _last_attempt(sweep: Sweep) -> datetime | None:
+    """Return when a run last began or was held back; None for a worker without any row in the ledger."""
     of_worker = Run.worker == sweep.name
     was_run = history.began() | Run.reason.in_(HELD_BACK)
     began: Any = Run.select(fn.MAX(Run.started_at)).where(of_worker & was_run).scalar()
     # A worker whose ticks were all missed or skipped has never run.
-    known: Any = began or Run.select(fn.MIN(Run.started_at)).where(of_worker).scalar()
-    yield from overdue_alerts(sweep, known, now, cron.period(now).total_seconds())
+    known: datetime | None = began or Run.select(fn.MIN(Run.started_at)).where(of_worker).scalar()
+    return known
 
 
 def _last_success(sweep: Sweep) -> datetime | None:
@@ -270,27 +251,6 @@ def _run_as_json(run: RunRecord) -> dict[str, Any]:
     names = ("run_id", "outcome", "reason", "trigger", "tick", "started_at", "duration_s", "counts", "error")
     values = run.as_json()
     return {name: values[name] for name in (*names, "heartbeat_age_s", "maybe_lost")}
-
-
-def never_ran_alerts(
-    sweep: Sweep, status: WorkerStatus, processes: Processes, now: datetime, zone: tzinfo
-) -> Iterator[Alert]:
-    """Yield an alert if a scheduled worker has no row in the ledger, and a scheduler has been alive for many periods.
-
-    Without a living scheduler, the installation has an alert instead.
-    """
-    most = sweep.alerts.overdue
-    alive = [each for each in processes.schedulers if each.alive]
-    if status.last_run is not None or status.state not in ("on", "narrow") or not sweep.schedule:
-        return
-    if most is None or not alive:
-        return
-    oldest = min(alive, key=lambda each: each.started_at)
-    up_s = (now - oldest.started_at).total_seconds()
-    limit_s = most * Cron(sweep.schedule, zone).period(now).total_seconds()
-    if up_s > limit_s:
-        text = f"it has never run, although the scheduler {oldest.name} has been alive for over {most} of its periods"
-        yield Alert("overdue", text, limit_s, up_s, oldest.started_at + timedelta(seconds=limit_s))
 
 
 #: Rows counted at most; the count's time limit usually ends it earlier.
@@ -426,14 +386,16 @@ class ProgressReader:
 _BUDGET_S: Final = 10.0
 
 
-def worker_statuses(sweeps: Sequence[Sweep], now: datetime, zone: Any) -> list[WorkerStatus]:
+def worker_statuses(
+    sweeps: Sequence[Sweep], now: datetime, zone: Any, processes: Processes = UNKNOWN
+) -> list[WorkerStatus]:
     """Return the status of each worker, in order; all are of the current database.
 
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
     """
     end = time.monotonic() + _BUDGET_S
-    return [worker_status(sweep, now, zone, count=time.monotonic() < end) for sweep in sweeps]
+    return [worker_status(sweep, now, zone, count=time.monotonic() < end, processes=processes) for sweep in sweeps]
 
 
 @dataclass(slots=True)
@@ -468,7 +430,7 @@ class Snapshot:
       unavailable: The servers that do not answer, by `Unavailable.server`.
       clocks: Differences between this machine's clock and those of the databases that answered, by their names.
       processes: Workers and schedulers by their heartbeats.
-      alerts: Alerts of the whole installation.
+      alerts: All active alerts, the gravest first. What could not be read keeps the alerts that it had.
       progress: Progress of the last run of each worker where it is open.
       read_at: Time of the last successful reading of each part.
       late_s: Seconds since this was read, if the next reading takes long; else 0.
@@ -484,7 +446,6 @@ class Snapshot:
     clocks: dict[str, ClockSkew] = field(default_factory=dict)
     processes: Processes = UNKNOWN
     alerts: Sequence[Alert] = ()
-    acknowledgments: dict[AlertKey, Acknowledged] = field(default_factory=dict)
     progress: dict[str, Progress] = field(default_factory=dict)
     read_at: dict[str, datetime] = field(default_factory=dict)
     late_s: float = 0.0
@@ -494,20 +455,12 @@ class Snapshot:
         """Return what could not be read, one line for each server."""
         return [str(each) for each in self.unavailable.values()]
 
-    def active_alerts(self) -> list[tuple[str, Alert]]:
-        """Return the alerts, each with its worker's name, which is empty for an alert of the whole installation."""
-        of_workers = [(name, alert) for name, status in self.statuses.items() for alert in status.alarms]
-        return [*(("", alert) for alert in self.alerts), *of_workers]
-
-    def acknowledged(self, worker: str, alert: Alert) -> Acknowledged | None:
-        """Return an alert's acknowledgment; None if it has none."""
-        return acknowledged_by(self.acknowledgments, worker, alert.name, alert.since)
-
     @property
     def has_alerts(self) -> bool:
         """Whether there is an alert that is not acknowledged, or something cannot be read."""
-        is_new = any(self.acknowledged(worker, alert) is None for worker, alert in self.active_alerts())
-        return bool(self.unavailable) or is_new or bool(self.wrong_clocks)
+        known = {alert.subject for alert in self.alerts if alert.name == UNAVAILABLE and alert.acknowledged}
+        is_new = any(alert.acknowledged is None for alert in self.alerts)
+        return bool(self.unavailable.keys() - known) or is_new or bool(self.wrong_clocks)
 
     @property
     def wrong_clocks(self) -> dict[str, ClockSkew]:
@@ -526,34 +479,43 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """Reader of snapshots, for the terminal and the dashboard. Only one thread may read at a time.
+    """Reader of snapshots, for terminal, dashboard and alerts. Only one thread may read at a time.
 
     Parameters:
-      sweeps: The workers to read.
+      sweeps: All workers: the alerts of the installation depend on them.
+      only: Name of the only worker whose status is read; None for all.
       with_progress: Whether to count the rows that open runs have before them.
     """
 
-    def __init__(self, settings: Settings, sweeps: dict[str, Sweep], *, with_progress: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, sweeps: dict[str, Sweep], *, only: str | None = None, with_progress: bool = True
+    ) -> None:
         self._settings = settings
         self._sweeps = sweeps
+        self._read_sweeps = [sweep for sweep in sweeps.values() if only in (None, sweep.name)]
         self._with_progress = with_progress
         self._progress: dict[str, ProgressReader] = {}  # by database
 
     def read(self, before: Snapshot | None = None) -> Snapshot:
-        """Read all servers. If one is unavailable, note it and keep its part of the previous snapshot."""
+        """Read all servers, and store which alerts have begun and ended.
+
+        If a server is unavailable, note it and keep its part of the previous snapshot.
+        """
         found, before = Snapshot(SYSTEM_CLOCK.now()), before or Snapshot(SYSTEM_CLOCK.now())
         found.read_at = dict(before.read_at)
+        settings = self._settings
+        client = None if settings.redis_url is None else redis_client(settings.redis_url)
+        found.processes = read_processes(client, settings.namespace, found.at)
         ever_ran = [
-            self._read_database(name, sweeps, found, before)
-            for name, sweeps in by_database(self._sweeps.values()).items()
+            self._read_database(name, sweeps, found, before) for name, sweeps in by_database(self._read_sweeps).items()
         ]
         found.at = next((clock.server_at for clock in found.clocks.values()), found.at)
+        found.processes = found.processes.dated(found.at)
         found.statuses = {name: found.statuses[name] for name in self._sweeps if name in found.statuses}
         self._read_queues(found, before)
-        # Assumed if no ledger could be read.
-        self._read_processes(found, ever_ran=any(ever_ran) or not found.clocks)
-        self._read_acknowledgments(found, before)
         self._read_leases(found, before)
+        # Assumed if no ledger could be read.
+        self._read_alerts(found, before, ever_ran=any(ever_ran) or not found.clocks)
         return found
 
     def _read_database(self, name: str, sweeps: Sequence[Sweep], found: Snapshot, before: Snapshot) -> bool:
@@ -564,7 +526,8 @@ class SnapshotReader:
             with time_limit(STATEMENT_TIME, LOCK_TIME):
                 ever_ran = runs.any_by_a_worker_process()
             clock = read_database_clock()
-            statuses = {each.worker: each for each in worker_statuses(sweeps, clock.server_at, self._settings.timezone)}
+            read = worker_statuses(sweeps, clock.server_at, self._settings.timezone, found.processes)
+            statuses = {each.worker: each for each in read}
             if self._with_progress:
                 reader = self._progress.setdefault(name, ProgressReader())
                 found.progress |= reader.read([(sweep, statuses[sweep.name]) for sweep in sweeps], clock.server_at)
@@ -585,28 +548,60 @@ class SnapshotReader:
         if self._broker in found.unavailable:
             found.unavailable[self._broker].shown.append(_shown(found, "the queues", "queues"))
 
-    def _read_processes(self, found: Snapshot, *, ever_ran: bool) -> None:
-        settings = self._settings
-        client = None if settings.redis_url is None else redis_client(settings.redis_url)
-        found.processes = read_processes(client, settings.namespace, found.at)
-        found.alerts = process_alerts(
-            [sweep for name, sweep in self._sweeps.items() if name not in found.problems],
-            found.processes,
-            {name: lengths.waiting for name, lengths in found.queues.items()},
-            found.at,
-            settings.timezone,
-            ever_ran=ever_ran,
-        )
-        for name, status in found.statuses.items():
-            if status.database in found.clocks and status.problem is None:
-                sweep = self._sweeps[name]
-                status.alarms.extend(never_ran_alerts(sweep, status, found.processes, found.at, settings.timezone))
-
-    def _read_acknowledgments(self, found: Snapshot, before: Snapshot) -> None:
-        found.acknowledgments = before.acknowledgments
+    def _read_alerts(self, found: Snapshot, before: Snapshot, *, ever_ran: bool) -> None:
+        read = {name: each for name, each in found.statuses.items() if each.database in found.clocks}
+        evaluated = [
+            *(
+                Alert(UNAVAILABLE, each.error, since=each.since, subject=each.server)
+                for each in found.unavailable.values()
+            ),
+            *process_alerts(
+                [sweep for name, sweep in self._sweeps.items() if name not in found.problems],
+                found.processes,
+                {name: lengths.waiting for name, lengths in found.queues.items()},
+                found.at,
+                self._settings.timezone,
+                ever_ran=ever_ran,
+            ),
+            *(alert for status in read.values() for alert in status.alarms),
+        ]
+        judged = partial(self._judges, found, {alert.key for alert in evaluated})
+        known = {alert.key: alert for alert in before.alerts}
+        alerts: Sequence[Alert] = merged(evaluated, known, judged)
         if MAIN in found.clocks:
-            with _noting(found, before, database_server(MAIN), MAIN), database.using(MAIN), translate_postgres_errors():
-                found.acknowledgments = acknowledgments()
+            with (
+                _noting(found, before, database_server(MAIN), MAIN),
+                database.using(MAIN),
+                translate_postgres_errors(),
+                time_limit(STATEMENT_TIME, LOCK_TIME),
+            ):
+                alerts = reconcile(evaluated, judged, found.clocks[MAIN].server_at).alerts
+        shown = {"", *(sweep.name for sweep in self._read_sweeps)}
+        found.alerts = sorted((alert for alert in alerts if alert.worker in shown), key=_by_gravity)
+        of_worker: dict[str, list[Alert]] = {}
+        for alert in found.alerts:
+            of_worker.setdefault(alert.worker, []).append(alert)
+        found.statuses = {name: replace(each, alarms=of_worker.get(name, [])) for name, each in found.statuses.items()}
+
+    def _judges(self, found: Snapshot, evaluated: Set[AlertKey], alert: Alert) -> bool:
+        """Return whether an alert would have been found if it were still active: whether all that it needs was read."""
+        if alert.worker:
+            status = found.statuses.get(alert.worker)
+            is_read = status is not None and status.database in found.clocks
+            # These are also told by the heartbeats.
+            if alert.name in ("stuck", "overdue"):
+                return is_read and found.processes.known
+            return is_read and not (alert.name == "backlog" and (alert.worker, "unseen", "") in evaluated)
+        if alert.name == UNAVAILABLE:
+            return alert.subject in self._servers
+        # A process may know only some of the workers, and so a longer period. A living scheduler is known to all.
+        if alert.name == NO_SCHEDULER:
+            return any(each.alive for each in found.processes.schedulers)
+        return found.processes.known and alert.subject in ("", *found.queues)
+
+    @property
+    def _servers(self) -> set[str]:
+        return {*(database_server(name) for name in by_database(self._read_sweeps)), "Redis", self._broker}
 
     def _read_leases(self, found: Snapshot, before: Snapshot) -> None:
         settings = self._settings
@@ -635,6 +630,10 @@ class SnapshotReader:
 def database_server(name: str) -> str:
     """Return how the pages call a database."""
     return f"PostgreSQL, database {name}"
+
+
+def _by_gravity(alert: Alert) -> tuple[bool, bool, bool]:
+    return alert.acknowledged is not None, alert.severity != "critical", bool(alert.worker)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""What operators do: pause and narrow workers, acknowledge alerts, and the log of all their actions."""
+"""What operators do: pause and narrow workers, and the log of all their actions."""
 
 from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,60 +16,7 @@ from housekeeping.core.logs import counted, error_line, format_duration, in_one_
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
-from housekeeping.ledger.schema import NOW, Acknowledgment, Action, Run, Switch
-
-#: An alert that lasts longer is shown again.
-VALID_FOR: Final = timedelta(days=1)
-_MAX_USER: Final = 200  # characters
-
-#: A worker's name, empty for an alert of the whole installation, and the alert's name.
-AlertKey = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """Who acknowledged an alert, and when."""
-
-    user: str
-    at: datetime
-
-    def covers(self, since: datetime | None) -> bool:
-        """Return whether the acknowledgment applies to an alert that began then, or at an unknown time (None)."""
-        return since is None or since <= self.at
-
-
-def acknowledged_by(
-    known: Mapping[AlertKey, Acknowledged], worker: str, alert: str, since: datetime | None
-) -> Acknowledged | None:
-    """Return the acknowledgment of an alert that began at a time; None if it has none, or began later."""
-    found = known.get((worker, alert))
-    return found if found is not None and found.covers(since) else None
-
-
-def acknowledge(alerts: Iterable[AlertKey], user: str) -> None:
-    """Acknowledge active alerts for a day, in the database ``main``, and remove the outdated acknowledgments.
-
-    Raises:
-      DatabaseUnavailable: The database does not answer; nothing was changed.
-    """
-    with database.using(MAIN), translate_postgres_errors(), database.atomic():
-        Acknowledgment.delete().where(Acknowledgment.at < NOW - VALID_FOR).execute()
-        rows = [
-            {"worker": worker, "alert": alert, "at": NOW, "user_name": in_one_line(user, _MAX_USER)}
-            for worker, alert in sorted(set(alerts))
-        ]
-        if rows:
-            Acknowledgment.insert_many(rows).on_conflict(
-                conflict_target=[Acknowledgment.worker, Acknowledgment.alert],
-                update={Acknowledgment.at: NOW, Acknowledgment.user_name: EXCLUDED.user_name},
-            ).execute()
-
-
-def acknowledgments() -> dict[AlertKey, Acknowledged]:
-    """Return the valid acknowledgments of the current database."""
-    rows: Any = Acknowledgment.select().where(Acknowledgment.at >= NOW - VALID_FOR)
-    return {(row.worker, row.alert): Acknowledged(row.user_name, row.at) for row in rows}
-
+from housekeeping.ledger.schema import NOW, Action, Run, Switch
 
 logger = named_logger(__name__)
 

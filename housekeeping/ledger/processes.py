@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -43,9 +44,35 @@ redis.call("expire", KEYS[1], ARGV[3])
 redis.call("expire", KEYS[2], ARGV[3])
 """
 
+#: A thread that has been in the same message for so long is described in the heartbeat.
+LONG_BUSY: Final = timedelta(minutes=1)
+#: Such threads in one heartbeat.
+MOST_THREADS: Final = 100
+#: Characters of a text in a heartbeat.
+LONGEST_TEXT: Final = 255
+
 Kind = Literal["worker", "scheduler"]
-_Text = Annotated[str, pydantic.Field(min_length=1, max_length=255)]
+_Text = Annotated[str, pydantic.Field(min_length=1, max_length=LONGEST_TEXT)]
 _Count = Annotated[int, pydantic.Field(ge=0, le=1_000_000)]
+_Seconds = Annotated[float, pydantic.Field(ge=0, le=_MAX_S)]
+
+
+class BusyThread(pydantic.BaseModel):
+    """Thread that has been in the same message for over a minute.
+
+    Attributes:
+      worker: The message's actor.
+      busy_s: Seconds since the message began.
+      frame: Its innermost frame: file, line and function.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    name: _Text
+    worker: _Text
+    message_id: _Text
+    busy_s: _Seconds
+    frame: _Text
 
 
 class Heartbeat(pydantic.BaseModel):
@@ -54,6 +81,7 @@ class Heartbeat(pydantic.BaseModel):
     Attributes:
       queues: The queues a worker consumes; a scheduler has none.
       busy: Threads that run a message.
+      busy_threads: Those that have run the same one for over a minute.
       up_s: Seconds since its start.
       stopped: Whether this is its last heartbeat, sent on its shutdown.
     """
@@ -66,8 +94,9 @@ class Heartbeat(pydantic.BaseModel):
     queues: Annotated[list[_Text], pydantic.Field(max_length=1000)] = []
     threads: _Count = 0
     busy: _Count = 0
+    busy_threads: Annotated[list[BusyThread], pydantic.Field(max_length=MOST_THREADS)] = []
     version: _Text
-    up_s: Annotated[float, pydantic.Field(ge=0, le=_MAX_S)]
+    up_s: _Seconds
     stopped: bool = False
 
 
@@ -145,6 +174,17 @@ class Processes:
         return (
             f"{counted(len(workers), 'worker')} alive, {busy:,} of {counted(threads, 'thread')} busy; "
             f"{counted(len(alive) - len(workers), 'scheduler')} alive; {counted(dead, 'process', 'processes')} dead"
+        )
+
+    @property
+    def busy_threads(self) -> Iterator[tuple[Process, BusyThread]]:
+        """The threads of living processes that have been in the same message for over a minute."""
+        return ((each, thread) for each in self.every if each.alive for thread in each.heartbeat.busy_threads)
+
+    def dated(self, now: datetime) -> Processes:
+        """Return them with the times of their heartbeats by another clock, which says `now`."""
+        return replace(
+            self, every=tuple(replace(each, heartbeat_at=now - timedelta(seconds=each.age_s)) for each in self.every)
         )
 
     @property

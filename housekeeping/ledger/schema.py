@@ -134,14 +134,33 @@ MIGRATIONS: Final = (
     CREATE INDEX actions_at ON {schema}.actions (at, id);
     CREATE INDEX actions_target ON {schema}.actions (target, id);
     CREATE INDEX actions_user ON {schema}.actions (user_name, id);
-    CREATE TABLE {schema}.acknowledgments (
+    CREATE TABLE {schema}.alerts (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         worker text NOT NULL,
-        alert text NOT NULL,
-        at timestamptz NOT NULL DEFAULT clock_timestamp(),
-        user_name text NOT NULL,
-        PRIMARY KEY (worker, alert)
+        name text NOT NULL,
+        subject text NOT NULL,
+        severity text NOT NULL CHECK (severity IN ('critical', 'warning')),
+        text text NOT NULL,
+        "limit" double precision,
+        value double precision,
+        began_at timestamptz NOT NULL,
+        seen_at timestamptz NOT NULL,
+        ended_at timestamptz,
+        acknowledged_at timestamptz,
+        acknowledged_by text,
+        CHECK ((acknowledged_at IS NULL) = (acknowledged_by IS NULL))
     );
-    COMMENT ON COLUMN {schema}.acknowledgments.worker IS 'empty for an alert of the whole installation';
+    COMMENT ON COLUMN {schema}.alerts.worker IS 'empty for an alert of the whole installation';
+    COMMENT ON COLUMN {schema}.alerts.subject IS 'the queue or the server of an alert; usually empty';
+    COMMENT ON COLUMN {schema}.alerts.ended_at IS 'NULL while the alert is active';
+    CREATE UNIQUE INDEX alerts_active ON {schema}.alerts (worker, name, subject) WHERE ended_at IS NULL;
+    CREATE INDEX alerts_ended_at ON {schema}.alerts (worker, name, subject, ended_at) WHERE ended_at IS NOT NULL;
+    CREATE INDEX alerts_seen_at ON {schema}.alerts (seen_at, id);
+    CREATE TABLE {schema}.evaluations (
+        single boolean PRIMARY KEY DEFAULT true CHECK (single),
+        began_at timestamptz NOT NULL
+    );
+    COMMENT ON TABLE {schema}.evaluations IS 'one row: when a process last evaluated the alerts of the installation';
     CREATE TABLE {schema}.completions (
         name text PRIMARY KEY,
         message_id text NOT NULL,
@@ -320,22 +339,43 @@ class Action(BaseModel):
         schema = "housekeeping"
 
 
-class Acknowledgment(BaseModel):
-    """An operator's statement that an alert is known.
+class AlertRow(BaseModel):
+    """One alert from its beginning to its end; `ended_at` is NULL while it is active.
 
     Attributes:
-      worker: The alert's worker; empty for an alert of the whole installation.
+      worker: Empty for an alert of the whole installation.
+      subject: The queue or the server of an alert; usually empty.
+      seen_at: When it was last evaluated, accurate to half a minute.
     """
 
+    id = BigAutoField()
     worker = TextField()
-    alert = TextField()
-    at = UtcDateTimeField()
-    user_name = TextField()
+    name = TextField()
+    subject = TextField()
+    severity = TextField()
+    text = TextField()
+    limit = DoubleField(null=True)
+    value = DoubleField(null=True)
+    began_at = UtcDateTimeField()
+    seen_at = UtcDateTimeField()
+    ended_at = UtcDateTimeField(null=True)
+    acknowledged_at = UtcDateTimeField(null=True)
+    acknowledged_by = TextField(null=True)
 
     class Meta:
-        table_name = "acknowledgments"
+        table_name = "alerts"
         schema = "housekeeping"
-        primary_key = CompositeKey("worker", "alert")
+
+
+class Evaluation(BaseModel):
+    """Time at which a process last began to evaluate the alerts of the installation; one row."""
+
+    single = BooleanField(primary_key=True, default=True)
+    began_at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "evaluations"
+        schema = "housekeeping"
 
 
 class Completion(BaseModel):
@@ -385,7 +425,8 @@ MODELS: Final = (
     Rejection,
     OutboxRow,
     Action,
-    Acknowledgment,
+    AlertRow,
+    Evaluation,
     Completion,
     DetachedPartition,
 )

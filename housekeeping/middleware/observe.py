@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -34,7 +34,7 @@ from housekeeping.brokers.middleware_errors import InvalidOption, Requeue
 from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import HousekeepingError, LeaseLost, SettingsError
-from housekeeping.core.interrupts import LostLease, exit_on
+from housekeeping.core.interrupts import LostLease, exit_on, innermost_frame
 from housekeeping.core.logs import configure, error_line, how_to_install
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import redis_client, translate_redis_errors
@@ -52,7 +52,7 @@ from housekeeping.database.connection import close_databases
 from housekeeping.database.replicas import data_consistency_used
 from housekeeping.ledger import processes as heartbeats
 from housekeeping.ledger import schema
-from housekeeping.ledger.processes import Heartbeat, Kind, RedisHeartbeats, read_processes
+from housekeeping.ledger.processes import BusyThread, Heartbeat, Kind, RedisHeartbeats, read_processes
 from housekeeping.middleware.ticks import records_its_runs, tick_of
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ class Heartbeats(Middleware):
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
         self._store = RedisHeartbeats(client, namespace)
-        self._busy: set[int] = set()
+        #: Thread -> its message, and when that began.
+        self._busy: dict[int, tuple[MessageProxy, float]] = {}
         self._sender: Sender | None = None
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -173,19 +174,36 @@ class Heartbeats(Middleware):
             self._sender.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._busy.add(threading.get_ident())
+        self._busy[threading.get_ident()] = message, time.monotonic()
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        self._busy.discard(threading.get_ident())
+        self._busy.pop(threading.get_ident(), None)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._busy.discard(threading.get_ident())
+        self._busy.pop(threading.get_ident(), None)
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
-        queues = sorted({q_name(queue) for queue in list(worker.consumers)})
-        return {"queues": queues, "threads": worker.worker_threads, "busy": len(self._busy)}
+        queues, busy = sorted({q_name(queue) for queue in list(worker.consumers)}), dict(self._busy)
+        threads = list(_long_busy(busy))
+        return {"queues": queues, "threads": worker.worker_threads, "busy": len(busy), "busy_threads": threads}
+
+
+def _long_busy(busy: Mapping[int, tuple[MessageProxy, float]]) -> Iterator[BusyThread]:
+    """Yield the threads that have been in the same message for over a minute, the longest ones first."""
+    now = time.monotonic()
+    most_s = heartbeats.LONG_BUSY.total_seconds()
+    long = sorted((began, ident) for ident, (_, began) in busy.items() if now - began > most_s)
+    names = {thread.ident: thread.name for thread in threading.enumerate()} if long else {}
+    for began, ident in long[: heartbeats.MOST_THREADS]:
+        message, place = busy[ident][0], innermost_frame(ident) or "an unknown place"
+        texts = {"name": names.get(ident) or str(ident), "worker": message.actor_name, "frame": place}
+        yield BusyThread(
+            message_id=message.message_id[: heartbeats.LONGEST_TEXT],
+            busy_s=now - began,
+            **{name: text[-heartbeats.LONGEST_TEXT :] for name, text in texts.items()},
+        )
 
 
 class SchedulerHeartbeats:

@@ -1,12 +1,11 @@
-"""Active alerts on the pages: grouped by cause, each with its meaning and remedy, and the form that acknowledges them.
+"""Active alerts on the pages: grouped by name, each with its meaning and remedy, and the form that acknowledges them.
 
 docs/howto/alerts.md has the long form.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -15,8 +14,8 @@ from flask import Flask, abort, redirect, request, url_for
 from werkzeug.wrappers import Response
 
 from housekeeping.core.logs import counted
-from housekeeping.engine.alerts import Alert
-from housekeeping.ledger.operators import Acknowledged, AlertKey, acknowledge, acknowledged_by, record_action
+from housekeeping.ledger.alerts import Acknowledged, Alert, acknowledge, describe_acknowledged
+from housekeeping.ledger.operators import record_action
 from housekeeping.web.security import current_user
 from housekeeping.web.snapshot import SnapshotCache
 
@@ -24,40 +23,23 @@ from housekeeping.web.snapshot import SnapshotCache
 _OPEN_ALERTS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One alert of a group.
-
-    Attributes:
-      worker: The alert's worker; empty for an alert of the whole installation.
-    """
-
-    worker: str
-    alert: Alert
-    acknowledged: Acknowledged | None = None
-
-    @property
-    def token(self) -> str:
-        """Short text that stands for the worker in a form."""
-        return hashlib.sha256(self.worker.encode()).hexdigest()[:6]
-
-
 @dataclass(slots=True)
 class AlertGroup:
     """The active alerts of one name, either the acknowledged or the other ones."""
 
     name: str
-    members: list[Member] = field(default_factory=list)
+    members: list[Alert] = field(default_factory=list)
 
     @property
     def since(self) -> datetime | None:
         """When the first of them began; None if unknown."""
-        return min((each.alert.since for each in self.members if each.alert.since), default=None)
+        return min((each.since for each in self.members if each.since), default=None)
 
     @property
     def acknowledged(self) -> Acknowledged | None:
         """The latest acknowledgment; None if not acknowledged."""
-        return max((each.acknowledged for each in self.members if each.acknowledged), key=_at, default=None)
+        known = [each.acknowledged for each in self.members if each.acknowledged]
+        return max(known, key=lambda each: each.at, default=None)
 
     @property
     def subject(self) -> str:
@@ -68,23 +50,16 @@ class AlertGroup:
 
     @property
     def seen(self) -> str:
-        """The tokens of the group's members, as its form sends them."""
-        return ",".join(each.token for each in self.members)
+        """The ids of the group's alerts, as its form sends them."""
+        return ",".join(str(each.alert_id) for each in self.members)
 
 
-def group_alerts(
-    alerts: Iterable[tuple[str, Alert]], acknowledgments: Mapping[AlertKey, Acknowledged]
-) -> list[AlertGroup]:
-    """Return the groups: the unacknowledged ones first, and the largest first among both.
-
-    Parameters:
-      alerts: Each with its worker's name, empty for the whole installation.
-    """
+def group_alerts(alerts: Iterable[Alert]) -> list[AlertGroup]:
+    """Return the groups: the unacknowledged ones first, and the largest first among both."""
     groups: dict[tuple[str, bool], AlertGroup] = {}
-    for worker, alert in alerts:
-        known = acknowledged_by(acknowledgments, worker, alert.name, alert.since)
-        group = groups.setdefault((alert.name, known is not None), AlertGroup(alert.name))
-        group.members.append(Member(worker, alert, known))
+    for alert in alerts:
+        key = alert.name, alert.acknowledged is not None
+        groups.setdefault(key, AlertGroup(alert.name)).members.append(alert)
     return sorted(groups.values(), key=lambda each: (each.acknowledged is not None, -len(each.members), each.name))
 
 
@@ -99,27 +74,15 @@ def add_acknowledging(app: Flask, snapshots: SnapshotCache) -> None:
     @app.post("/alerts/acknowledge")
     def acknowledge_alerts() -> Response:
         name, seen = request.form.get("name", ""), request.form.get("seen", "").split(",")
-        current = snapshots.current()
-        groups = group_alerts(current.active_alerts(), current.acknowledgments)
-        # The page sends the workers that it showed, because others may have joined since. Programs name the alert only.
-        members = [
-            each
-            for group in groups
-            for each in group.members
-            if group.name == name and (seen == [""] or each.token in seen)
-        ]
-        if not members:
+        active = [alert for alert in snapshots.current().alerts if alert.name == name]
+        # The page sends the alerts that it showed, because others may have begun since. Programs name the alert only.
+        chosen = [alert for alert in active if seen == [""] or str(alert.alert_id) in seen]
+        if not chosen:
             abort(404, "this alert is no longer active; nothing was acknowledged")
-        workers = sorted(each.worker for each in members)
         with record_action("acknowledge", name, current_user()) as outcome:
-            acknowledge([(worker, name) for worker in workers], current_user())
-            outcome.result = f"{name} acknowledged for {', '.join(filter(None, workers)) or 'the installation'}"
+            outcome.result = describe_acknowledged(name, acknowledge(chosen, current_user()))
         snapshots.invalidate()
         return redirect(url_for("front"), 303)
-
-
-def _at(acknowledged: Acknowledged) -> datetime:
-    return acknowledged.at
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
+from housekeeping.engine.alerts import UNAVAILABLE
 from housekeeping.insight.status import WorkerStatus, format_progress
 from housekeeping.insight.wording import format_run_counts, format_time, format_value, outcome_in_words
 from housekeeping.ledger.schema import run_label
@@ -191,7 +192,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     def front() -> str:
         snapshot = snapshots.current()
         table = WorkerTable.of(snapshot.statuses.values(), request.args)
-        groups = group_alerts(snapshot.active_alerts(), snapshot.acknowledgments)
+        groups = group_alerts(alert for alert in snapshot.alerts if alert.name != UNAVAILABLE)
         return render_template("front.html", snapshot=snapshot, groups=groups, table=table, orders=ORDERS, live=True)
 
     @app.get("/workers/<name>")

@@ -5,7 +5,8 @@
 Source        docs/reference/ledger.md: 30 days
 Runs          Every day at 03:20
 Touches       ``housekeeping.runs`` (delete), ``housekeeping.leases`` (delete; after 30 days unused),
-              ``housekeeping.rejections`` and their reports (delete; after 30 days and a day)
+              ``housekeeping.rejections`` and their reports (delete; after 30 days and a day),
+              ``housekeeping.alerts`` (delete; 30 days after their end)
 Limits        1000 rows per statement, 60 s per run; the next run continues
 At once       Safe: rows locked by another run are skipped
 On failure    Retried; the next day's run does the same work
@@ -39,7 +40,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.ledger import outbox as ledger_outbox
 from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import PREDICATE
-from housekeeping.ledger.schema import Action, Completion, LeaseRow, OutboxRow, Rejection, Run
+from housekeeping.ledger.schema import Action, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.row import Row
@@ -53,6 +54,8 @@ KEPT_FOR: Final = timedelta(days=30)  # docs/reference/ledger.md
 LEASES_KEPT_FOR: Final = timedelta(days=30)
 #: A rejection that no run has seen for this long belongs to records or arguments that no longer exist.
 REJECTIONS_KEPT_FOR: Final = timedelta(days=30)
+#: Since the alert ended, or was last evaluated: its worker may be gone.
+ALERTS_KEPT_FOR: Final = timedelta(days=30)
 ACTIONS_KEPT_FOR: Final = timedelta(days=365)  # auditors ask for last year's; operators write few
 OLD_RUNS_BATCH_SIZE: Final = 1000  # rows per statement; they are small, and no other session locks them
 
@@ -108,6 +111,7 @@ def _old_rows(sweep: Sweep) -> list[Rows]:
         _aged("leases", LeaseRow, "used_at", LEASES_KEPT_FOR, "deleted_leases", unless=_has_open_run),
         _aged("rejections", Rejection, "last_at", REJECTIONS_KEPT_FOR, "deleted_rejections"),
         _aged("actions", Action, "at", ACTIONS_KEPT_FOR, "deleted_actions"),
+        _aged("alerts", AlertRow, "seen_at", ALERTS_KEPT_FOR, "deleted_alerts"),
         _aged("completions", Completion, "expires_at", None, "deleted_completions"),
     ]
 

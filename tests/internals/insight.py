@@ -5,9 +5,9 @@ from __future__ import annotations
 from housekeeping.engine import alerts as run_metrics
 from housekeeping.engine.alerts import (
     Alert,
+    Observation,
     Rates,
     backlog,
-    backlog_alerts,
     first_of,
     held,
     last_ended,
@@ -15,6 +15,7 @@ from housekeeping.engine.alerts import (
     pace,
     process_alerts,
     rates,
+    worker_alerts,
 )
 from housekeeping.engine.gates import Check
 from housekeeping.insight import status, trends

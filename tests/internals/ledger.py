@@ -9,10 +9,10 @@ from housekeeping.ledger import processes as heartbeats
 from housekeeping.ledger import runs as batch_row
 from housekeeping.ledger import runs as run_queries
 from housekeeping.ledger import runs as run_start
+from housekeeping.ledger.alerts import Acknowledged, Reconciled, acknowledge, claim_evaluation, reconcile
 from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunRecord, read_page
 from housekeeping.ledger.leases import HeldLease, UnknownLease, held_leases, release_lease
 from housekeeping.ledger.operators import (
-    Acknowledged,
     Override,
     logged_actions,
     override_of,
@@ -22,12 +22,20 @@ from housekeeping.ledger.operators import (
     switch,
 )
 from housekeeping.ledger.processes import SILENCE as PROCESS_SILENCE
-from housekeeping.ledger.processes import UNKNOWN, Heartbeat, Process, Processes, RedisHeartbeats, read_processes
+from housekeeping.ledger.processes import (
+    UNKNOWN,
+    BusyThread,
+    Heartbeat,
+    Process,
+    Processes,
+    RedisHeartbeats,
+    read_processes,
+)
 from housekeeping.ledger.runs import PREDICATE, SILENCE, Counts, RunRow, RunStart, begin, deferred
 from housekeeping.ledger.schema import (
     NOW,
-    Acknowledgment,
     Action,
+    AlertRow,
     Completion,
     DetachedPartition,
     OutboxRow,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,28 @@ def test_heartbeat_names_queues_and_counts_busy_threads(broker: Any, read: Calla
 
     assert (said.kind, said.queues, said.threads) == ("worker", ["mails"], 3)
     assert [each.stopped for each in read()] == [True]
+
+
+def test_heartbeat_says_where_a_thread_is_that_hangs(
+    broker: Any, read: Callable[[], list[Heartbeat]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "LONG_BUSY", timedelta(seconds=0.1))
+    go_on = threading.Event()
+
+    @dramatiq.actor(broker=broker)
+    def hang() -> None:
+        assert go_on.wait(PATIENCE_S)
+
+    with at_work(broker):
+        message = hang.send()
+        eventually(lambda: [len(each.busy_threads) for each in read()] == [1])
+        [[thread]] = [each.busy_threads for each in read()]
+        go_on.set()
+        eventually(lambda: [each.busy_threads for each in read()] == [[]])
+
+    assert (thread.worker, thread.message_id) == ("hang", message.message_id)
+    assert thread.busy_s > 0.1 and thread.name
+    assert re.fullmatch(r"python3[^/]*/threading\.py:\d+ Condition\.wait", thread.frame)
 
 
 def test_failed_and_skipped_messages_leave_no_thread_busy(broker: Any, read: Callable[[], list[Heartbeat]]) -> None:

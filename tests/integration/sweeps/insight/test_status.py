@@ -15,8 +15,21 @@ from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.internals.database import Database
 from tests.internals.engine import Rejected, record
-from tests.internals.insight import Rates, as_json, worker_status
-from tests.internals.ledger import NOW, Counts, Override, Run, Switch, overrides, run_start, switch
+from tests.internals.insight import Alert, Rates, as_json, worker_status
+from tests.internals.ledger import (
+    NOW,
+    BusyThread,
+    Counts,
+    Heartbeat,
+    Override,
+    Process,
+    Processes,
+    Run,
+    Switch,
+    overrides,
+    run_start,
+    switch,
+)
 from tests.internals.web import alert_help
 from tests.internals.workers import status_sweep as sweep
 
@@ -241,6 +254,44 @@ def test_stuck_alert_names_the_oldest_run_and_what_to_do(statuses: type[UserStat
         f"Look: housekeeping runs {first}; then restart its process, worker-1:4711"
     )
     assert (alert.value, alert.limit, alert.since) == (540, 90, _NOW - timedelta(seconds=450))
+
+
+def _process(message_id: str, busy_s: float, worker: str = sweep.name) -> Processes:
+    thread = {"name": "Worker-3", "worker": worker, "message_id": message_id, "frame": "socket.py:7 f"}
+    process: dict[str, Any] = {"kind": "worker", "host": "worker-1", "pid": 4711, "version": "1", "up_s": 9e4}
+    heartbeat = Heartbeat(**process, busy_threads=[BusyThread(**thread, busy_s=busy_s)])
+    return Processes((Process(heartbeat, _NOW, 1.0),))
+
+
+def test_stuck_alert_says_where_the_thread_is(statuses: type[UserStatus]) -> None:
+    run_id = _open(seconds_ago=540)
+    Run.update(message_id="m1").where(Run.id == run_id).execute()
+
+    [alert] = _stuck(_process("m1", 540))
+
+    assert str(alert).endswith("restart its process, worker-1:4711: its thread Worker-3 is at socket.py:7 f")
+
+
+@pytest.mark.parametrize(("busy_s", "rings"), [(88, 0), (90, 1)])
+def test_thread_inside_a_run_that_was_taken_over_is_stuck(
+    statuses: type[UserStatus], busy_s: float, rings: int
+) -> None:
+    _ended("lost", seconds_ago=20)
+    _ended("done", seconds_ago=10, took_s=5)
+
+    found = _stuck(_process("m1", busy_s))
+
+    assert len(found) == rings
+    assert all("a thread has not left its run since 2025-12-31 23:58:59 UTC" in str(each) for each in found)
+    assert all(str(each).endswith("worker-1:4711: its thread Worker-3 is at socket.py:7 f") for each in found)
+
+
+def test_busy_thread_of_another_worker_is_none_of_its_runs(statuses: type[UserStatus]) -> None:
+    assert _stuck(_process("m1", 9_000, "shop.carts")) == []
+
+
+def _stuck(processes: Processes) -> list[Alert]:
+    return [each for each in worker_status(sweep, _NOW, _UTC, processes=processes).alarms if each.name == "stuck"]
 
 
 @pytest.mark.parametrize(("ends", "rings"), [(False, ["unconfirmed"]), (True, [])])

@@ -36,7 +36,7 @@ from tests.internals.engine import (
     run_sweep,
     stale_if_outgrown,
 )
-from tests.internals.insight import Alert, backlog_alerts, plan, why, worker_status
+from tests.internals.insight import Alert, Observation, plan, why, worker_alerts, worker_status
 from tests.internals.ledger import Run, RunRow
 from tests.internals.sweeps import Backlog, TableStage, stages_of
 
@@ -282,8 +282,11 @@ def test_backlog_alert_rings_above_its_threshold_at_any_size(
 def test_count_that_ends_below_the_threshold_is_no_backlog_alert() -> None:
     sweep = dataclasses.replace(OLD, alerts=Alerts(backlog=50_000))
 
-    assert [*backlog_alerts(sweep, Backlog(10_000, exact=False))] == []
-    assert [each.name for each in backlog_alerts(sweep, Backlog(50_000, exact=False))] == ["backlog"]
+    def found(rows: int) -> list[str]:
+        seen = Observation(now=datetime.now(UTC), waiting=Backlog(rows, exact=False))
+        return [alert.name for alert in worker_alerts(sweep, seen)]
+
+    assert (found(10_000), found(50_000)) == ([], ["backlog"])
 
 
 @pytest.mark.parametrize("stale", SIZES)

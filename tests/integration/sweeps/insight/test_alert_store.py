@@ -1,0 +1,219 @@
+"""Alerts in the ledger: their beginnings, acknowledgments and ends, whoever reads them and whatever fails meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from threading import Barrier
+from typing import Any, Final
+
+import pytest
+import redis
+
+from housekeeping import Settings
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.internals.core import MAIN
+from tests.internals.database import Database, database
+from tests.internals.insight import Alert
+from tests.internals.ledger import AlertRow, Reconciled, Run, acknowledge, claim_evaluation, reconcile
+from tests.internals.web import SnapshotReader
+from tests.internals.workers import status_sweep as sweep
+from tests.session_settings import set_in_session
+
+NOWHERE: Final = "unix:///nowhere/redis.sock"
+MINUTE: Final = timedelta(minutes=1)
+ALERT: Final = Alert("backlog", "too many", worker="shop.carts")
+
+
+@pytest.fixture
+def reader(settings: Settings, postgres: Database, redis_client: redis.Redis) -> SnapshotReader:
+    postgres.create_tables([UserStatus])
+    return SnapshotReader(settings, {sweep.name: sweep})
+
+
+def ended(outcome: str = "failed", minutes_ago: float = 0.0, number: int = 1) -> None:
+    at = datetime.now(UTC) - minutes_ago * MINUTE
+    times = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), at)
+    row = {"worker": sweep.name, "trigger": "schedule", "outcome": outcome, "reason": "gone", **times}
+    Run.insert_many([row] * number).execute()
+
+
+def alert_of(reader: SnapshotReader, name: str = "last_run") -> Alert:
+    [alert] = [each for each in reader.read().alerts if each.name == name]
+    return alert
+
+
+def rows(name: str = "last_run") -> list[Any]:
+    return list(AlertRow.select().where(AlertRow.name == name).order_by(AlertRow.id))
+
+
+def read(*found: Alert, at: datetime | None = None, judged: bool = True) -> Reconciled:
+    with database.using(MAIN):
+        return reconcile(found, lambda _: judged, at or datetime.now(UTC))
+
+
+def test_beginning_survives_sixty_runs_a_lost_run_and_a_restart(reader: SnapshotReader, settings: Settings) -> None:
+    ended(minutes_ago=90)
+    first = alert_of(reader)
+    ended(number=60)
+    ended("lost")
+
+    after = alert_of(SnapshotReader(settings, {sweep.name: sweep}))
+
+    assert first.since is not None and after.since == first.since
+    assert abs(first.since - datetime.now(UTC) + 90 * MINUTE) < MINUTE
+    [row] = rows()
+    assert (row.worker, row.severity, row.ended_at) == (sweep.name, "warning", None)
+
+
+def test_skipped_ticks_end_no_alert(reader: SnapshotReader) -> None:
+    ended()
+    first = alert_of(reader)
+    ended("skipped", number=60)
+    ended("missed")
+
+    assert alert_of(reader).alert_id == first.alert_id
+
+
+def test_acknowledgment_holds_until_the_end_and_not_for_the_next_alert(reader: SnapshotReader) -> None:
+    ended()
+    [known] = acknowledge([alert_of(reader)], "kim")
+    is_known = AlertRow.acknowledged_at.is_null(False)
+    AlertRow.update(acknowledged_at=datetime.now(UTC) - timedelta(days=9)).where(is_known).execute()
+    still = alert_of(reader).acknowledged
+    ended("done")
+    during = [alert.name for alert in reader.read().alerts if alert.worker]
+    ended()
+    again = alert_of(reader)
+
+    assert still is not None and still.user == "kim"
+    assert during == [] and again.acknowledged is None and again.alert_id != known.alert_id
+    assert [row.ended_at is None for row in rows()] == [False, True]
+
+
+def test_ended_alert_cannot_be_acknowledged(postgres: Database) -> None:
+    [alert] = read(ALERT).alerts
+    read()
+
+    assert acknowledge([alert], "kim") == []
+
+
+def test_event_after_the_acknowledgment_begins_the_alert_again(postgres: Database) -> None:
+    [first] = read(ALERT).alerts
+    acknowledge([first], "kim")
+    renewed = replace(ALERT, renewed_at=datetime.now(UTC) + MINUTE)
+
+    ended_now, began = read(renewed, at=datetime.now(UTC) + MINUTE), read(renewed, at=datetime.now(UTC) + 2 * MINUTE)
+
+    assert [alert.alert_id for alert in ended_now.ended] == [first.alert_id]
+    assert ended_now.alerts[0].acknowledged is None
+    assert len(began.began) == 1 and began.alerts[0].acknowledged is None
+
+
+def test_read_only_reader_shows_alerts_and_stores_nothing(reader: SnapshotReader, postgres: Database) -> None:
+    ended()
+    stored = alert_of(reader)
+    Run.update(counts={"failed": 3}).execute()
+    set_in_session(postgres, "default_transaction_read_only = on")
+
+    found = {alert.name: alert for alert in reader.read().alerts}
+
+    assert found["last_run"].since == stored.since
+    assert found["failed_rows"].alert_id is None
+    set_in_session(postgres, "default_transaction_read_only = off")
+    assert rows("failed_rows") == []
+
+
+def test_alerts_that_redis_tells_stay_while_it_is_away(reader: SnapshotReader, settings: Settings) -> None:
+    ended("done")
+    Run.update(host="a", pid=7).execute()
+    before = alert_of(reader, "no_worker")
+    away = settings.model_copy(update={"redis_url": NOWHERE, "broker_url": None})
+
+    during = {alert.name: alert for alert in SnapshotReader(away, {sweep.name: sweep}).read().alerts}
+    later = alert_of(SnapshotReader(away, {sweep.name: sweep}), "unavailable")
+    after = reader.read()
+
+    assert during["no_worker"].since == before.since
+    assert (during["unavailable"].subject, during["unavailable"].severity) == ("Redis", "critical")
+    assert later.since == during["unavailable"].since
+    assert "unavailable" not in [alert.name for alert in after.alerts] and "no_worker" in [a.name for a in after.alerts]
+
+
+def test_two_readers_at_once_begin_and_end_an_alert_once(postgres: Database) -> None:
+    barrier = Barrier(2, timeout=30)
+    at = datetime.now(UTC)
+
+    def reads(*found: Alert, at: datetime) -> Reconciled:
+        barrier.wait()
+        try:
+            return read(*found, at=at)
+        finally:
+            postgres.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        first = [threads.submit(reads, ALERT, at=at) for _ in range(2)]
+        began = [alert for each in first for alert in each.result().began]
+        last = [threads.submit(reads, at=at + MINUTE) for _ in range(2)]
+        over = [alert for each in last for alert in each.result().ended]
+
+    assert [alert.key for alert in began] == [alert.key for alert in over] == [ALERT.key]
+
+
+def test_late_reader_neither_ends_nor_begins_what_a_later_one_has_seen(postgres: Database) -> None:
+    now = datetime.now(UTC)
+    read(ALERT, at=now)
+    kept = read(at=now - MINUTE)
+    read(at=now + MINUTE)
+    late = read(ALERT, at=now - MINUTE)
+
+    assert kept.ended == () or list(kept.ended) == []
+    assert list(late.began) == [] and [row.ended_at is None for row in rows("backlog")] == [False]
+
+
+def test_change_of_a_reader_killed_before_its_commit_is_returned_again(postgres: Database) -> None:
+    class Killed(Exception):
+        pass
+
+    with pytest.raises(Killed), database.using(MAIN), database.atomic():
+        lost = read(ALERT)
+        raise Killed
+
+    assert len(lost.began) == len(read(ALERT).began) == 1
+
+
+def test_alert_that_was_not_judged_stays(postgres: Database) -> None:
+    [first] = read(ALERT).alerts
+
+    kept = read(judged=False, at=datetime.now(UTC) + MINUTE)
+
+    assert [alert.alert_id for alert in kept.alerts] == [first.alert_id] and list(kept.ended) == []
+
+
+def test_unchanged_alerts_are_only_read(postgres: Database, statements: list[str]) -> None:
+    read(ALERT)
+    statements.clear()
+
+    read(ALERT)
+
+    assert len(statements) == 1 and statements[0].startswith("SELECT")
+
+
+def test_text_is_stored_again_after_half_a_minute(postgres: Database) -> None:
+    now = datetime.now(UTC)
+    read(ALERT, at=now)
+    read(replace(ALERT, text="more", value=7), at=now + MINUTE)
+
+    [row] = rows("backlog")
+    assert (row.text, row.value, row.seen_at) == ("more", 7, now + MINUTE)
+
+
+def test_one_process_of_the_installation_evaluates_every_half_minute(postgres: Database) -> None:
+    first = [claim_evaluation() for _ in range(3)]
+    postgres.execute_sql(f"UPDATE \"{AlertRow._meta.schema}\".evaluations SET began_at = began_at - interval '31 s'")
+    again = [claim_evaluation() for _ in range(2)]
+    postgres.execute_sql(f"UPDATE \"{AlertRow._meta.schema}\".evaluations SET began_at = began_at + interval '1 day'")
+
+    assert first == [True, False, False] and again == [True, False]
+    assert claim_evaluation(), "the database's clock was set back"
