@@ -62,7 +62,7 @@ from housekeeping.ledger.history import (
     failures_of,
     read_page,
 )
-from housekeeping.ledger.processes import read_processes
+from housekeeping.ledger.processes import Processes, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
 from housekeeping.ledger.schema import parse_run_label
 from housekeeping.middleware.ticks import TickStore
@@ -320,18 +320,20 @@ def why(name: str, tick: str | None) -> None:
         time, note = (None, None) if tick is None else parse_local_time(tick, now, zone)
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
         processes = read_processes(client, settings.namespace, now)
-        answer = replace(explain_tick(sweep, time, now, zone, _was_sent(settings, name), processes), note=note)
+        answer = replace(
+            explain_tick(sweep, time, now, zone, _was_sent(settings, name, processes), processes), note=note
+        )
         if tick is None:
             answer = replace(with_newer_run(answer), now=forecast_now(sweep, clock, settings))
     if not print_as_json(answer):
         _print(answer, sweep, now, zone)
 
 
-def _was_sent(settings: Settings, name: str) -> WasSent:
+def _was_sent(settings: Settings, name: str, processes: Processes) -> WasSent:
     """Return a function that looks up in Redis whether the scheduler sent a tick."""
 
     def was_sent(tick: datetime) -> bool | None:
-        if settings.redis_url is None:
+        if settings.redis_url is None or not processes.known:  # a Redis that hangs is not waited for again
             return None
         try:
             with translate_redis_errors():

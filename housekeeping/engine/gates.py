@@ -140,7 +140,7 @@ class OverrideGate:
             return Check("override", "none", f"{text}; --force runs it")
         override = self.override = override_of(sweep.name)
         if override is not None and override.state == "paused" and not force:
-            text = f"{_with_user(override)}. To end that: housekeeping resume {sweep.name}"
+            text = f"{describe_with_user(override)}. To end that: housekeeping resume {sweep.name}"
             return Check("override", "skips", text, "paused")
         problem = sweep.lacks()
         if problem is not None:
@@ -149,12 +149,12 @@ class OverrideGate:
             return Check("override", "skips", f"not set up: {problem.text}", "not_set_up", log=log)
         if override is None:
             return Check("override", "none", "neither paused nor narrowed")
-        text = _with_user(override)
+        text = describe_with_user(override)
         narrow = override.state == "narrow"
         return Check("override", "slows", text) if narrow else Check("override", "none", f"{text}; --force runs it")
 
 
-def _with_user(override: Override) -> str:
+def describe_with_user(override: Override) -> str:
     """Return which override is in force, until when, why, and who set it when."""
     since = "" if override.since is None else f", {override.since:%Y-%m-%d %H:%M} UTC"
     return f"{describe_override(override)} (set by {override.said_by or 'unknown'}{since})"

@@ -76,6 +76,21 @@ _LATER: Final = timedelta(days=3650)  # longer than any age that a sweep waits f
 _COUNT_TIME: Final = timedelta(hours=1)  # keeps the connection's own statement_timeout, which is shorter
 #: Checks whose result a run does not need to start.
 _NOT_NEEDED: Final = ("throttle", "schedule")
+#: Outcome of a run that is sent now, by the effect that decides it, and the effects that decide last.
+_OUTCOMES: Final[dict[str, Outcome | Literal["waits", "unknown"]]] = {
+    **OUTCOME_OF_EFFECT,
+    "waits": "waits",
+    "unknown": "unknown",
+}
+_RANKS: Final = {"waits": 1, "unknown": 2}
+_IN_WORDS: Final = {
+    "done": "a run now would start",
+    "skipped": "a run now would be skipped",
+    "failed": "a run now would fail before its first change",
+    "partial": "a run now would start and end early",
+    "waits": "a run now would wait",
+    "unknown": "it is unknown whether a run now would start",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,22 +108,13 @@ class Forecast:
     @property
     def deciding(self) -> Check | None:
         """The first check that ends the run, else the first with ``waits``, else ``unknown``; None if it starts."""
-        needed = [each for each in self.checks if each.name not in _NOT_NEEDED]
-        for effects in (tuple(OUTCOME_OF_EFFECT), ("waits",), ("unknown",)):
-            for each in needed:
-                if each.effect in effects:
-                    return each
-        return None
+        found = [each for each in self.checks if each.effect in _OUTCOMES and each.name not in _NOT_NEEDED]
+        return min(found, key=lambda each: _RANKS.get(each.effect, 0), default=None)
 
     @property
     def outcome(self) -> Outcome | Literal["waits", "unknown"]:
         """The outcome, as far as the checks decide it; ``done`` if the run starts and continues."""
-        deciding = self.deciding
-        if deciding is None:
-            return "done"
-        if deciding.effect == "waits" or deciding.effect == "unknown":
-            return deciding.effect
-        return OUTCOME_OF_EFFECT[deciding.effect]
+        return "done" if self.deciding is None else _OUTCOMES[self.deciding.effect]
 
     @property
     def reason(self) -> str | None:
@@ -118,19 +124,7 @@ class Forecast:
     @property
     def in_words(self) -> str:
         """Outcome of a run that began now, as text."""
-        match self.outcome:
-            case "skipped":
-                return f"a run now would be skipped ({self.reason})"
-            case "failed":
-                return f"a run now would fail before its first change ({self.reason})"
-            case "partial":
-                return f"a run now would start and end early ({self.reason})"
-            case "waits":
-                return f"a run now would wait ({self.reason})"
-            case "unknown":
-                return f"it is unknown whether a run now would start ({self.reason})"
-            case _:
-                return "a run now would start"
+        return f"{_IN_WORDS[self.outcome]} ({self.reason})" if self.reason else _IN_WORDS[self.outcome]
 
     @property
     def unsendable(self) -> str | None:
@@ -139,12 +133,8 @@ class Forecast:
 
     def as_json(self) -> dict[str, Any]:
         """Return the object ``now`` of ``housekeeping why --json``."""
-        return {
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "checks": self.checks,
-            "next_tick": self.next_tick,
-        }
+        decided = {"outcome": self.outcome, "reason": self.reason}
+        return {**decided, "checks": self.checks, "next_tick": self.next_tick}
 
 
 @dataclass(frozen=True, slots=True)

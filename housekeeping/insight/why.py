@@ -19,6 +19,7 @@ from housekeeping.core.logs import counted, error_line
 from housekeeping.core.redis import translate_redis_errors
 from housekeeping.database.connection import database
 from housekeeping.engine.alerts import no_living_scheduler, no_living_worker
+from housekeeping.engine.gates import describe_with_user
 from housekeeping.engine.guard import UNCONFIRMED, in_words
 from housekeeping.insight.plan import Forecast
 from housekeeping.insight.wording import format_in_zone, next_tick, outcome_in_words
@@ -341,7 +342,7 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
     if sweep is not None and not sweep.enabled:
         steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
     elif override is not None and override.state == "paused":
-        steps.append(f"its runs are skipped ({describe_override(override)}): housekeeping resume {record.worker}")
+        steps.append(f"its runs are skipped ({describe_with_user(override)}): housekeeping resume {record.worker}")
     return RunExplanation(_origin(record), meaning_of(record), "; ".join(filter(None, steps)) or None, attempts)
 
 

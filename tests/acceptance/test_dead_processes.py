@@ -125,6 +125,7 @@ def test_killed_scheduler_is_missed_by_status_and_why(
     # As if its minute came after the kill.
     redis_client.zremrangebyrank(f"{namespace}:ticks:{STATUSES}", 1, -1)
     redis_client.delete(f"{namespace}:tick_claim:{STATUSES}")
+    Run.delete().where(Run.worker == STATUSES).execute()
     why = command("why", STATUSES).stdout
 
     assert before == []

@@ -61,6 +61,7 @@ def test_plan_page_shows_rows_oldest_row_batches_and_time(client: FlaskClient, a
         "3",
         "unknown: no run has ended yet",
     ]
+    assert '#no_worker">queue</a>' in page and "a run now would wait (no_worker)" in page.casefold()
     assert 'name="rows" value="250"' in page and ">Run now…</button>" in page
 
 
