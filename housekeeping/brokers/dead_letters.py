@@ -45,6 +45,7 @@ from housekeeping.core.errors import (
 )
 from housekeeping.core.logs import counted, error_line, in_one_line, mask_secrets
 from housekeeping.core.redis import read_scripts, retry_redis, text, translate_redis_errors
+from housekeeping.database.errors import error_in
 
 #: Message options of the past attempts. A `tick` stays, because the requeued message is another attempt at that tick.
 #: An `idempotency_key` and callbacks stay, because the message is the same.
@@ -125,15 +126,8 @@ class DeadLetter:
 
     @property
     def error(self) -> str | None:
-        """Return the traceback's line with the error; without a traceback, why the message cannot be read, or None."""
-        text = (self.traceback or "").strip()
-        if not text:
-            return self.unreadable or None
-        # Not simply the last line: an error's text may have several lines, and the first says most.
-        _, frame, rest = text.rpartition('\n  File "')
-        lines = rest.splitlines()
-        after = lines[1:] if frame else lines
-        return next((line for line in after if not line.startswith(" ")), lines[-1])
+        """Return the error of the innermost cause; without a traceback, why the message cannot be read, or None."""
+        return error_in(self.traceback or "") or self.unreadable or None
 
     def as_json(self) -> dict[str, Any]:
         """Return the letter as lists show it, with secrets masked."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from peewee import PeeweeException
@@ -41,6 +41,9 @@ from housekeeping.sweeps.validate_tables import problems_of
 from housekeeping.sweeps.values import Finding, Level, SetupProblem
 from housekeeping.workers import configured_sweeps, families_of
 
+if TYPE_CHECKING:
+    from housekeeping.insight.load import DatabaseLoad
+
 #: Worst finding -> exit status; 2 is for wrong usage and settings.
 _EXIT: Final[dict[Level, int]] = {"fine": 0, "warning": 3, "error": 1}
 _LABEL: Final[dict[Level, tuple[str, str]]] = {
@@ -53,7 +56,8 @@ _LABEL: Final[dict[Level, tuple[str, str]]] = {
 @click.command()
 @json_option()
 @click.option("--grants", "role", metavar="ROLE", help="Print the GRANT statements that a role needs.")
-def doctor(role: str | None) -> None:
+@click.option("--database", "load", is_flag=True, help="Show what the workers cost PostgreSQL now.")
+def doctor(role: str | None, load: bool) -> None:
     """Check everything that the workers depend on and suggest repairs. Changes nothing.
 
     \b
@@ -67,6 +71,11 @@ def doctor(role: str | None) -> None:
     others      dead letters, object stores, repositories, git, clocks,
                 the dashboard's token, processes
 
+    --database shows rows and WAL per second, replication lag, sessions that
+    wait for locks, and the dead rows of the workers' tables, each with its
+    limit. Values that the role may not read are unknown. Its exit status is 3
+    if a value is over its limit, and 1 if a database cannot be read.
+
     Exit status: 0 all fine; 3 warnings; 1 errors; 2 wrong settings.
     """
     from housekeeping.doctor import examine
@@ -77,6 +86,15 @@ def doctor(role: str | None) -> None:
     if role is not None:
         _print_grants(role, settings, sweeps)
         return
+    if load:
+        from housekeeping.insight.load import read_loads
+
+        with progress("reading"):
+            loads = read_loads(sweeps.values())
+        if not print_as_json({"databases": loads}):
+            for each in loads:
+                _print_load(each)
+        sys.exit(1 if any(each.incomplete for each in loads) else 3 if any(each.over for each in loads) else 0)
     findings: list[Finding] = []
     with progress("checking") as update:
         for finding in examine(settings, sweeps):
@@ -86,6 +104,29 @@ def doctor(role: str | None) -> None:
     if not print_as_json({"level": worst, "findings": findings}):
         _print(findings)
     sys.exit(_EXIT[worst])
+
+
+def _print_load(load: DatabaseLoad) -> None:
+    if database.several():
+        out.print(f"database {load.name}", style="bold")
+    for text in load.incomplete:
+        say(Text.assemble(("UNAVAILABLE", "bold red"), f" {text}"))
+    rows = table("MEASURE", ">VALUE", ">LIMIT", "NOTE")
+    for each in (*load.measures, *load.workers):
+        name = f"rows_per_s {each.name}" if each in load.workers else each.name
+        note = each.trouble if each.value is None else "OVER" if each.over else None
+        value, limit = ("?" if number is None else f"{number:,.4g}" for number in (each.value, each.limit))
+        rows.add_row(name, value, "-" if each.limit is None else limit, note or "")
+    for state in load.tables:
+        vacuumed = "VACUUM runs" if state.vacuum_runs else f"last VACUUM {format_time(state.vacuumed_at)}"
+        note = f"OVER: autovacuum {'; '.join(state.problem)}" if state.problem else vacuumed
+        rows.add_row(f"dead_rows {state.table}", f"{state.dead_rows:,}", f"{state.limit:,}", note)
+    print_table(rows, empty="nothing could be read")
+    for wait in load.waits:
+        whom = "waits for" if wait.ours else "waits for the workers:"
+        since = "" if wait.seconds is None else f", {format_duration(wait.seconds)}"
+        who = f"process {wait.pid} ({wait.application or 'unknown'})"
+        say(f"{who} {whom} {', '.join(map(str, wait.blockers))}, lock on {wait.relation or 'a row'}{since}")
 
 
 def _print_grants(role: str, settings: Settings, sweeps: dict[str, Sweep]) -> None:

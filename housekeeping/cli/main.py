@@ -105,6 +105,7 @@ _COMMANDS: Final = {
         "housekeeping.cli.queues:dead_letters",
         "List, show, requeue and delete messages that failed for good.",
     ),
+    "errors": ("housekeeping.cli.queues:errors", "Show the errors of the last hours, each cause once."),
     "actions": ("housekeeping.cli.operate:actions", "List what operators have changed, and when."),
     "doctor": ("housekeeping.cli.install:doctor", "Check the installation and suggest repairs."),
     "web": ("housekeeping.cli.serve:web", "Serve the dashboard."),

@@ -48,8 +48,9 @@ from housekeeping.core.logs import counted, format_duration, in_one_line, printa
 from housekeeping.core.redis import redis_client
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.engine.guard import with_argument
+from housekeeping.insight.causes import LONGEST, Cause, read_causes
 from housekeeping.insight.why import reason_to_skip, send_run
-from housekeeping.insight.wording import as_json, describe_requeue, find_worker, format_age, parse_argument
+from housekeeping.insight.wording import as_json, describe_requeue, find_worker, format_age, parse_argument, parse_since
 from housekeeping.ledger import schema
 from housekeeping.ledger.leases import HeldLease, held_leases, release_lease
 from housekeeping.ledger.operators import command_line_user, record_action
@@ -122,6 +123,37 @@ def _cells(letter: DeadLetter) -> list[str]:
         shown["arguments"],
         shown["error"] or "-",
     ]
+
+
+@click.command()
+@click.option(
+    "--since", metavar="TIME", default="24h", show_default=True, help="Only errors since this time, at most 7d."
+)
+@json_option()
+def errors(since: str) -> None:
+    """Show the errors of failed runs, rejected rows and dead letters, each cause once, the latest first.
+
+    Errors that differ only in ids, numbers, paths and quoted values have the same cause. CAUSE is the last error, and
+    the innermost one: the error that led to the others.
+
+    \b
+    housekeeping errors --since 1h
+    """
+    settings, sweeps = load_workers()
+    now = datetime.now(UTC)
+    begin = max(parse_since(since, now), now - LONGEST)
+    with progress("reading errors"):
+        read = read_causes(tuple(database.by_name()), None if settings.redis_url is None else _store(), begin)
+    for each in read.incomplete:
+        notify(f"warning: {each}")
+    columns = (">ROWS", ">RUNS", ">DEAD LETTERS", ">FIRST", ">LAST", "OF", "CAUSE")
+    more = {"since": read.since, "incomplete": read.incomplete}
+    print_list("causes", read.causes, columns, lambda cause: _cause_cells(cause, now), "no errors", **more)
+
+
+def _cause_cells(cause: Cause, now: datetime) -> list[str]:
+    numbers = (f"{number:,}" if number else "-" for number in (cause.rows, cause.runs, cause.dead_letters))
+    return [*numbers, *(format_age(at, now) for at in (cause.first_at, cause.last_at)), cause.subjects, cause.example]
 
 
 @dead_letters.command("show", short_help="Show one dead letter in full.")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from peewee import DataError, IntegrityError, InternalError, NotSupportedError, PeeweeException, ProgrammingError
 
-from housekeeping.core.errors import DatabaseUnavailable, HandlerFailed
+from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.core.logs import error_line, in_one_line, shortened
 
 
@@ -117,6 +117,9 @@ def caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> b
     return False
 
 
+#: What Python writes between the traceback of a cause and that of the error raised from it.
+DIRECT_CAUSE: Final = "\n\nThe above exception was the direct cause of the following exception:"
+_BEFORE: Final = "\n\nDuring handling of the above exception, another exception occurred:"
 _LONGEST_CAUSE: Final = 300  # characters
 _LOOKED_AT: Final = 2000  # characters of an error's text
 _SHORTEST_VALUE: Final = 4  # characters; a shorter value may be part of any word
@@ -129,8 +132,7 @@ _OF_ONE_RECORD: Final = re.compile(
 
 def cause_of(error: BaseException, record: Mapping[str, Any]) -> str:
     """Return the error's type and text without the parts that are specific to the record."""
-    if isinstance(error, HandlerFailed) and error.__cause__ is not None:
-        return cause_of(error.__cause__, record)
+    error = innermost(error)
     kind = type(error).__name__
     if isinstance(error, PeeweeException) and (code := sqlstate(error)):
         kind = f"{kind} {code}"
@@ -141,7 +143,35 @@ def cause_of(error: BaseException, record: Mapping[str, Any]) -> str:
     for value in record.values():
         if isinstance(value, str) and len(value) >= _SHORTEST_VALUE:
             text = text.replace(value, "…")
-    return in_one_line(f"{kind}: {_OF_ONE_RECORD.sub('…', text)}", _LONGEST_CAUSE)
+    return without_values(text, f"{kind}: ")
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the error that an error was raised from, through all of them; an error of the database stays itself."""
+    seen = {id(error)}
+    while error.__cause__ is not None and not isinstance(error, PeeweeException) and id(error.__cause__) not in seen:
+        error = error.__cause__
+        seen.add(id(error))
+    return error
+
+
+def error_in(traceback: str) -> str:
+    """Return the line with the error in a traceback, that of the innermost cause; empty without one."""
+    text = traceback.partition(DIRECT_CAUSE)[0].rpartition(_BEFORE)[2].strip()
+    # Not simply the last line: an error's text may have several lines, and the first says most.
+    _, frame, rest = text.rpartition('\n  File "')
+    lines = rest.splitlines()
+    after = lines[1:] if frame else lines
+    return next((line for line in after if not line.startswith(" ")), lines[-1] if lines else "")
+
+
+def without_values(line: str, kind: str = "") -> str:
+    """Return an error's line without the parts that are specific to a record.
+
+    Parameters:
+      kind: Text before the line, which stays as it is.
+    """
+    return in_one_line(kind + _OF_ONE_RECORD.sub("…", shortened(line, _LOOKED_AT)), _LONGEST_CAUSE)
 
 
 def _broken_rule(error: PeeweeException) -> str | None:

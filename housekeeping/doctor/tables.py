@@ -25,6 +25,7 @@ from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.times import database_now
 from housekeeping.engine.registry import Family, columns_of, misfit
+from housekeeping.insight.load import table_states
 from housekeeping.ledger import schema
 from housekeeping.sweeps.declaration import Sweep, setting_of
 from housekeeping.sweeps.partition_catalog import hint_of
@@ -308,8 +309,6 @@ def _dropped(sweep: Sweep, stage: PartitionStage, now: datetime, sweeps: Collect
         yield Finding("warning", sweep.name, _SUBJECT, text)
 
 
-_DEAD_ROWS: Final = 100_000  # fewer do not matter, whatever their share
-_DEAD_SHARE: Final = 0.3  # PostgreSQL's autovacuum starts at 0.2 by default
 #: The role if policies hide rows of a table from it. They do not if a permissive policy lets it do everything with all
 #: rows, and no restrictive one takes rows away.
 _HIDDEN_FROM: Final = """WITH policies AS (
@@ -378,7 +377,7 @@ def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> 
     else:
         yield Finding("fine", worker, f"table {name}", f"exists, with all needed rights{others}")
     yield from _row_security(users, name, table, oid)
-    yield from _vacuum(worker, name, table, oid)
+    yield from _vacuum(worker, name, table)
 
 
 def _row_security(users: list[str], name: str, table: str, oid: int) -> Iterator[Finding]:
@@ -392,18 +391,7 @@ def _row_security(users: list[str], name: str, table: str, oid: int) -> Iterator
         yield Finding("error", users[0], f"rows of {name}", text, way_out)
 
 
-def _vacuum(worker: str, name: str, table: str, oid: int) -> Iterator[Finding]:
-    row = database.execute_sql(
-        "SELECT n_live_tup, n_dead_tup, EXISTS (SELECT FROM pg_options_to_table(reloptions) "
-        "WHERE option_name = 'autovacuum_enabled' AND NOT option_value::bool), "
-        "EXISTS (SELECT FROM pg_stat_progress_vacuum AS p WHERE p.relid = c.oid) "
-        "FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid WHERE c.oid = %s",
-        (oid,),
-    ).fetchone()
-    live, dead, off, at_work = row[0] or 0, row[1] or 0, row[2], row[3]
-    if off:
-        way_out = f"ALTER TABLE {table} RESET (autovacuum_enabled)"
-        yield Finding("warning", worker, f"autovacuum on {name}", "is off: deleted rows are never removed", way_out)
-    elif dead > _DEAD_ROWS and dead > _DEAD_SHARE * (live + dead) and not at_work:
-        text = f"{counted(dead, 'dead row')} and {counted(live, 'live one')}, and no running VACUUM"
-        yield Finding("warning", worker, f"autovacuum on {name}", text, f"VACUUM {table}; is a long transaction open?")
+def _vacuum(worker: str, name: str, table: str) -> Iterator[Finding]:
+    for state in table_states([table]):
+        if state.problem is not None:
+            yield Finding("warning", worker, f"autovacuum on {name}", *state.problem)

@@ -22,7 +22,7 @@ from housekeeping.core.logs import error_line, in_one_line, shortened, to_log_va
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.telemetry import report
 from housekeeping.database.connection import database, shorten_time_limits
-from housekeeping.database.errors import Kind, cause_of, is_of_statement_alone, is_timeout, kind_of
+from housekeeping.database.errors import Kind, cause_of, innermost, is_of_statement_alone, is_timeout, kind_of
 from housekeeping.ledger.schema import NOW, Rejection, Run
 from housekeeping.sweeps.stage import BatchResult, Failure, Position, as_cursor
 
@@ -463,7 +463,7 @@ def stored_groups(groups: Mapping[str, _Group]) -> list[dict[str, Any]]:
             left -= len(json.dumps(record))
             if left > 0:
                 records.append(record)
-        error = _printable(error_line(group.error))
+        error = _printable(error_line(innermost(group.error)))
         stored.append({"cause": _printable(cause), "rows": group.rows, "error": error, "records": records})
     return stored
 
@@ -492,7 +492,7 @@ def _short(value: Any) -> Any:
 
 def _storable(sample: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
     """Return the sample and its error as values for jsonb."""
-    values = {"record": to_log_value(dict(sample)), "error": error_line(error)}
+    values = {"record": to_log_value(dict(sample)), "error": error_line(innermost(error))}
     stored: dict[str, Any] = _printable(values)
     return stored
 

@@ -68,6 +68,8 @@ MIGRATIONS: Final = (
     CREATE INDEX runs_worker_started_at ON {schema}.runs (worker, started_at, id);
     CREATE INDEX runs_outcome_started_at ON {schema}.runs (outcome, started_at, id)
         WHERE outcome NOT IN ('done', 'skipped');
+    CREATE INDEX runs_troubled ON {schema}.runs (started_at)
+        WHERE outcome IN ('failed', 'lost', 'lost_lease') OR rejected IS NOT NULL;
     CREATE INDEX runs_trigger_started_at ON {schema}.runs (trigger, started_at, id) WHERE trigger <> 'schedule';
     CREATE TABLE {schema}.leases (
         key text PRIMARY KEY,

@@ -38,8 +38,8 @@ from housekeeping.insight.wording import format_run_counts, format_time, format_
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.web.alerts import ALERTS, add_acknowledging, are_open, group_alerts, help_for, topic
-from housekeeping.web.charts import add_charts, backlog_chart, runs_chart
-from housekeeping.web.dead_letters import add_dead_letter_changes, add_dead_letters
+from housekeeping.web.charts import add_charts, add_database, backlog_chart, runs_chart
+from housekeeping.web.dead_letters import add_dead_letter_changes, add_dead_letters, add_errors
 from housekeeping.web.runs import add_action_log, add_processes, add_runs
 from housekeeping.web.security import protect
 from housekeeping.web.snapshot import SnapshotCache
@@ -177,7 +177,9 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     add_runs(app, snapshots)
     add_processes(app, snapshots)
     add_charts(app, snapshots)
+    add_database(app, snapshots)
     add_plans(app, snapshots)
+    add_errors(app, snapshots)
     add_dead_letters(app, snapshots)
     add_dead_letter_changes(app, snapshots)
     add_actions(app, snapshots)

@@ -1,4 +1,4 @@
-"""Charts as SVG: the page of the charts over time, and the small ones of a worker's last runs on other pages.
+"""Charts as SVG, of all runs over time and of a worker's last runs, and the page of what the library costs PostgreSQL.
 
 The page shows runs by outcome, rows, durations and backlogs. The values of each interval are also in a tooltip, and as
 text in a table. The charts refresh themselves for every viewer from one cache.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 from flask import Flask, abort, render_template, request
 from markupsafe import Markup, escape
@@ -19,6 +19,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.logs import format_duration, printable
 from housekeeping.database.connection import database
 from housekeeping.engine.alerts import processed_by
+from housekeeping.insight.load import read_loads
 from housekeeping.insight.trends import INTERVALS, Interval, Range, Trends, read_trends
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.schema import run_label
@@ -209,38 +210,78 @@ _READS: Final = 60
 _MAX_KEPT: Final = 100  # trends; those that were read first are removed
 
 
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Kept:
+    value: Any = None
+    until: float = -math.inf
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Cache:
+    """Cache of values that are read for all readers together, at most once in a time. Thread-safe."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # never held while something is read
+        self._kept: dict[Hashable, _Kept] = {}
+
+    def get(self, key: Hashable, seconds: float, read: Callable[[], T], keeps: Callable[[T], object] = bool) -> T:
+        """Return the value of a key, which is read if the last one is older than this.
+
+        Parameters:
+          keeps: Returns whether a value is kept.
+        """
+        with self._lock:
+            kept = self._kept.setdefault(key, _Kept())
+            while len(self._kept) > _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+        with kept.lock:
+            if self._clock.monotonic() < kept.until:
+                value: T = kept.value
+                return value
+            value = read()
+            if keeps(value):
+                kept.value, kept.until = value, self._clock.monotonic() + seconds
+            return value
+
+
 class TrendCache:
     """Cache of the trends of each range and worker. Thread-safe."""
 
     def __init__(self, sweeps: dict[str, Sweep], clock: Clock = SYSTEM_CLOCK) -> None:
         self._sweeps = sweeps
         self._clock = clock
-        self._lock = threading.Lock()  # never held while something is read
-        self._kept: dict[tuple[Range, str | None], tuple[Trends, float]] = {}  # with the time until which they are kept
+        self._cache = Cache(clock)
 
     def read(self, length: Range, worker: str | None) -> Trends:
         """Return the trends of a worker, or of all workers if it is None. Old ones are read again.
 
         Trends that lack a database are not kept, so that it is back as soon as it answers.
         """
-        key = length, worker
-        with self._lock:
-            kept = self._kept.get(key)
-        if kept is not None and self._clock.monotonic() < kept[1]:
-            return kept[0]
         sweep = self._sweeps.get(worker or "")
         names = tuple(database.by_name()) if sweep is None else (sweep.database,)
-        trends = read_trends(names, self._sweeps.values(), length, self._clock.now(), worker)
-        if not trends.unavailable:
-            self._keep(key, trends, self._clock.monotonic() + INTERVALS[length][0].total_seconds() / _READS)
-        return trends
+        return self._cache.get(
+            (length, worker),
+            INTERVALS[length][0].total_seconds() / _READS,
+            lambda: read_trends(names, self._sweeps.values(), length, self._clock.now(), worker),
+            lambda trends: not trends.unavailable,
+        )
 
-    def _keep(self, key: tuple[Range, str | None], trends: Trends, until: float) -> None:
-        with self._lock:
-            self._kept.pop(key, None)
-            self._kept[key] = trends, until
-            while len(self._kept) > _MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
+
+_LOAD_KEPT_S: Final = 5.0  # seconds for which the load is kept for all readers
+
+
+def add_database(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the page."""
+    cache = Cache()
+
+    @app.get("/database")
+    def load() -> str:
+        loads = cache.get("loads", _LOAD_KEPT_S, lambda: read_loads(snapshots.sweeps.values()))
+        return render_template("database.html", loads=loads)
 
 
 _LONGEST: Final = 200  # characters of a worker's name

@@ -1,4 +1,4 @@
-"""Pages of the dead letters: the list with its filter, the details, and forms that requeue or delete one or many."""
+"""Pages of the errors by cause, and of the dead letters: list, details, and forms that requeue or delete them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ from housekeeping.brokers.dead_letters import (
 )
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.logs import in_one_line
-from housekeeping.insight.wording import describe_requeue
+from housekeeping.database.connection import database
+from housekeeping.insight.causes import Causes, read_causes
+from housekeeping.insight.wording import describe_requeue, parse_since
 from housekeeping.ledger.operators import record_action
+from housekeeping.web.charts import Cache
 from housekeeping.web.security import Form, current_user
 from housekeeping.web.snapshot import SnapshotCache
 
@@ -148,6 +151,30 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
         raise WrongArgument("the form lacks the number of dead letters; open it again from the dead letters")
     return min(int(text), _MOST)
+
+
+#: Times since which the page of the errors shows them.
+_SPANS: Final = ("1h", "6h", "24h", "7d")
+_KEPT_S: Final = 5.0  # seconds for which the errors are kept for all readers
+
+
+def add_errors(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the page."""
+    cache = Cache()
+
+    @app.get("/errors")
+    def errors() -> tuple[str, int]:
+        form = Form(request.args, "since")
+        span = form.choice("since", _SPANS) or "24h"
+
+        def read() -> Causes:
+            return read_causes(
+                tuple(database.by_name()), snapshots.dead_letters(), parse_since(span, datetime.now(UTC))
+            )
+
+        found = cache.get(span, _KEPT_S, read, keeps=lambda each: not each.incomplete)
+        shown = render_template("errors.html", read=found, span=span, spans=_SPANS)
+        return shown, 400 if form.errors else 200
 
 
 _SHOWN: Final = 50  # letters

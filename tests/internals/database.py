@@ -18,7 +18,7 @@ from housekeeping.database.connection import (
     handle_of,
     translate_postgres_errors,
 )
-from housekeeping.database.errors import cause_of
+from housekeeping.database.errors import cause_of, error_in
 from housekeeping.database.queries import CompiledQuery, Parameter, PreparedQuery
 from housekeeping.database.replicas import Replicas, WalPosition, WalPositionReader, data_consistency_used
 from housekeeping.database.state_machines import CONFLICT_RETRIES

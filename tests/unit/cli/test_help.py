@@ -48,6 +48,7 @@ READING: Final[dict[tuple[str, ...], list[str]]] = {
     ("deadletters", "show"): ["unknown"],
     ("dedup", "list"): [],
     ("doctor",): [],
+    ("errors",): [],
     ("leases", "list"): [],
     ("list",): [],
     ("plan",): ["housekeeping.old_runs"],
