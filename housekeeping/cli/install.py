@@ -25,13 +25,14 @@ from housekeeping.cli.output import (
     table,
     wants_json,
 )
+from housekeeping.core.cron import in_words
 from housekeeping.core.errors import HousekeepingError, Refused, WrongArgument
 from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
 from housekeeping.engine.registry import by_database
-from housekeeping.insight.wording import format_time, next_tick, state_of
+from housekeeping.insight.wording import format_ticks, format_time, next_ticks, state_of
 from housekeeping.ledger import schema
 from housekeeping.ledger.history import name_database
 from housekeeping.ledger.operators import Override, overrides
@@ -175,7 +176,7 @@ def _print(findings: list[Finding]) -> None:
 @click.command("list")
 @json_option()
 def list_workers() -> None:
-    """List the workers: schedule, next tick, limits, state.
+    """List the workers: schedule in words, the next three ticks, limits, state.
 
     Works without a database; the state is then "unknown". Schedules are in HOUSEKEEPING_TIMEZONE (UTC by default),
     times are shown in UTC.
@@ -199,12 +200,15 @@ def list_workers() -> None:
         problem = problems.get(name)
         override = current_overrides.get(name)
         state = state_of(sweep, override, problem)
+        ticks = [] if problem else next_ticks(sweep, now, settings.timezone, override)
         rows.append(
             name_database(
                 {
                     "worker": name,
                     "schedule": sweep.schedule,
-                    "next_tick": None if problem else next_tick(sweep, now, settings.timezone, override),
+                    "schedule_in_words": in_words(sweep.schedule) if sweep.schedule else None,
+                    "next_tick": ticks[0] if ticks else None,
+                    "next_ticks": ticks,
                     "batch_size": sweep.limits.batch,
                     "max_runtime_s": sweep.limits.runtime.total_seconds(),
                     "max_rows_per_s": sweep.limits.rows_per_s,
@@ -219,15 +223,15 @@ def list_workers() -> None:
         return
     named = ["DATABASE"] if settings.databases else []
     paced = ["PACE"] if any(_pace(sweep) for sweep in sweeps.values()) else []
-    listed = table("WORKER", *named, "SCHEDULE", "NEXT TICK (UTC)", ">BATCH", ">MAX RUNTIME", *paced, "STATE")
+    listed = table("WORKER", *named, "SCHEDULE", "NEXT TICKS (UTC)", ">BATCH", ">MAX RUNTIME", *paced, "STATE")
     for row, sweep in zip(rows, sweeps.values(), strict=True):
         if row["not_set_up"]:
             continue
         listed.add_row(
             row["worker"],
             *([sweep.database] if named else []),
-            row["schedule"] or "-",
-            format_time(row["next_tick"], "%Y-%m-%d %H:%M"),
+            row["schedule_in_words"] or "-",
+            format_ticks(row["next_ticks"]),
             str(row["batch_size"]),
             format_duration(sweep.limits.runtime.total_seconds()),
             *([_pace(sweep) or "-"] if paced else []),

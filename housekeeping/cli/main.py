@@ -84,7 +84,7 @@ def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep
 _COMMANDS: Final = {
     "demo": ("housekeeping.demo.demo:demo", "Show the workers at work on servers of their own."),
     "init": ("housekeeping.cli.install:init", "Create or upgrade the library's own tables."),
-    "list": ("housekeeping.cli.install:list_workers", "List the workers: schedule, next tick, limits, state."),
+    "list": ("housekeeping.cli.install:list_workers", "List the workers: schedule, next ticks, limits, state."),
     "plan": ("housekeeping.cli.run:plan", "Show what a run would do now; changes nothing."),
     "run": ("housekeeping.cli.run:run", "Run a worker once, in the foreground."),
     "purge": ("housekeeping.cli.undo:purge", "Delete rows of a table once, without a worker."),

@@ -148,6 +148,7 @@ def pause(name: str | None, every: bool, reason: str | None, until: str | None) 
 @click.option("--all", "every", is_flag=True, help="All workers.")
 @click.option("--batch-size", type=click.IntRange(1, LARGEST_BATCH), help="Maximum number of records per batch.")
 @click.option("--max-runtime", type=click.FloatRange(0, min_open=True), help="Maximum number of seconds per run.")
+@click.option("--rows-per-s", type=click.FloatRange(0, min_open=True), help="Maximum number of rows per second.")
 @click.option("--reason", help="Reason, shown by status, list and the dashboard.")
 @click.option("--until", help=_UNTIL_HELP)
 @json_option(_JSON_HELP)
@@ -156,6 +157,7 @@ def narrow(
     every: bool,
     batch_size: int | None,
     max_runtime: float | None,
+    rows_per_s: float | None,
     reason: str | None,
     until: str | None,
 ) -> None:
@@ -166,8 +168,8 @@ def narrow(
     \b
     housekeeping narrow ci.stuck_jobs --batch-size 10 --until 03:00
     """
-    if batch_size is None and max_runtime is None:
-        raise WrongArgument("nothing to narrow; give --batch-size, --max-runtime, or both")
+    if (batch_size, max_runtime, rows_per_s) == (None, None, None):
+        raise WrongArgument("nothing to narrow; give --batch-size, --max-runtime or --rows-per-s, or several of them")
     _override(
         name,
         every,
@@ -176,6 +178,7 @@ def narrow(
         until=until,
         batch_size=batch_size,
         max_runtime=None if max_runtime is None else timedelta(seconds=max_runtime),
+        rows_per_s=rows_per_s,
     )
 
 
@@ -209,15 +212,14 @@ def _override(
     *,
     reason: str | None,
     until: str | None,
-    batch_size: int | None = None,
-    max_runtime: timedelta | None = None,
+    **limits: Any,
 ) -> None:
     _, sweeps = load_workers()
 
     def set_override(worker: str) -> _Change:
         ends = None if until is None else parse_future_time(until, database_now())
         user = command_line_user()
-        override = Override(worker, state, reason, ends, said_by=user, batch_size=batch_size, max_runtime=max_runtime)
+        override = Override(worker, state, reason, ends, said_by=user, **limits)
         with record_action("pause" if state == "paused" else "narrow", worker, user) as outcome:
             operators.switch(override)
             outcome.result = describe_override(override)

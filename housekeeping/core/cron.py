@@ -285,3 +285,83 @@ def _minute(at: datetime) -> datetime:
 
 def _naive(at: datetime) -> datetime:
     return at.replace(tzinfo=None)
+
+
+_DAYS: Final = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS: Final = (
+    "",
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+_ORDINALS: Final = ("", "first", "second", "third", "fourth", "fifth")
+_MOST_TIMES: Final = 4  # times of day that are listed
+_ENDINGS: Final = {"1": "st", "2": "nd", "3": "rd", "21": "st", "22": "nd", "23": "rd"}
+
+
+def in_words(spec: str) -> str:
+    """Return a schedule in words: ``every 5 minutes``, ``at 03:30 on Monday to Friday``.
+
+    Raises:
+      DeclarationError: If the schedule is not valid.
+    """
+    minute, hour, day, month, weekday = read_fields(spec)
+    days = [
+        *([] if day == "*" else [f"on {_listed(day, 'day', _day)} of the month"]),
+        *([] if weekday == "*" else [f"on {_listed(weekday, 'weekday', _weekday)}"]),
+    ]
+    both = " and " if day.startswith("*") or weekday.startswith("*") else " or "
+    months = "" if month == "*" else f"in {_listed(month, 'month', lambda number: _MONTHS[int(number)])}"
+    times = _times_in_words(minute, hour)
+    if times.startswith("at ") and not days and not months:
+        times = f"every day {times}"
+    return " ".join(filter(None, (times, both.join(days), months)))
+
+
+def _times_in_words(minute: str, hour: str) -> str:
+    minutes, hours = minute.split(","), hour.split(",")
+    if all(each.isdigit() for each in (*minutes, *hours)) and len(minutes) * len(hours) <= _MOST_TIMES:
+        return f"at {_joined([f'{int(h):02}:{int(m):02}' for h in hours for m in minutes])}"
+    at, of = _listed(minute, "minute", str), _listed(hour, "hour", str)
+    often = _every(minute, 60, "minute") or (at if "every" in at else "")
+    at = f"at minute {at}"
+    if hour == "*":
+        return often or ("every hour" if minute == "0" else f"every hour {at}")
+    if (every := _every(hour, 24, "hour")) and not often:
+        return every if minute == "0" else f"{every} {at}"
+    return f"{often or at} in {of if 'every' in of else f'hour {of}'}"
+
+
+def _every(field: str, values: int, unit: str) -> str:
+    """Return ``every 5 minutes`` for a field that fires at equal distances; else an empty text."""
+    step = 1 if field == "*" else int(field[2:]) if field.startswith("*/") else 0
+    if not step or values % step:
+        return ""
+    return f"every {unit}" if step == 1 else f"every {step} {unit}s"
+
+
+def _listed(field: str, unit: str, name: Callable[[str], str]) -> str:
+    return _joined([_entry_in_words(each, unit, name) for each in field.split(",")])
+
+
+def _entry_in_words(entry: str, unit: str, name: Callable[[str], str]) -> str:
+    values, _, step = entry.partition("/")
+    first, to, last = values.partition("-")
+    shown = f"{name(first)} to {name(last)}" if to else "" if values == "*" else name(first)
+    if not step:
+        return shown or f"any {unit}"
+    return f"every {int(step)}{_ENDINGS.get(step, 'th')} {unit}{f' from {shown}' if shown else ''}"
+
+
+def _day(text: str) -> str:
+    return {"l": "the last day", "lw": "the last weekday"}.get(text, f"day {text}")
+
+
+def _weekday(text: str) -> str:
+    number, which, of = text.partition("#")
+    if which:
+        return f"the {_ORDINALS[int(of)]} {_DAYS[int(number)]} of the month"
+    return f"the last {_DAYS[int(text[0])]} of the month" if text.endswith("l") else _DAYS[int(text)]
+
+
+def _joined(texts: list[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

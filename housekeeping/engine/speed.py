@@ -75,9 +75,8 @@ class Speed:
     ) -> None:
         self.throttle = throttle
         self.is_paused = False
-        self._rows_per_s, self._rest = sweep.limits.rows_per_s, sweep.limits.rest
-        self._is_paced = self._rows_per_s is not None or self._rest > 0
-        self.most_rows = None if self._rows_per_s is None else max(1, int(self._rows_per_s))
+        self._own_rows_per_s, self._rest = sweep.limits.rows_per_s, sweep.limits.rest
+        self._pace(None)
         self._progress_counts = sweep.progress_counts
         self._target = sweep.limits.batch_takes
         self._stages = stages
@@ -96,7 +95,14 @@ class Speed:
         narrow = override if override is not None and override.state == "narrow" else None
         self.is_paused = not self._ignores_pause and override is not None and override.state == "paused"
         self._narrowed = narrow.batch_size if narrow else None
+        self._pace(narrow.rows_per_s if narrow else None)
         self._budget.narrow(narrow.max_runtime if narrow else None)
+
+    def _pace(self, narrowed: float | None) -> None:
+        given = [each for each in (self._own_rows_per_s, narrowed) if each is not None]
+        self._rows_per_s = min(given, default=None)
+        self._is_paced = bool(given) or self._rest > 0
+        self.most_rows = None if self._rows_per_s is None else max(1, int(self._rows_per_s))
 
     def next_stage(self, number: int, most: int | None = None) -> Stage:
         """Return a stage with the size of its next batch. A stage that cannot be resized stays as it is.

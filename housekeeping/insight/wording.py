@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _DETAIL_WIDTH: Final = 200  # characters
+_TICKS: Final = 3  # next ticks of a schedule
 #: Seconds by which two clocks differ; a time so far ahead is not shown as future.
 _CLOCK_NOISE: Final = 1
 
@@ -112,6 +113,25 @@ def next_tick(sweep: Sweep, now: datetime, zone: Any, switch: Override | None = 
     if switch is not None and switch.state == "paused":
         return Cron(sweep.schedule, zone).next(switch.until) if switch.until else None
     return Cron(sweep.schedule, zone).next(now)
+
+
+def next_ticks(sweep: Sweep, now: datetime, zone: Any, switch: Override | None = None) -> list[datetime]:
+    """Return the next three ticks that are not skipped, see `next_tick`."""
+    found: list[datetime] = []
+    after = next_tick(sweep, now, zone, switch)
+    while after is not None and len(found) < _TICKS:
+        found.append(after)
+        after = Cron(str(sweep.schedule), zone).next(after)
+    return found
+
+
+def format_ticks(ticks: Sequence[datetime], form: str = "%Y-%m-%d %H:%M") -> str:
+    """Return ticks in UTC, the date only where it changes: ``2026-11-20 23:30, 23:50, 2026-11-21 00:10``."""
+    texts = [
+        format_time(tick, form if not place or tick.date() != ticks[place - 1].date() else "%H:%M")
+        for place, tick in enumerate(ticks)
+    ]
+    return ", ".join(texts) or "-"
 
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}

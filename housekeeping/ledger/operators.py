@@ -177,9 +177,9 @@ def _in_main(write: Callable[[], int]) -> tuple[int | None, str | None]:
 SwitchState = Literal["paused", "narrow"]
 
 #: The override of a run's worker, for the statement that writes the run's row: it costs no round trip.
-OVERRIDE: Final = Switch.select(fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s)).where(
-    (Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW))
-)
+OVERRIDE: Final = Switch.select(
+    fn.JSONB_BUILD_ARRAY(Switch.state, Switch.batch_size, Switch.max_runtime_s, Switch.rows_per_s)
+).where((Switch.worker == Run.worker) & (Switch.until.is_null() | (Switch.until > NOW)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,7 @@ class Override:
       said_by: The operator, as known to the command line or the dashboard.
       batch_size: The lower limit; None for the worker's own.
       max_runtime: The lower limit; None for the worker's own.
+      rows_per_s: The lower limit; None for the worker's own.
     """
 
     worker: str
@@ -202,6 +203,7 @@ class Override:
     said_by: str | None = None
     batch_size: int | None = None
     max_runtime: timedelta | None = None
+    rows_per_s: float | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return the values of the table's columns, without the worker and the time of the change."""
@@ -212,6 +214,7 @@ class Override:
             "said_by": self.said_by,
             "batch_size": self.batch_size,
             "max_runtime_s": self.max_runtime.total_seconds() if self.max_runtime else None,
+            "rows_per_s": self.rows_per_s,
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -224,6 +227,7 @@ def describe_override(override: Override) -> str:
     limits = [
         *([f"{counted(override.batch_size, 'record')} a batch"] if override.batch_size else []),
         *([f"{format_duration(override.max_runtime.total_seconds())} a run"] if override.max_runtime else []),
+        *([f"{override.rows_per_s:,g} rows per second"] if override.rows_per_s else []),
     ]
     state = f"narrowed to {' and '.join(limits)}" if limits else override.state
     ends = f"until {override.until:%Y-%m-%d %H:%M:%S} UTC" if override.until else "until it is resumed"
@@ -234,9 +238,9 @@ def override_from(worker: str, values: Sequence[Any] | None) -> Override | None:
     """Return the override that `OVERRIDE` has selected."""
     if values is None:
         return None
-    state, batch_size, max_runtime_s = values
+    state, batch_size, max_runtime_s, rows_per_s = values
     max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
-    return Override(worker, state, batch_size=batch_size, max_runtime=max_runtime)
+    return Override(worker, state, batch_size=batch_size, max_runtime=max_runtime, rows_per_s=rows_per_s)
 
 
 def overrides() -> dict[str, Override]:
@@ -280,4 +284,5 @@ def _read(row: Any) -> Override:
         row.said_by,
         row.batch_size,
         None if row.max_runtime_s is None else timedelta(seconds=row.max_runtime_s),
+        row.rows_per_s,
     )

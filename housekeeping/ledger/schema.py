@@ -88,7 +88,8 @@ MIGRATIONS: Final = (
         since timestamptz NOT NULL DEFAULT clock_timestamp(),
         said_by text,
         batch_size integer CHECK (batch_size > 0),
-        max_runtime_s double precision CHECK (max_runtime_s > 0)
+        max_runtime_s double precision CHECK (max_runtime_s > 0),
+        rows_per_s double precision CHECK (rows_per_s > 0)
     );
     CREATE TABLE {schema}.rejections (
         worker text NOT NULL,
@@ -273,6 +274,7 @@ class Switch(BaseModel):
     said_by = TextField(null=True)
     batch_size = IntegerField(null=True)
     max_runtime_s = DoubleField(null=True)
+    rows_per_s = DoubleField(null=True)
 
     class Meta:
         table_name = "switches"

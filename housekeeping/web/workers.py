@@ -13,6 +13,7 @@ from flask import Flask, abort, flash, redirect, render_template, request, url_f
 from werkzeug.wrappers import Response
 
 from housekeeping.brokers import reach_broker
+from housekeeping.core.cron import in_words
 from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable, WrongArgument
 from housekeeping.core.logs import in_one_line
 from housekeeping.core.redis import redis_client
@@ -24,7 +25,13 @@ from housekeeping.engine.guard import stale_if_outgrown, with_argument
 from housekeeping.insight.plan import plan as make_plan
 from housekeeping.insight.status import WorkerStatus
 from housekeeping.insight.why import reason_to_skip, send_run
-from housekeeping.insight.wording import parse_argument, parse_future_time, translate_table_errors
+from housekeeping.insight.wording import (
+    format_ticks,
+    next_ticks,
+    parse_argument,
+    parse_future_time,
+    translate_table_errors,
+)
 from housekeeping.ledger import history, operators
 from housekeeping.ledger.leases import HeldLease, release_lease
 from housekeeping.ledger.operators import (
@@ -155,7 +162,7 @@ class SentForm(Form):
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(request.form, "reason", "until", "batch_size", "max_runtime_s")
+        super().__init__(request.form, "reason", "until", "batch_size", "max_runtime_s", "rows_per_s")
         self.name = name
 
 
@@ -166,6 +173,7 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
       sent: A form with errors, which the page shows beside its fields, with what was typed.
     """
     sweep, current = snapshots.sweep(name), snapshots.current()
+    status, zone = current.statuses.get(name), snapshots.settings.timezone
     rows: Any = None
     actions: Sequence[LoggedAction] = ()
     try:
@@ -179,7 +187,9 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
         "worker.html",
         sweep=sweep,
         snapshot=current,
-        worker_status=current.statuses.get(name),
+        worker_status=status,
+        schedule=None if sweep.schedule is None else f"{in_words(sweep.schedule)} ({sweep.schedule}, {zone})",
+        ticks=format_ticks(next_ticks(sweep, current.at, zone, status.switch if status else None)),
         rows=rows,
         actions=actions,
         live=sent is None,
@@ -190,6 +200,7 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
 
 
 _LONGEST_REASON: Final = 200  # characters
+_MOST_ROWS_PER_S: Final = 1_000_000
 
 
 def add_actions(app: Flask, snapshots: SnapshotCache) -> None:
@@ -247,11 +258,12 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         until = form.read("until", _time_at(snapshots.sweep(name)))
         batch_size = form.read("batch_size", _number_to(LARGEST_BATCH))
         max_runtime_s = form.read("max_runtime_s", _number_to(86_400))
-        if form.typed.keys().isdisjoint(("batch_size", "max_runtime_s")):
-            form.errors["batch_size"] = "nothing to narrow; give records per batch, seconds per run, or both"
+        rows_per_s = form.read("rows_per_s", _number_to(_MOST_ROWS_PER_S))
+        if form.typed.keys().isdisjoint(("batch_size", "max_runtime_s", "rows_per_s")):
+            form.errors["batch_size"] = "nothing to narrow; give records per batch, seconds per run or rows per second"
         max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
         override = Override(name, "narrow", _reason(form), until, batch_size=batch_size, max_runtime=max_runtime)
-        return set_override(form, replace(override, said_by=current_user()))
+        return set_override(form, replace(override, rows_per_s=rows_per_s, said_by=current_user()))
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:

@@ -117,7 +117,9 @@ def test_list_shows_configured_limits(command: Command, made: None) -> None:
 
     (shown,) = [row for row in rows if row["worker"] == WORKER]
     assert (shown["batch_size"], shown["max_runtime_s"], shown["state"]) == (7, 90, "on")
-    assert datetime.fromisoformat(shown["next_tick"]).hour == 18
+    assert shown["schedule_in_words"] == "every day at 03:00"
+    ticks = [datetime.fromisoformat(tick) for tick in shown["next_ticks"]]
+    assert ticks[0].isoformat() == shown["next_tick"] and [tick.hour for tick in ticks] == [18, 18, 18]
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_all_workers_are_paused_and_resumed_together(made: None, command: Comman
         (["pause", WORKER, "--all"], "name one worker, or give --all"),
         (["pause", "user_status_cleanup.bach"], f"did you mean {WORKER}?"),
         (["pause", WORKER, "--until", "yesterday"], "'yesterday' is not a time; it should be such as 2h"),
-        (["narrow", WORKER], "nothing to narrow; give --batch-size, --max-runtime, or both"),
+        (["narrow", WORKER], "nothing to narrow; give --batch-size, --max-runtime or --rows-per-s"),
         (["why", WORKER, "noon"], "'noon' is not a time; it should be such as 2026-11-20T03:00 or 03:00"),
         (["why", "nope"], "there is no worker 'nope'"),
     ],
@@ -78,12 +78,13 @@ def test_wrong_override_option_is_one_error_line(made: None, command: Command, a
 
 
 def test_narrowed_limits_are_shown(made: None, command: Command) -> None:
-    command("narrow", WORKER, "--batch-size", "10", "--max-runtime", "5", "--reason", "peak")
+    command("narrow", WORKER, "--batch-size", "10", "--max-runtime", "5", "--rows-per-s", "2.5", "--reason", "peak")
 
     status = json.loads(command("status", "--json").stdout)
 
     switch = next(each["switch"] for each in status["workers"] if each["worker"] == WORKER)
     assert (switch["state"], switch["batch_size"], switch["max_runtime_s"]) == ("narrow", 10, 5.0)
+    assert switch["rows_per_s"] == 2.5
     assert (switch["reason"], switch["until"]) == ("peak", None) and "@" in switch["said_by"]
 
 

@@ -8,7 +8,7 @@ from housekeeping.core import logs
 from housekeeping.core import telemetry as error_reporting
 from housekeeping.core import telemetry as metrics
 from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget, ServerClock, SystemClock
-from housekeeping.core.cron import Cron
+from housekeeping.core.cron import Cron, in_words
 from housekeeping.core.errors import (
     BreakerTripped,
     BrokerUnavailable,

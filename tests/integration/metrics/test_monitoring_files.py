@@ -89,6 +89,16 @@ def test_expression_with_an_unknown_metric_is_found(expression: str, fault: str)
     assert found.startswith(fault)
 
 
+def test_no_chart_has_a_line_for_each_of_a_hundred_workers() -> None:
+    charts = [panel for panel in panels() if panel["type"] == "timeseries"]
+    lines = [target["expr"] for panel in charts for target in panel["targets"]]
+
+    assert [
+        each for each in lines if re.search(r"by \((worker|actor_name|kind)", each) and "topk(10, " not in each
+    ] == []
+    assert {panel["options"]["legend"]["sortBy"] for panel in charts} == {"Max"}
+
+
 def test_each_documented_alert_has_a_rule() -> None:
     text = (ROOT / "docs/howto/alerts.md").read_text(encoding="utf-8")
     documented = {

@@ -236,6 +236,14 @@ def test_pause_and_resume_forms_are_recorded(client: FlaskClient, log_in: LogIn)
     assert "pause by dashboard: " in resumed and "resume by dashboard: " in resumed
 
 
+def test_schedule_is_shown_in_words_with_the_next_three_ticks(client: FlaskClient) -> None:
+    page = client.get(f"/workers/{WORKER}").get_data(as_text=True)
+
+    assert re.search(
+        r"every minute \(\* \* \* \* \*, UTC\), next .*: \d{4}-\d\d-\d\d \d\d:\d\d(, [\d: -]+){2} UTC", page
+    )
+
+
 def test_unreadable_end_of_a_pause_is_rejected(client: FlaskClient, log_in: LogIn) -> None:
     log_in(client)
     word = form_token(client.get(f"/workers/{WORKER}"))

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.internals.core import Cron, DeclarationError
+from tests.internals.core import Cron, DeclarationError, in_words
 
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
@@ -294,3 +294,37 @@ def test_tick_of_a_skipped_day_fires_when_the_next_day_begins() -> None:
     ticks = list(Cron("0 10 * * *", samoa).ticks(at("2011-12-29T00:00-10:00"), at("2012-01-01T00:00+14:00")))
 
     assert ticks == [at("2011-12-29T10:00-10:00"), at("2011-12-31T00:00+14:00"), at("2011-12-31T10:00+14:00")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("* * * * *", "every minute"),
+        ("*/5 * * * *", "every 5 minutes"),
+        ("*/7 * * * *", "every 7th minute"),
+        ("0 * * * *", "every hour"),
+        ("7 * * * *", "every hour at minute 7"),
+        ("5,35 * * * *", "every hour at minute 5 and 35"),
+        ("10-50/20 * * * *", "every 20th minute from 10 to 50"),
+        ("15 */6 * * *", "every 6 hours at minute 15"),
+        ("30 3 * * *", "every day at 03:30"),
+        ("0 3,15 * * *", "every day at 03:00 and 15:00"),
+        ("*/10 8-17 * * mon-fri", "every 10 minutes in hour 8 to 17 on Monday to Friday"),
+        ("30 3 * * sun", "at 03:30 on Sunday"),
+        ("0 0 1,15 * *", "at 00:00 on day 1 and day 15 of the month"),
+        ("0 0 L * *", "at 00:00 on the last day of the month"),
+        ("0 0 LW jan,jul *", "at 00:00 on the last weekday of the month in January and July"),
+        ("0 0 * * friL", "at 00:00 on the last Friday of the month"),
+        ("0 0 * * mon#2", "at 00:00 on the second Monday of the month"),
+        ("0 0 1 * mon", "at 00:00 on day 1 of the month or on Monday"),
+        ("0 0 */2 * mon", "at 00:00 on every 2nd day of the month and on Monday"),
+        ("@weekly", "at 00:00 on Sunday"),
+    ],
+)
+def test_schedule_is_said_in_words(spec: str, words: str) -> None:
+    assert in_words(spec) == words
+
+
+@pytest.mark.parametrize("meaning", MEANINGS)
+def test_every_valid_schedule_has_words(meaning: tuple[list[str], object, object, object]) -> None:
+    assert all(in_words(spec) for spec in meaning[0])

@@ -15,7 +15,7 @@ from tests.integration.sweeps.engine.sizing import DUE, SMALL, Impatient, Sizes
 from tests.internals.core import WorkerSettings
 from tests.internals.database import database
 from tests.internals.engine import run_sweep
-from tests.internals.ledger import Counts, Override, Run, switch
+from tests.internals.ledger import Counts, Override, Run, resume, switch
 
 #: Batches of ten rows, in a run of at most ten minutes, without other throttles.
 LONG = changed(SMALL, runtime=timedelta(minutes=10), throttle=Throttle(None, None))
@@ -34,6 +34,36 @@ def test_run_keeps_to_its_rows_per_second(add_statuses: AddStatuses, clock: Manu
     assert (result.outcome, sizes.seen) == ("done", [*[10] * 9, 5])
     assert stopping.waits == [0.5] * 9, "the last batch is followed by nothing"
     assert result.duration_s == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize(("own", "narrowed", "wait_s"), [(None, 20.0, 0.5), (20.0, 40.0, 0.5), (40.0, 20.0, 0.5)])
+def test_narrowed_rows_per_s_apply_unless_the_worker_has_fewer(
+    add_statuses: AddStatuses, clock: ManualClock, own: float | None, narrowed: float, wait_s: float
+) -> None:
+    add_statuses(25, DUE)
+    switch(Override(LONG.name, "narrow", rows_per_s=narrowed))
+    stopping = Impatient(clock)
+
+    run_sweep(LONG if own is None else paced(max_rows_per_s=own), clock=clock, stopping=stopping)
+
+    assert stopping.waits == pytest.approx([wait_s, wait_s])
+
+
+def test_rows_per_s_narrowed_during_a_run_end_with_the_override(add_statuses: AddStatuses, clock: ManualClock) -> None:
+    add_statuses(60, DUE)
+    stopping, batches = Impatient(clock), list[int]()
+
+    def operate(counts: Counts) -> None:
+        batches.append(counts["deleted_rows"])
+        if len(batches) == 1:
+            switch(Override(LONG.name, "narrow", rows_per_s=20.0))
+        if len(batches) == 4:
+            resume(LONG.name)
+
+    run_sweep(LONG, clock=clock, stopping=stopping, on_batch=operate)
+
+    # What was said during a batch is heard with the next one.
+    assert stopping.waits == pytest.approx([0.5, 0.5])
 
 
 def test_time_of_a_batch_counts_toward_its_rows(add_statuses: AddStatuses, clock: ManualClock) -> None:
