@@ -75,7 +75,7 @@ DEAD_MESSAGE_TTL_MS: Final = 7 * 24 * 3600 * 1000  # Dramatiq's default: dead le
 
 
 #: Attribute of a `MessageProxy`: a middleware's function that ends the message and acknowledges it in one script. It is
-#: given the Redis keys and arguments of Dramatiq's script for ``ack``.
+#: given the Redis keys and arguments of Dramatiq's script for ``ack``; None ends the message only.
 WITH_ACKNOWLEDGMENT: Final = "with_acknowledgment"
 #: The scripts of the file beside this module, by name.
 _LUA: Final = read_scripts(__file__)
@@ -232,7 +232,10 @@ class _Consumer(RedisConsumer):
         self._forget(message)
 
     def nack(self, message: MessageProxy) -> None:
+        end = vars(message).get(WITH_ACKNOWLEDGMENT)
         with _connected():
+            if end is not None:
+                end(None)  # a hook has failed the message after its end was left to the acknowledgment
             if exception_of(message) is None:
                 super().nack(message)
             else:

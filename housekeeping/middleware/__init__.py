@@ -25,7 +25,7 @@ from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.replicas import Replicas, WalPositionReader
 from housekeeping.middleware.consistency import Connections, DataConsistency
 from housekeeping.middleware.deduplication import Deduplication
-from housekeeping.middleware.delivery import Deliveries
+from housekeeping.middleware.delivery import Admission
 from housekeeping.middleware.interrupts import ShutdownNotifications, within_actors
 from housekeeping.middleware.observe import Heartbeats, Metrics, RunLog, Traces
 from housekeeping.middleware.retries import DeadLetters, Retries, reliable_groups, stand_in_results, waiting_for_broker
@@ -63,7 +63,7 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
     shutdown = _own(given, dramatiq.middleware.ShutdownNotifications)
     groups = _own(given, dramatiq.middleware.GroupCallbacks)
     deduplication = Deduplication(client, namespace)
-    deliveries = Deliveries(client, namespace, deduplication)
+    deliveries = Admission(client, namespace, deduplication)
     before, after = _around(given, deliveries.has_completed)
     return [
         *before,

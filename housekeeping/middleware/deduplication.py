@@ -58,7 +58,7 @@ Part = tuple[list[str], dict[str, Any] | list[str]]
 
 @dataclass(slots=True)
 class Delivery:
-    """A delivery of a message to a thread of this process, with what it holds in Redis; made by `Deliveries`.
+    """A delivery of a message to a thread of this process, with what it holds in Redis; made by `Admission`.
 
     Attributes:
       token: Distinguishes the deliveries of a message. It begins with the message id, so that a second delivery

@@ -1,6 +1,6 @@
 """Delivery of a message: its running mark, its deduplication key and its lease, taken and freed in one round trip each.
 
-`Deliveries` asks Redis once whether a message runs, and once more at its end. A completed message is not executed
+`Admission` asks Redis once whether a message runs, and once more at its end. A completed message is not executed
 again, and no message runs twice at the same time. An actor with an exclusive lease has one run at a time, across all
 processes and machines. `complete_in` records the completion in the transaction of the message's effect.
 """
@@ -166,7 +166,7 @@ def complete_in(connection: Connection | None = None, *, result: Any = None) -> 
             raise AlreadyCompleted(message_id, None if stored is None else get_encoder().decode(bytes(stored)))
 
 
-class Deliveries(Middleware):
+class Admission(Middleware):
     """Middleware that decides whether a delivered message runs, and ends it.
 
     An idempotent actor executes a message once, however often the broker delivers it. Messages with the same
@@ -485,7 +485,7 @@ class Deliveries(Middleware):
                 name = f"the end of message {message.message_id}"
                 renewals.finish_later(name, lambda: retry_redis(end, tries=1), _FINISH_WITHIN)
 
-    def _acknowledge(self, end: Callable[[Part], None], acknowledgment: Part) -> None:
+    def _acknowledge(self, end: Callable[[Part | None], None], acknowledgment: Part | None) -> None:
         """End a message together with its acknowledgment, when Redis answers; then the broker's answers as well."""
         try:
             _when_available(lambda: end(acknowledgment))

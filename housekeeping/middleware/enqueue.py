@@ -31,7 +31,7 @@ from housekeeping.core.redis import GIVEN, fill, named, read_scripts, retry_redi
 from housekeeping.middleware import keys as key_scripts
 from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
-from housekeeping.middleware.delivery import Deliveries
+from housekeeping.middleware.delivery import Admission
 from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind
 from housekeeping.middleware.retries import Retries, note_duplicates
 from housekeeping.middleware.schedule import Schedule, sent_by_scheduler
@@ -191,7 +191,7 @@ class EnqueuePath:
             if shared:
                 keys.share_redis_with_queues(broker.namespace)
                 if isinstance(broker, ReliableRedisBroker):
-                    _find(broker, Deliveries).end_with_acknowledgment(broker)
+                    _find(broker, Admission).end_with_acknowledgment(broker)
 
     def __call__(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         """Enqueue one message, as the broker's ``enqueue`` does; `delay` is in milliseconds.

@@ -3,7 +3,7 @@
 Equal arguments give equal keys, whether passed by position or by name. Each change of a key is one Lua script, so it
 is atomic and takes one round trip.
 
-The states and fields of a key are in a table at the head of ``keys.lua``. `Deliveries` in `delivery` releases a key at
+The states and fields of a key are in a table at the head of ``keys.lua``. `Admission` in `delivery` releases a key at
 the end of its message, together with what else the message holds.
 """
 

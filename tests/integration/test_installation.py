@@ -91,7 +91,7 @@ def test_library_middleware_replaces_dramatiqs_of_each_kind_once(broker: RedisBr
         "Connections",
         "DataConsistency",
         "Deduplication",
-        "Deliveries",
+        "Admission",
         "Callbacks",
         "Pipelines",
         "DeadLetters",

@@ -20,7 +20,7 @@ from housekeeping.middleware import retries as reliable_enqueue
 from housekeeping.middleware import ticks as tick_store
 from housekeeping.middleware.consistency import Connections, DataConsistency
 from housekeeping.middleware.deduplication import Deduplication
-from housekeeping.middleware.delivery import Deliveries
+from housekeeping.middleware.delivery import Admission
 from housekeeping.middleware.enqueue import BATCH_SIZE, EnqueuePath, share_redis
 from housekeeping.middleware.interrupts import (
     ShutdownNotifications,

@@ -12,7 +12,7 @@ from tests.internals.database import database
 from tests.internals.engine import Commit
 from tests.internals.leases import store
 from tests.internals.ledger import runs
-from tests.internals.middleware import Deliveries, idempotency, reliable_enqueue, tick_store
+from tests.internals.middleware import Admission, idempotency, reliable_enqueue, tick_store
 from tests.internals.middleware import deduplication_scripts as scripts
 
 Twin = Callable[[], None]
@@ -45,7 +45,7 @@ def lease_released_without_its_token() -> None:
 
 def unavailable_redis_grants_leases() -> None:
     """Treat a lease as acquired if Redis does not answer."""
-    ask: Any = Deliveries._ask
+    ask: Any = Admission._ask
 
     def hopeful(self: Any, script: Any, parts: Any, **flags: bool) -> Any:
         try:
@@ -56,7 +56,7 @@ def unavailable_redis_grants_leases() -> None:
             mark, lease = (parts[name][1]["token"] if parts[name] else "" for name in ("mark", "lease"))
             return [mark, "ours", lease, 0]
 
-    Deliveries._ask = hopeful  # type: ignore[method-assign]
+    Admission._ask = hopeful  # type: ignore[method-assign]
 
 
 def duplicates_enqueued() -> None:

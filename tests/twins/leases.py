@@ -13,7 +13,7 @@ from tests.internals.core import LeaseLost
 from tests.internals.database import database
 from tests.internals.leases import Fence, Holder, Lease, lease
 from tests.internals.leases import store as lease_store
-from tests.internals.middleware import Deliveries, admission
+from tests.internals.middleware import Admission, admission
 from tests.twins import Twin
 from tests.twins.planting import instead
 
@@ -32,7 +32,7 @@ def _renews_the_lease_of_another(patch: pytest.MonkeyPatch) -> None:
 
 
 def _starts_without_its_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Deliveries, "_check_held", lambda self, delivery: None)
+    patch.setattr(Admission, "_check_held", lambda self, delivery: None)
 
 
 def _passes_over_errors(patch: pytest.MonkeyPatch) -> None:

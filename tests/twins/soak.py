@@ -13,8 +13,9 @@ from dramatiq import Message, MessageProxy, Middleware
 
 from tests.internals.brokers import Skip
 from tests.internals.core import shared_redis
-from tests.internals.middleware import Deduplication, Deliveries, RunLog
+from tests.internals.middleware import Deduplication, RunLog, idempotency
 from tests.twins import Twin
+from tests.twins.planting import in_text
 
 _TESTS: Final = "tests/soak/test_soak.py::"
 _SOME: Final = 100  # one in this many messages, where every message would overload the machine
@@ -58,7 +59,7 @@ def _leaves_a_key_per_message(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_completions_forever(patch: pytest.MonkeyPatch) -> None:
-    _besides(patch, Deliveries, lambda message: shared_redis.get().persist(_name("done", message)))
+    in_text(idempotency, "_END", 'given.completed_by, "px", given.ttl', "given.completed_by")(patch)
 
 
 def _remembers_every_message_id(patch: pytest.MonkeyPatch) -> None:

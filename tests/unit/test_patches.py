@@ -88,7 +88,7 @@ def test_no_private_name_of_the_library_is_patched(texts: dict[str, str]) -> Non
         'monkeypatch.setattr(store, "_move", breaks)',
         'monkeypatch.setattr("housekeeping.web.snapshot._FRESH_S", 0)',
         'patch.setattr(application._positions, "current", older)',
-        'with at_step(Deliveries, "_ask", "before", lose): ...',
+        'with at_step(Admission, "_ask", "before", lose): ...',
         'mock.patch("housekeeping.web.snapshot._FRESH_S")',
         'mock.patch.object(store, "_move")',
         'setattr(store, "_move", breaks)',

@@ -19,7 +19,6 @@ from housekeeping import ExclusiveLease, Settings
 from tests.faults import Exchanges, exchanges, lose_connection, start_lost
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker
-from tests.rabbitmq_look import on_rabbitmq
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
@@ -132,6 +131,21 @@ def test_lease_is_released_when_a_later_middleware_drops_the_message(
     assert not ExclusiveLease(KEY, TTL).exists()
 
 
+def test_lease_is_released_when_another_middleware_fails_the_message_at_last(
+    broker: RedisBroker, step_worker: StepWorker
+) -> None:
+    # L1
+    class FailEverything(Middleware):
+        def after_process_message(self, broker: Broker, message: MessageProxy, **_: Any) -> None:
+            message.fail()
+
+    broker.middleware.insert(0, FailEverything())
+    declared(broker, []).send()
+
+    assert step_worker.run().failed
+    assert not ExclusiveLease(KEY, TTL).exists()
+
+
 def test_thread_forgets_its_lease_after_the_run(
     broker: RedisBroker, step_worker: StepWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,17 +245,6 @@ def test_unexpected_error_does_not_run_the_message_unprotected(
 
     assert message.failed
     assert runs == []
-
-
-def test_actor_without_a_lease_calls_no_redis(broker: RedisBroker, step_worker: StepWorker, runs: list[Any]) -> None:
-    dramatiq.actor(broker=broker, actor_name="plain")(lambda: runs.append(1)).send()
-    message = step_worker.fetch()
-
-    with exchanges() as made:
-        step_worker.run(message)
-
-    assert runs == [1]
-    assert made.total == (0 if on_rabbitmq(broker) else 1), "the acknowledgement"
 
 
 def test_of_many_concurrent_messages_one_runs(broker: RedisBroker, runs: list[Any]) -> None:

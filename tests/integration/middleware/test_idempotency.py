@@ -18,7 +18,7 @@ from tests.faults import start_lost
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
 from tests.internals.brokers import InvalidOption
-from tests.internals.middleware import Deduplication, Deliveries
+from tests.internals.middleware import Admission, Deduplication
 from tests.sentinel_servers import applications_client
 
 PATIENCE_S = 10
@@ -258,8 +258,8 @@ def test_client_that_decodes_responses_works(
     work = declared(broker, runs)
     client = applications_client(settings.require_redis_url(), decode_responses=True)
     keys = next(each for each in broker.middleware if isinstance(each, Deduplication))
-    decoding = Deliveries(client, settings.namespace, keys)
-    broker.middleware[:] = [decoding if isinstance(each, Deliveries) else each for each in broker.middleware]
+    decoding = Admission(client, settings.namespace, keys)
+    broker.middleware[:] = [decoding if isinstance(each, Admission) else each for each in broker.middleware]
     work.send()
 
     message = step_worker.run()

@@ -19,7 +19,6 @@ from tests.faults import at_step
 from tests.integration.middleware.applications import eventually, queued
 from tests.integration.middleware.endless import Endless
 from tests.integration.middleware.step_worker import StepWorker
-from tests.integration.statements import watch_statements
 from tests.internals.core import LostLease, MessageContext, RedisUnavailable, current_message
 from tests.internals.database import Database, connect_to, database
 from tests.internals.leases import Lease, RedisLeaseStore, current_lease
@@ -289,20 +288,6 @@ def test_database_outage_keeps_only_fenced_actors_from_running(
     assert runs == ([] if fenced else ["ran"])
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == ([1] if fenced else [])
     assert not ExclusiveLease(KEY, TTL).exists()
-
-
-def test_leased_message_asks_the_database_only_if_it_is_fenced(
-    broker: Any, step_worker: StepWorker, postgres: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statements: list[str] = []
-    watch_statements(monkeypatch, statements.append)
-    work = declared(broker, lambda: None)
-
-    for _ in range(2):
-        work.send()
-        step_worker.run()
-
-    assert statements == []
 
 
 def test_tick_of_a_run_that_lost_its_lease_records_it(

@@ -306,7 +306,7 @@ def test_result_is_stored_before_the_completion(
     install(broker, without, workers=False)
 
     names = [type(each).__name__ for each in broker.middleware]
-    assert names.index("Results") > names.index("Deliveries")  # ``after_`` hooks run in reverse
+    assert names.index("Results") > names.index("Admission")  # ``after_`` hooks run in reverse
     close(broker)
 
 

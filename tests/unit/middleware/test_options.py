@@ -11,7 +11,7 @@ import redis
 from dramatiq.brokers.stub import StubBroker
 
 from tests.internals.brokers import InvalidOption
-from tests.internals.middleware import Deduplication, DeduplicationConfig, Deliveries, config_of
+from tests.internals.middleware import Admission, Deduplication, DeduplicationConfig, config_of
 
 JUST = timedelta(seconds=3)
 LESS = timedelta(seconds=2.999)
@@ -21,7 +21,7 @@ LESS = timedelta(seconds=2.999)
 def broker() -> StubBroker:
     client = redis.Redis()  # never connected
     deduplication = Deduplication(client, "t")
-    return StubBroker(middleware=[deduplication, Deliveries(client, "t", deduplication)])
+    return StubBroker(middleware=[deduplication, Admission(client, "t", deduplication)])
 
 
 def lease(**changes: Any) -> dict[str, Any]:

@@ -194,16 +194,6 @@ def test_unreadable_letter_has_its_broker_id(broker: Any, store: DeadLetterStore
         requeue(store, [unreadable.broker_id])
 
 
-def test_pages_of_letters_show_each_once(store: DeadLetterStore) -> None:  # R6
-    seen: list[str] = []
-    page = search(store, LetterFilter(), 1)
-    while page.older is not None:
-        seen += [each.id for each in page.letters]
-        page = search(store, LetterFilter(), 1, page.older)
-
-    assert [*seen, *(each.id for each in page.letters)] == [each.id for each in newest(store, 3)]
-
-
 def test_bulk_requeue_moves_all_but_the_broken_letter(broker: Any, store: DeadLetterStore) -> None:  # R6
     broker.bury("default", b"\x80")
 
