@@ -207,16 +207,16 @@ def _observe(sweep: Sweep, status: WorkerStatus, now: datetime, zone: Any, proce
     """Return what the ledger and the processes tell of a worker."""
     open_runs = history.open_runs(sweep.name)
     ended = sorted(status.ended, key=lambda run: (run.finished_at, run.run_id))
-    unconfirmed: Sequence[RunRecord] = ()
+    unconfirmed: RunRecord | None = None
     if sweep.guard.first_run:
-        unconfirmed = history.with_reason(sweep.name, UNCONFIRMED, after=ended[-1].run_id if ended else 0)
+        unconfirmed = history.newest_with_reason(sweep.name, UNCONFIRMED, after=ended[-1].run_id if ended else 0)
     is_due = sweep.schedule and all(run.lost for run in open_runs) and status.state in ("on", "narrow")
     return Observation(
         now=now,
         ended=ended,
         failing=failing_arguments(sweep),
         open_runs=open_runs,
-        unconfirmed=unconfirmed[0].counts if unconfirmed else {},
+        unconfirmed={} if unconfirmed is None else unconfirmed.counts,
         attempted_at=_last_attempt(sweep) if is_due else None,
         period=Cron(sweep.schedule, zone).period(now) if sweep.schedule and is_due else None,
         processes=processes,

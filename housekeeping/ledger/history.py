@@ -105,10 +105,11 @@ def open_runs(worker: str) -> list[RunRecord]:
     return [record_of(run) for run in rows]
 
 
-def with_reason(worker: str, reason: str, *, after: int) -> list[RunRecord]:
-    """Return the newest run of the worker that has the reason, if one began after the run with the id `after`."""
+def newest_with_reason(worker: str, reason: str, *, after: int) -> RunRecord | None:
+    """Return the worker's newest run with the reason that began after the run `after`; None if there is none."""
     wanted = (Run.worker == worker) & (Run.reason == reason) & (Run.id > after)
-    return [record_of(run) for run in select_runs().where(wanted).order_by(Run.id.desc()).limit(1)]
+    run = select_runs().where(wanted).order_by(Run.id.desc()).first()
+    return None if run is None else record_of(run)
 
 
 def find(run_id: int) -> RunRecord | None:
