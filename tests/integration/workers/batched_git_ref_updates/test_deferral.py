@@ -22,11 +22,13 @@ from tests.integration.workers.batched_git_ref_updates.repositories import MakeR
 from tests.integration.workers.batched_git_ref_updates.scheduled import drain, enqueued, sized
 from tests.integration.workers.batched_git_ref_updates.test_statement_costs import INDEX
 from tests.internals.core import Exporter
+from tests.internals.database import database
 from tests.internals.engine import rejection_store, run_sweep
 from tests.internals.insight import Alert, dry_run, worker_status
 from tests.internals.ledger import NOW, Rejection, Run
 from tests.internals.workers import (
     GitCli,
+    PendingDeletions,
     RefsRefused,
     backends,
     cleanup_scheduler,
@@ -355,7 +357,7 @@ def test_failures_of_a_project_end_with_a_run_that_reached_its_limit(
     assert (result.outcome, result.reason, list(Rejection.select())) == ("partial", "limit", [])
 
 
-@pytest.mark.parametrize("cause", ["no_root", "no_git"])
+@pytest.mark.parametrize("cause", ["no_root", "no_git", "no_database"])
 def test_failure_that_concerns_every_project_defers_none(
     root: Path, add_deletions: AddDeletions, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
@@ -364,8 +366,10 @@ def test_failure_that_concerns_every_project_defers_none(
     add_deletions(1)
     if cause == "no_root":
         (root / "@hashed").rename(root / "unmounted")
-    else:
+    elif cause == "no_git":
         monkeypatch.setenv("PATH", "/nowhere")
+    else:
+        monkeypatch.setattr(PendingDeletions, "prepare", lambda self, batch: database.execute_sql("SELECT 1 FROM none"))
 
     result = run_sweep(project_cleanup, 1)
 
