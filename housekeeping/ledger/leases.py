@@ -11,7 +11,7 @@ import platform
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
@@ -162,6 +162,13 @@ class HeldLease:
     token: str = field(default="", repr=False)
     database: str = MAIN
 
+    @classmethod
+    def of(cls, key: str, token: str, **known: Any) -> HeldLease:
+        """Return the lease of the holder that the token describes, with what else is known of it."""
+        holder = holder_of(token)
+        held_for_s = None if holder.held_for is None else round(holder.held_for.total_seconds(), 1)
+        return cls(key, holder.process, holder.worker, holder.message_id, held_for_s, token=token, **known)
+
     @property
     def run_label(self) -> str | None:
         """Label of the run that holds the lease; None if no run holds it."""
@@ -171,17 +178,6 @@ class HeldLease:
     def holder(self) -> str:
         """Worker and process as text."""
         return " ".join(filter(None, (self.worker, self.process and f"on {self.process}"))) or "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """A lease in the database, with its open run."""
-
-    epoch: int
-    token: str
-    run_id: int | None
-    silent_for_s: float | None
-    database: str
 
 
 def held_leases(client: redis.Redis | None, namespace: str, only: str | None = None) -> list[HeldLease]:
@@ -196,15 +192,18 @@ def held_leases(client: redis.Redis | None, namespace: str, only: str | None = N
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
     in_redis = {} if client is None else {key: (token, left) for key, token, left in _scanned(client, namespace, only)}
-    known = {key: epochs[-1] for key, epochs in _known_everywhere(list(in_redis)).items()}
-    found = []
-    for key, (token, left_ms) in in_redis.items():
-        epoch = known.get(key)
-        found.append(_held(key, token, left_ms / 1000, epoch if epoch and epoch.token == token else None))
-    for key, epoch in known.items():
-        if epoch.run_id is not None and in_redis.get(key, ("", 0))[0] != epoch.token:
-            found.append(_held(key, epoch.token, None, epoch))
+    known = {key: leases[-1] for key, leases in _known_everywhere(list(in_redis)).items()}
+    found = [_in_redis(key, token, left_ms, known.get(key)) for key, (token, left_ms) in in_redis.items()]
+    for key, lease in known.items():
+        if lease.run_id is not None and in_redis.get(key, ("", 0))[0] != lease.token:
+            found.append(lease)
     return sorted((each for each in found if only in (None, each.key)), key=lambda each: each.key)
+
+
+def _in_redis(key: str, token: str, left_ms: int, known: HeldLease | None) -> HeldLease:
+    """Return the lease in Redis, with what the database knows of the same holder."""
+    lease = known if known is not None and known.token == token else HeldLease.of(key, token)
+    return replace(lease, remaining_s=max(0, left_ms) / 1000)
 
 
 def release_lease(client: redis.Redis, namespace: str, key: str, expected: str | None = None) -> HeldLease:
@@ -224,27 +223,30 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
     """
     # Read before Redis: a holder that begins later has another epoch, which is not raised.
     known = _known_everywhere([key], of_all=True).get(key, [])
-    epoch = known[-1] if known else None
+    last = known[-1] if known else None
     name = f"{namespace}:lease:{key}"
     with translate_redis_errors():
         found, left_ms = client.get(name), client.pttl(name)
     token = None if found is None else text(found)
-    if token is None and (epoch is None or epoch.run_id is None):
+    if token is not None:
+        lease = _in_redis(key, token, left_ms, last)
+    elif last is not None and last.run_id is not None:
+        lease = last
+    else:
         raise UnknownLease(f"no lease {key!r} is held; to see the held ones: housekeeping leases list")
-    holder = token if token is not None or epoch is None else epoch.token
-    if expected is not None and holder != expected:
+    if expected is not None and lease.token != expected:
         raise _another_holder(key)
     for each in known:
         with database.using(each.database):
             _raise_epoch(key, each.epoch)
     if token is None:
-        return _held(key, epoch.token if epoch else "", None, epoch)
+        return lease
     try:
         _delete_if_equal(client, name, token)
     except RedisUnavailable as error:
-        done = "its holder can no longer commit, but " if epoch else ""
+        done = "its holder can no longer commit, but " if last else ""
         raise RedisUnavailable(f"lease {key!r}: {done}it stays in Redis until its ttl ends: {error}") from error
-    return _held(key, token, max(0, left_ms) / 1000, epoch if epoch and epoch.token == token else None)
+    return lease
 
 
 def _delete_if_equal(client: redis.Redis, name: str, token: str) -> None:
@@ -258,7 +260,7 @@ def _delete_if_equal(client: redis.Redis, name: str, token: str) -> None:
         client.transaction(delete, name)  # watches it, because another holder may acquire it meanwhile
 
 
-def _raise_epoch(key: str, seen: int) -> None:
+def _raise_epoch(key: str, seen: int | None) -> None:
     try:
         with database.atomic():
             # Only if the epoch is unchanged, or a successor would be fenced off instead.
@@ -310,61 +312,45 @@ def _scanned(client: redis.Redis, namespace: str, only: str | None) -> Iterator[
                     yield text(name).removeprefix(prefix), text(token), left
 
 
-def _known_everywhere(keys: list[str], *, of_all: bool = False) -> dict[str, list[_Epoch]]:
+def _known_everywhere(keys: list[str], *, of_all: bool = False) -> dict[str, list[HeldLease]]:
     """Return these leases and all with an open run by key, from each database; those with an open run last.
 
     Parameters:
       of_all: Whether every database must answer while none has one of the keys. Otherwise one answer is enough.
     """
-    found: dict[str, list[_Epoch]] = {}
+    found: dict[str, list[HeldLease]] = {}
     unavailable: list[Exception] = []
     databases = database.by_name()
     for name in databases:
         try:
             with database.using(name):
-                for key, epoch in _known(keys).items():
-                    found.setdefault(key, []).append(epoch)
+                for lease in _known(keys):
+                    found.setdefault(lease.key, []).append(lease)
         except (DatabaseUnavailable, PeeweeException) as error:  # also one without the schema
             unavailable.append(error)
     if unavailable and (len(unavailable) == len(databases) or (of_all and not found.keys() & set(keys))):
         raise unavailable[0]
-    for epochs in found.values():
-        epochs.sort(key=lambda each: each.run_id is not None)
+    for leases in found.values():
+        leases.sort(key=lambda each: each.run_id is not None)
     return found
 
 
-def _known(keys: list[str]) -> dict[str, _Epoch]:
+def _known(keys: list[str]) -> list[HeldLease]:
     """Return these leases and all with an open run, from the current database."""
     # PostgreSQL cannot store a null character in a text.
     keys = [key for key in keys if "\0" not in key]
     open_runs = Run.outcome.is_null() & Run.epoch.is_null(False)
     with translate_postgres_errors(), time_limit(_READ_TIME, _LOCK_TIME):
         rows: Any = Run.select(Run.worker, Run.epoch, Run.id, seconds_since(Run.heartbeat_at)).where(open_runs).tuples()
-        runs = {(worker, epoch): (run_id, float(silent_s)) for worker, epoch, run_id, silent_s in rows}
+        runs = {(worker, epoch): (run_id, round(float(silent_s), 1)) for worker, epoch, run_id, silent_s in rows}
         leases: Any = (
             LeaseRow.select(LeaseRow.key, LeaseRow.epoch, LeaseRow.holder)
             .where(LeaseRow.key.in_(keys) | LeaseRow.epoch.in_([epoch for _, epoch in runs]))
             .tuples()
         )
-        known = {}
+        found = []
         for key, epoch, token in leases:
             run_id, silent_for_s = runs.get((holder_of(token).worker or "", epoch), (None, None))
-            known[key] = _Epoch(epoch, token, run_id, silent_for_s, database.selected)
-        return known
-
-
-def _held(key: str, token: str, remaining_s: float | None, epoch: _Epoch | None) -> HeldLease:
-    holder = holder_of(token)
-    return HeldLease(
-        key,
-        holder.process,
-        holder.worker,
-        holder.message_id,
-        None if holder.held_for is None else round(holder.held_for.total_seconds(), 1),
-        remaining_s,
-        epoch.epoch if epoch else None,
-        epoch.run_id if epoch else None,
-        round(epoch.silent_for_s, 1) if epoch and epoch.silent_for_s is not None else None,
-        token,
-        epoch.database if epoch else MAIN,
-    )
+            known = {"epoch": epoch, "run_id": run_id, "silent_for_s": silent_for_s, "database": database.selected}
+            found.append(HeldLease.of(key, token, **known))
+        return found
