@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults import Crash, at_step, crash
 from tests.integration.sweeps.partitions import events
 from tests.internals.database import Database
+from tests.internals.sweeps import partition_catalog
 
 
 @pytest.fixture
 def months(postgres: Database) -> None:
     """The partitioned table, without a DEFAULT partition, so that partitions are detached concurrently."""
     events.create()
+
+
+@pytest.fixture
+def killed(months: None) -> None:
+    """The partitioned table, after a run that was killed when it had detached the first partition."""
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
+        events.run(events.sweep())
 
 
 @pytest.fixture(params=[False, True], ids=["concurrently", "with DEFAULT partition"])

@@ -10,12 +10,11 @@ import pytest
 
 from housekeeping import Delete, Rows, Settings, Sweep
 from housekeeping.testing.stubs import ManualClock
-from tests.faults import Crash, at_step, crash
-from tests.integration.sweeps.partitions.events import NOW, Event, create, run, sweep
+from tests.integration.sweeps.partitions.events import NOW, Event, create, sweep
 from tests.internals.database import Database, database
 from tests.internals.doctor import partitions as doctor
 from tests.internals.insight import plan
-from tests.internals.sweeps import hint_of, partition_catalog
+from tests.internals.sweeps import hint_of
 from tests.session_settings import set_in_session
 
 
@@ -85,10 +84,7 @@ def test_doctor_counts_partitions_and_the_reasons_of_those_that_stay(months: Non
 
 
 @pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
-def test_doctor_names_tables_that_a_removed_worker_has_detached(months: None, settings: Settings) -> None:
-    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
-        run(sweep())
-
+def test_doctor_names_tables_that_a_removed_worker_has_detached(killed: None, settings: Settings) -> None:
     findings = _findings(settings, dataclasses.replace(sweep(), name="shop.renamed"))
 
     assert [each.level for each in findings] == ["warning", "fine"]
