@@ -7,7 +7,7 @@ fields whose columns a table lacks are removed from the model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -178,9 +178,10 @@ def is_absent(column: object) -> bool:
 
 
 def forget_table(model: type[Model]) -> None:
-    """Restore all declared fields of the model and forget its table."""
+    """Restore all declared fields of the model and forget its table, so that the next `identify` reads it again."""
     with _lock:
         _tables.pop(model, None)
+        _identified.pop(model, None)
         _use(model, [])
 
 
@@ -296,22 +297,6 @@ def key_of(model: type[Model]) -> tuple[Any, ...]:
     """Return the fields that identify a row: the key of the model, possibly replaced by that of the catalog."""
     meta: Any = model._meta
     return tuple(meta.get_primary_keys())
-
-
-def key_among(model: type[Model], columns: Collection[str]) -> tuple[Any, ...]:
-    """Return the fields that identify a row, chosen among these columns.
-
-    The result is the model's own key if that is unique or nothing better is known, else a key of its table.
-    """
-    key = key_of(model)
-    if vouches_for_key(model):
-        return key
-    table = table_if_visible(model)
-    if not table.enforced or table.is_unique([field.column_name for field in key]):
-        return key
-    meta: Any = model._meta
-    found = next((names for names in table.keys if set(names) <= set(columns)), None)
-    return key if found is None else tuple(meta.columns[name] for name in found)
 
 
 def vouches_for_key(model: type[Model]) -> bool:

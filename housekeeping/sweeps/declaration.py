@@ -19,7 +19,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, HousekeepingError, SettingsError
 from housekeeping.core.logs import described, typed_error_line
 from housekeeping.core.settings import LARGEST_BATCH, MAIN, WorkerSettings
-from housekeeping.database.catalog import PartitionedModel, identify, key_of
+from housekeeping.database.catalog import identify, key_of
 from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.connection import database as current_database
 from housekeeping.sweeps.conditions import WithoutLists
@@ -441,7 +441,7 @@ class Sweep:
             recheck_predicates(self)
             object.__setattr__(self, "_unchecked", False)
         for each in self.declared_stages():
-            if isinstance(each, TableStage) and (each.appends_key or issubclass(each.model, PartitionedModel)):
+            if isinstance(each, TableStage):
                 identify(each.model)
         return tuple(
             each.on_real_columns() if isinstance(each, TableStage) else each for each in self.declared_stages()

@@ -39,7 +39,7 @@ from peewee import (
 
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.logs import typed_error_line
-from housekeeping.database.catalog import key_among, table_if_visible
+from housekeeping.database.catalog import key_of, table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
 from housekeeping.sweeps.row import bare
@@ -464,8 +464,8 @@ class TableRows:
 
     @property
     def key(self) -> tuple[Field, ...]:
-        """Columns that identify a row, by the model and its table."""
-        return key_among(self.model, [column.column_name for column in self.order])
+        """Columns that identify a row: the key of the model, or of its table if that is another one (`identify`)."""
+        return key_of(self.model)
 
     def key_values(self, position: Position) -> Position:
         """Return the values of `key` in a position, which has those of `order`."""

@@ -295,7 +295,6 @@ class Rows(OfTable):
             event=event and Event(event.signal, **_keys(event.columns or dict.fromkeys(ordered), fields)),
             row_log=log and replace(log, fields=_keys(log.fields, fields)),
             hold=None if self.hold is None else Predicate(self.hold, model, self.age),
-            appends_key=True,
         )
         return stage
 

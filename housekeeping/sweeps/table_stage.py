@@ -119,7 +119,6 @@ class TableStage(TableRows):
         ``out_of_time``.
       progress_counts: The counts that are processed rows. Default: the first of the action.
       start_message: Info line logged when a run begins.
-      appends_key: Whether the order ends with the key of the table, whatever the model declares.
       locks_first: Whether the rows are locked by a statement of their own, so that the one that changes them sees
         everything that was committed before the locks. Only for a table whose key is one integer.
     """
@@ -131,7 +130,6 @@ class TableStage(TableRows):
     counts: tuple[str, ...] = ()
     progress_counts: tuple[str, ...] = ()
     start_message: str | None = None
-    appends_key: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

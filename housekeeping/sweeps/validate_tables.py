@@ -24,6 +24,7 @@ from housekeeping.database.catalog import (
     chains_to,
     declared_key_columns,
     forget_table,
+    identify,
     quoted,
     quoted_name,
     read_columns,
@@ -94,6 +95,7 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
             raise DeclarationError(f"{sweep.name}: {missing}")
         if isinstance(stage, TableStage) and wrong_key(stage) is not None:
             forget_table(stage.model)  # it may have been given a key since it was looked at
+            identify(stage.model)
             if (mismatch := wrong_key(stage)) is not None:
                 forget_table(stage.model)
                 raise DeclarationError(f"{sweep.name}: {'; '.join(mismatch)}")
@@ -128,7 +130,8 @@ def missing_column(stage: TableStage) -> str | None:
 def wrong_key(stage: TableStage) -> tuple[str, str] | None:
     """Return an error text for a stage's wrong key, with the right one; None if the key is right."""
     model, table = stage.model, table_of(stage.model)
-    if not table.enforced or vouches_for_key(model) or table.is_unique(column.column_name for column in stage.key):
+    key, order = ([column.column_name for column in columns] for columns in (stage.key, stage.order))
+    if not table.enforced or vouches_for_key(model) or (table.is_unique(key) and set(key) <= set(order)):
         return None
     name, declared = quoted_name(model), ", ".join(declared_key_columns(model))
     if not table.keys:
@@ -137,9 +140,8 @@ def wrong_key(stage: TableStage) -> tuple[str, str] | None:
             f"add one: ALTER TABLE {name} ADD PRIMARY KEY ({declared})",
         )
     keys = " and ".join(_in_brackets(key) for key in table.keys)
-    order = _in_brackets([column.column_name for column in stage.order])
     return (
-        f"{model.__name__} declares the key ({declared}) and order is {order}, "
+        f"{model.__name__} declares the key ({declared}) and order is {_in_brackets(order)}, "
         f"but rows of {name} are identified by {keys}",
         f"declare the primary key {_in_brackets(table.keys[0])} in {model.__name__}, and end the order with it",
     )

@@ -88,6 +88,18 @@ def test_order_without_the_whole_key_fails_the_run(events: None, do: Do, last_ru
     assert (archived, do("SELECT count(*) FROM event")) == ([], 50)
 
 
+def test_key_added_after_a_failed_run_is_used_by_the_next(do: Do) -> None:
+    do("CREATE TABLE event (id bigint, happened_at timestamptz, kind integer)")
+    do("INSERT INTO event SELECT n % 5, '2026-01-01'::timestamptz + n * interval '1 s' FROM generate_series(1, 50) n")
+
+    before = run_sweep(by_time)
+    do("ALTER TABLE event ADD PRIMARY KEY (id, happened_at)")
+    after = run_sweep(by_time)
+
+    assert "has no primary key" in str(before.reason)
+    assert (after.outcome, after.counts["deleted_rows"], do("SELECT count(*) FROM event")) == ("done", 50, 0)
+
+
 def test_plan_and_doctor_refuse_the_same_key(events: None) -> None:
     with pytest.raises(DeclarationError) as refused:
         plan(by_id)
