@@ -70,11 +70,29 @@ def install(
         settings.require_database_url()
     declared = configured_sweeps(settings, sweeps) if workers else only(settings, sweeps)
     harden(broker)  # first, because the middleware wraps the broker's `enqueue`
-    _replace_middleware(broker, standard_middleware(client, settings, broker.middleware))
+    watch = None if settings.database_url is None else _Watch(settings, declared)
+    _replace_middleware(broker, standard_middleware(client, settings, broker.middleware, watch))
     shared_redis.use(client, settings.namespace)
     if settings.database_url is not None:
         use_database(settings)
     return {name: register(broker, sweep) for name, sweep in declared.items()}
+
+
+class _Watch:
+    """Evaluation of the alerts by one process of the installation every half minute, so that none needs a reader."""
+
+    def __init__(self, settings: Settings, sweeps: dict[str, Sweep]) -> None:
+        self._settings, self._sweeps = settings, sweeps
+        self._reader: Any = None
+        self._last: Any = None
+
+    def __call__(self) -> None:
+        from housekeeping.insight.status import SnapshotReader  # only in processes that work
+        from housekeeping.ledger.alerts import claim_evaluation
+
+        if claim_evaluation():
+            self._reader = self._reader or SnapshotReader(self._settings, self._sweeps, with_progress=False)
+            self._last = self._reader.read(self._last)
 
 
 def broker_without_database(settings: Settings, sweeps: Mapping[str, Sweep]) -> Broker:

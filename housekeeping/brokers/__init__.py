@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, Final
 
 import redis as redis_py
 from dramatiq import Broker
@@ -23,6 +25,9 @@ from housekeeping.core.errors import RedisUnavailable, SettingsError
 from housekeeping.core.logs import how_to_install
 from housekeeping.core.redis import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
+
+#: Dead letters whose actors an alert names.
+_LETTERS: Final = 100
 
 
 def message_broker(settings: Settings) -> Broker:
@@ -70,6 +75,7 @@ class QueueLengths:
     Note: On RabbitMQ, running messages and those in workers' memory are not counted.
 
     Attributes:
+      died_at: When the newest dead letter died; None without one, and on RabbitMQ.
       oldest_at: Since when the next message waits for a worker; None if none waits, and on RabbitMQ.
     """
 
@@ -77,6 +83,7 @@ class QueueLengths:
     delayed: int
     dead: int
     oldest_at: datetime | None = None
+    died_at: datetime | None = None
 
 
 def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
@@ -100,13 +107,44 @@ def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLength
             pipeline.hlen(f"{queue}.DQ.msgs")
             pipeline.zcard(f"{queue}.XQ")
             pipeline.lindex(queue, 0)
+            pipeline.zrevrange(f"{queue}.XQ", 0, 0, withscores=True)
         found = iter(pipeline.execute())
-        numbers = {name: (next(found), next(found), next(found), next(found)) for name in names}
-        waiting = [name for name, (*_, first) in numbers.items() if first is not None]
+        numbers = {name: [next(found) for _ in range(5)] for name in names}
+        waiting = [name for name, each in numbers.items() if each[3] is not None]
         for name in waiting:
             pipeline.hget(f"{settings.namespace}:broker:{name}.msgs", numbers[name][3])
         oldest = dict(zip(waiting, map(_waiting_since, pipeline.execute()), strict=True)) if waiting else {}
-    return {name: QueueLengths(*each[:3], oldest.get(name)) for name, each in numbers.items()}
+    return {
+        name: QueueLengths(each[0], each[1], each[2], oldest.get(name), _time_of(each[4]))
+        for name, each in numbers.items()
+    }
+
+
+def _time_of(newest: list[tuple[bytes, float]]) -> datetime | None:
+    """Return the time of the newest member of a sorted set by milliseconds."""
+    with suppress(ValueError, OverflowError, OSError):  # another program wrote it
+        return datetime.fromtimestamp(newest[0][1] / 1000, UTC) if newest else None
+    return None
+
+
+def dead_actors(settings: Settings, queue: str) -> Counter[str]:
+    """Return the newest dead letters of a queue by actor, at most 100; empty on RabbitMQ, which would deliver them all.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+    """
+    if settings.on_rabbitmq:
+        return Counter()
+    client = redis_client(settings.broker_url or settings.require_redis_url())
+    key = f"{settings.namespace}:broker:{queue}.XQ"
+    with translate_redis_errors():
+        ids: Any = client.zrevrange(key, 0, _LETTERS - 1)
+        bodies: Any = client.hmget(f"{key}.msgs", ids) if ids else []
+    found: Counter[str] = Counter()
+    for body in bodies:
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            found[str(json.loads(body)["actor_name"])] += 1
+    return found
 
 
 def _waiting_since(body: bytes | None) -> datetime | None:

@@ -34,6 +34,7 @@ from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database
 from housekeeping.engine.alerts import UNAVAILABLE
 from housekeeping.engine.failures import Standing
+from housekeeping.insight.alerts import describe_caused
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, format_backlog
 from housekeeping.insight.wording import find_worker, format_age, format_run_counts, format_time, outcome_in_words
 from housekeeping.ledger.alerts import Alert
@@ -69,6 +70,8 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep]) -> None:
     """Print the status for people."""
     now = found.at
     statuses = [each for each in found.statuses.values() if each.problem is None]
+    say(in_one_line(found.headline.as_text(now), _ALERT_WIDTH), style="bold red" if found.has_alerts else "bold green")
+    out.print()
     print_table(workers_table(statuses, now, with_database=database.several()))
     print_not_set_up(found.problems)
     out.print()
@@ -97,9 +100,6 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep]) -> None:
 def _print_alerts(found: Snapshot, statuses: list[WorkerStatus]) -> None:
     for name, clock in found.wrong_clocks.items():
         say(_alert_line(Alert("clock", f"database {name}: {clock}" if database.several() else str(clock))))
-    for alert in found.alerts:
-        if not alert.worker and alert.name != UNAVAILABLE:
-            say(_alert_line(alert))
     for each in statuses:
         for rejection in each.rejected:
             say(_rejection_line(each.worker, rejection, found.at))
@@ -107,8 +107,12 @@ def _print_alerts(found: Snapshot, statuses: list[WorkerStatus]) -> None:
             more = f"{counted(each.rejected_more, 'more cause or argument', 'more causes or arguments')}"
             say(Text.assemble(("REJECTED", "yellow"), f" {each.worker}: {more}"))
     for alert in found.alerts:
-        if alert.worker:
+        if alert.cause is not None:
+            continue
+        if alert.name != UNAVAILABLE:
             say(_alert_line(alert))
+        if caused := describe_caused(found.alerts, alert):
+            say(f"      explains {caused}; --json has all of them", style="dim")
 
 
 def _unreachable(found: Snapshot) -> str | None:
@@ -287,6 +291,7 @@ def _document(found: Snapshot) -> dict[str, Any]:
         "leases": found.leases,
         "redis": _unreachable(found) or "ok",
         "processes": found.processes.listed,
+        "headline": found.headline.as_text(found.at),
         "alarms": found.alerts,
     }
     if database.several():

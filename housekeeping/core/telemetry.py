@@ -384,6 +384,11 @@ DEAD_LETTERS: Final = Counter("housekeeping_dead_letters_total", "Messages that 
 TICKS_SENT: Final = Counter("housekeeping_ticks_sent_total", "Ticks whose message was sent.", _WORKER)
 TICKS_MISSED: Final = Counter("housekeeping_ticks_missed_total", "Ticks whose message was not sent in time.", _WORKER)
 LAST_TICK: Final = Gauge("housekeeping_last_tick_timestamp_seconds", "When a tick's message was last sent.", _WORKER)
+SERVER_UNAVAILABLE: Final = GaugeOfProcess(
+    "housekeeping_server_unavailable",
+    "Whether the process could not reach Redis at its last heartbeat, or the database main when it last looked.",
+    ("server",),
+)
 _PROCESS: Final = ("kind", "process")
 PROCESS_HEARTBEAT: Final = Gauge(
     "housekeeping_process_heartbeat_timestamp_seconds",

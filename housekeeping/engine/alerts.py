@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -27,7 +28,7 @@ from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_word
 from housekeeping.ledger import history
 from housekeeping.ledger.alerts import Alert as Alert
 from housekeeping.ledger.history import RunRecord
-from housekeeping.ledger.processes import UNKNOWN, BusyThread, Process, Processes
+from housekeeping.ledger.processes import LONG_BUSY, UNKNOWN, BusyThread, Process, Processes
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, STOPPED, Outcome
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
@@ -60,6 +61,8 @@ HELD_BACK: Final = ("disabled", "paused", UNCONFIRMED)
 NO_WORKER: Final = "no_worker"
 NO_SCHEDULER: Final = "no_scheduler"
 UNAVAILABLE: Final = "unavailable"
+SATURATED: Final = "saturated"
+DEAD_LETTERS: Final = "dead_letters"
 #: Minimum time without a scheduler before an alert; a restart takes less.
 GRACE: Final = timedelta(minutes=2)
 #: Beginning of the names of the workers of the library's own tables, which are always active.
@@ -357,6 +360,10 @@ def process_alerts(
             found.append(Alert(NO_SCHEDULER, text))
         return found
     alerts = [alert for queue in sorted(needed) for alert in _no_worker(processes, queue, waiting.get(queue, 0))]
+    for queue, messages in sorted(waiting.items()):
+        of_queue = [sweep for sweep in scheduled if sweep.queue == queue]
+        period = _shortest_period(of_queue, now, zone) if of_queue else GRACE
+        alerts += _saturated(processes.serving(queue), queue, messages, max(period, LONG_BUSY), now)
     if scheduled:
         alerts += _no_scheduler(processes, _shortest_period(scheduled, now, zone))
     return alerts
@@ -395,6 +402,27 @@ def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert
         seen = processes.serving(queue)
         since = seen[0].heartbeat_at if seen else None
         yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting, since, subject=queue)
+
+
+def _saturated(
+    serving: Iterable[Process], queue: str, messages: int, limit: timedelta, now: datetime
+) -> Iterator[Alert]:
+    """Yield an alert if all threads of a queue have been busy for too long, and more messages than those wait."""
+    alive = [each for each in serving if each.alive]
+    busy = [(each.busy_s + process.age_s, each.worker) for process in alive for each in process.heartbeat.busy_threads]
+    threads = sum(process.heartbeat.threads for process in alive)
+    waiting = messages - sum(process.heartbeat.busy for process in alive)  # a broker may count those at work
+    shortest_s = min((busy_s for busy_s, _ in busy), default=0.0)
+    if not threads or len(busy) < threads or waiting <= 0 or shortest_s <= limit.total_seconds():
+        return
+    at_work = ", ".join(f"{worker} ({number:,})" for worker, number in Counter(name for _, name in busy).most_common(5))
+    text = (
+        f"all {counted(threads, 'thread')} of the queue {queue!r} have been busy for {format_duration(shortest_s)}, "
+        f"and {counted(waiting, 'message waits', 'messages wait')}; at work: {at_work}. "
+        "Start another `housekeeping worker`"
+    )
+    since = now - timedelta(seconds=shortest_s) + limit
+    yield Alert(SATURATED, text, limit.total_seconds(), shortest_s, since, subject=queue)
 
 
 def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:

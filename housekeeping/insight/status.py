@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from peewee import PeeweeException, fn
 
-from housekeeping.brokers import QueueLengths, queue_lengths
+from housekeeping.brokers import QueueLengths, dead_actors, queue_lengths
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
@@ -25,6 +26,7 @@ from housekeeping.database.errors import is_unavailable
 from housekeeping.database.times import ClockSkew, database_now, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
+    DEAD_LETTERS,
     DEFAULT_COUNT_LIMIT,
     HELD_BACK,
     NO_SCHEDULER,
@@ -43,6 +45,7 @@ from housekeeping.engine.alerts import (
 from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.guard import UNCONFIRMED, count_stale, processed_rows
 from housekeeping.engine.registry import by_database, by_problem
+from housekeeping.insight.alerts import Headline, explained, what_is_wrong
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.alerts import Alert, AlertKey, merged, reconcile
@@ -459,8 +462,24 @@ class Snapshot:
     def has_alerts(self) -> bool:
         """Whether there is an alert that is not acknowledged, or something cannot be read."""
         known = {alert.subject for alert in self.alerts if alert.name == UNAVAILABLE and alert.acknowledged}
-        is_new = any(alert.acknowledged is None for alert in self.alerts)
+        is_new = any(alert.acknowledged is None and alert.cause is None for alert in self.alerts)
         return bool(self.unavailable.keys() - known) or is_new or bool(self.wrong_clocks)
+
+    @property
+    def headline(self) -> Headline:
+        """Return in one sentence what is wrong, since when and what to do, or that all is right."""
+        if self.late_s or not (self.clocks or self.unavailable):
+            return Headline("Unknown: the servers do not answer in time", more="Wait, or look at them.")
+        if wrong := what_is_wrong(self.alerts):
+            return wrong
+        if self.has_alerts:
+            text = "; ".join([*self.errors, *map(str, self.wrong_clocks.values())])
+            return Headline(text, more="Alerts may be missing.")
+        workers = [each for each in self.statuses.values() if each.problem is None]
+        ticks = [run.tick for each in workers for run in (each.last_run, *each.ended) if run is not None and run.tick]
+        known = f", {counted(len(self.alerts), 'alert')} acknowledged" if self.alerts else ""
+        text = f"All right: {counted(len(workers), 'worker')}{known}"
+        return Headline(text, "last tick", max(ticks)) if ticks else Headline(f"{text}, no tick yet")
 
     @property
     def wrong_clocks(self) -> dict[str, ClockSkew]:
@@ -495,6 +514,8 @@ class SnapshotReader:
         self._read_sweeps = [sweep for sweep in sweeps.values() if only in (None, sweep.name)]
         self._with_progress = with_progress
         self._progress: dict[str, ProgressReader] = {}  # by database
+        #: Queue -> its lengths, and the actors of its newest dead letters.
+        self._dead: dict[str, tuple[QueueLengths, str]] = {}
 
     def read(self, before: Snapshot | None = None) -> Snapshot:
         """Read all servers, and store which alerts have begun and ended.
@@ -563,6 +584,7 @@ class SnapshotReader:
                 self._settings.timezone,
                 ever_ran=ever_ran,
             ),
+            *self._dead_letters(found),
             *(alert for status in read.values() for alert in status.alarms),
         ]
         judged = partial(self._judges, found, {alert.key for alert in evaluated})
@@ -577,11 +599,27 @@ class SnapshotReader:
             ):
                 alerts = reconcile(evaluated, judged, found.clocks[MAIN].server_at).alerts
         shown = {"", *(sweep.name for sweep in self._read_sweeps)}
-        found.alerts = sorted((alert for alert in alerts if alert.worker in shown), key=_by_gravity)
+        found.alerts = explained((each for each in alerts if each.worker in shown), self._sweeps, database_server)
         of_worker: dict[str, list[Alert]] = {}
         for alert in found.alerts:
             of_worker.setdefault(alert.worker, []).append(alert)
         found.statuses = {name: replace(each, alarms=of_worker.get(name, [])) for name, each in found.statuses.items()}
+
+    def _dead_letters(self, found: Snapshot) -> Iterator[Alert]:
+        """Yield an alert for each queue with dead letters; an acknowledged one begins again with the next letter."""
+        if self._broker in found.unavailable:
+            return
+        for queue, lengths in found.queues.items():
+            if not lengths.dead:
+                continue
+            if self._dead.get(queue, (None,))[0] != lengths:
+                actors: Counter[str] = Counter()
+                with suppress(HousekeepingError):
+                    actors = dead_actors(self._settings, queue)
+                self._dead[queue] = lengths, ", ".join(f"{name} ({number})" for name, number in actors.most_common(5))
+            names = f"; the newest are of {self._dead[queue][1]}" if self._dead[queue][1] else ""
+            text = f"{counted(lengths.dead, 'dead letter')} in queue {queue!r}{names}"
+            yield Alert(DEAD_LETTERS, text, 0, lengths.dead, lengths.died_at, subject=queue, renewed_at=lengths.died_at)
 
     def _judges(self, found: Snapshot, evaluated: Set[AlertKey], alert: Alert) -> bool:
         """Return whether an alert would have been found if it were still active: whether all that it needs was read."""
@@ -597,7 +635,8 @@ class SnapshotReader:
         # A process may know only some of the workers, and so a longer period. A living scheduler is known to all.
         if alert.name == NO_SCHEDULER:
             return any(each.alive for each in found.processes.schedulers)
-        return found.processes.known and alert.subject in ("", *found.queues)
+        is_read = self._broker not in found.unavailable and alert.subject in ("", *found.queues)
+        return is_read and (found.processes.known or alert.name == DEAD_LETTERS)
 
     @property
     def _servers(self) -> set[str]:
@@ -630,10 +669,6 @@ class SnapshotReader:
 def database_server(name: str) -> str:
     """Return how the pages call a database."""
     return f"PostgreSQL, database {name}"
-
-
-def _by_gravity(alert: Alert) -> tuple[bool, bool, bool]:
-    return alert.acknowledged is not None, alert.severity != "critical", bool(alert.worker)
 
 
 @contextmanager

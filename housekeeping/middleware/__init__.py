@@ -49,12 +49,18 @@ _PLACED: Final = (
 _FIRST: Final = ("Prometheus", "SentryMiddleware")
 
 
-def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence[Middleware] = ()) -> list[Middleware]:
+def standard_middleware(
+    client: redis.Redis,
+    settings: Settings,
+    given: Sequence[Middleware] = (),
+    watch: Callable[[], None] | None = None,
+) -> list[Middleware]:
     """Return all middleware in its fixed order. ``before_`` hooks run in this order, ``after_`` hooks in reverse.
 
     Parameters:
       given: The application's middleware. Dramatiq's classes keep their parameters and get their place in the order.
         Other middleware stays before or after them.
+      watch: Evaluates the alerts, in worker and scheduler processes.
     """
     namespace = settings.namespace
     retries = _own(given, dramatiq.middleware.Retries)
@@ -73,11 +79,11 @@ def standard_middleware(client: redis.Redis, settings: Settings, given: Sequence
         Traces(),
         # Drops old messages before a key or lease is acquired for them.
         _own(given, AgeLimit) or AgeLimit(),
-        Schedule(client, namespace, settings.timezone, settings.catch_up),
+        Schedule(client, namespace, settings.timezone, settings.catch_up, watch),
         # Any place would do, because it sees no message.
         Prefetch(),
         # Before all middleware that may wait, because a thread that waits for a lease or Redis is busy as well.
-        Heartbeats(client, namespace),
+        Heartbeats(client, namespace, watch),
         Metrics(),
         # After Schedule, so its after hook runs first: outcomes are written on a clean connection, not in a
         # transaction that an actor left open.

@@ -148,6 +148,10 @@ def with_health(page: Any, readiness: Readiness) -> type[http.server.BaseHTTPReq
 
 logger = named_logger(__name__)
 
+#: Evaluates the alerts of the installation, unless another process has done so a moment ago.
+Watch = Callable[[], None]
+#: Interval at which each process offers to evaluate the alerts.
+WATCHED: Final = timedelta(seconds=10)
 _LAST_HEARTBEAT_S: Final = 5.0  # time for the last heartbeat when the process ends
 #: A scheduler wakes up every minute. One that has not for so long hangs, and sends no more heartbeats.
 AWAKE: Final = timedelta(minutes=3)
@@ -159,14 +163,15 @@ class Heartbeats(Middleware):
     Messages never wait for heartbeats. Busy threads are counted in memory, and an outage of Redis costs one log line.
     """
 
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, watch: Watch | None = None) -> None:
+        self._watch = watch
         self._store = RedisHeartbeats(client, namespace)
         #: Thread -> its message, and when that began.
         self._busy: dict[int, tuple[MessageProxy, float]] = {}
         self._sender: Sender | None = None
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        self._sender = Sender(self._store, "worker", lambda: self._describe(worker))
+        self._sender = Sender(self._store, "worker", lambda: self._describe(worker), self._watch)
         self._sender.start()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -209,8 +214,11 @@ def _long_busy(busy: Mapping[int, tuple[MessageProxy, float]]) -> Iterator[BusyT
 class SchedulerHeartbeats:
     """Heartbeats of a process that runs periodiq, from its first wake-up on; any other process sends none."""
 
-    def __init__(self, client: redis.Redis, namespace: str, awake: timedelta = AWAKE) -> None:
+    def __init__(
+        self, client: redis.Redis, namespace: str, awake: timedelta = AWAKE, watch: Watch | None = None
+    ) -> None:
         self._awake = awake
+        self._watch = watch
         self._store = RedisHeartbeats(client, namespace)
         self._sender: Sender | None = None
         self._woke_at = 0.0
@@ -219,7 +227,7 @@ class SchedulerHeartbeats:
         """Record a wake-up of the scheduler."""
         self._woke_at = time.monotonic()
         if self._sender is None and called_by_periodiq():
-            self._sender = Sender(self._store, "scheduler", self._while_awake)
+            self._sender = Sender(self._store, "scheduler", self._while_awake, self._watch)
             self._sender.start()
             _call_at_exit(self._sender.stop)
 
@@ -232,9 +240,17 @@ class Sender:
 
     Parameters:
       describe: Returns the fields that change between heartbeats, or None to send none now.
+      watch: Called every ten seconds in a thread of its own, because it may take longer than a heartbeat may be late.
     """
 
-    def __init__(self, store: RedisHeartbeats, kind: Kind, describe: Callable[[], dict[str, Any] | None]) -> None:
+    def __init__(
+        self,
+        store: RedisHeartbeats,
+        kind: Kind,
+        describe: Callable[[], dict[str, Any] | None],
+        watch: Watch | None = None,
+    ) -> None:
+        self._watch = watch
         self._kind = kind
         self._describe = describe
         self._id = uuid4().hex
@@ -246,6 +262,24 @@ class Sender:
     def start(self) -> None:
         """Start sending a heartbeat now and then one per interval; returns at once."""
         self._thread.start()
+        if self._watch is not None:
+            threading.Thread(target=self._look, args=(self._watch,), name="alerts", daemon=True).start()
+
+    def _look(self, watch: Watch) -> None:
+        """Evaluate the alerts until the process stops. Nobody may look while a worker is in trouble."""
+        failing = False
+        while not self._stopping.wait(WATCHED.total_seconds()):
+            try:
+                watch()
+                failing = False
+                telemetry.SERVER_UNAVAILABLE.set(0, "PostgreSQL")
+            except Exception as error:
+                telemetry.SERVER_UNAVAILABLE.set(1, "PostgreSQL")
+                if not failing:
+                    logger.warning("Alerts cannot be evaluated, tried again", error=error_line(error))
+                failing = True
+            finally:
+                close_databases()  # no thread keeps a connection that it needs so seldom
 
     def stop(self) -> None:
         """Send a last heartbeat that marks the process as stopped, and wait a few seconds for it."""
@@ -263,7 +297,9 @@ class Sender:
                 if failing:
                     logger.info("Heartbeats are sent again")
                 failing = False
+                telemetry.SERVER_UNAVAILABLE.set(0, "Redis")
             except Exception as error:
+                telemetry.SERVER_UNAVAILABLE.set(1, "Redis")
                 if not failing:
                     logger.warning("Heartbeats cannot be sent, tried again", error=error_line(error))
                 failing = True

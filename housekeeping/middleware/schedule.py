@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import Any, Final, Literal
@@ -77,12 +78,13 @@ class Schedule(Middleware):
         namespace: str,
         zone: tzinfo = UTC,
         catch_up: Literal["latest", "none"] = "latest",
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self._namespace = namespace
         self._zone = zone
         self._store = TickStore(client, namespace)
         self._recorder = TickRecorder(self._store)
-        self._heartbeats = SchedulerHeartbeats(client, namespace)
+        self._heartbeats = SchedulerHeartbeats(client, namespace, watch=watch)
         self._schedules: dict[str, Cron] = {}
         self._catch_up = catch_up
         self._unavailable_at: datetime | None = None

@@ -32,12 +32,12 @@ from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.engine.alerts import UNAVAILABLE
+from housekeeping.insight.alerts import ALERTS, help_for, topic
 from housekeeping.insight.status import WorkerStatus, format_progress
 from housekeeping.insight.wording import format_run_counts, format_time, format_value, outcome_in_words
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.web.alerts import ALERTS, add_acknowledging, are_open, group_alerts, help_for, topic
+from housekeeping.web.alerts import add_acknowledging, are_open, group_alerts
 from housekeeping.web.charts import add_charts, add_database, backlog_chart, runs_chart
 from housekeeping.web.dead_letters import add_dead_letter_changes, add_dead_letters, add_errors
 from housekeeping.web.runs import add_action_log, add_processes, add_runs
@@ -194,7 +194,7 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     def front() -> str:
         snapshot = snapshots.current()
         table = WorkerTable.of(snapshot.statuses.values(), request.args)
-        groups = group_alerts(alert for alert in snapshot.alerts if alert.name != UNAVAILABLE)
+        groups = group_alerts(snapshot.alerts)
         return render_template("front.html", snapshot=snapshot, groups=groups, table=table, orders=ORDERS, live=True)
 
     @app.get("/workers/<name>")

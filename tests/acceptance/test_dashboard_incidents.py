@@ -83,8 +83,8 @@ def test_only_changed_alerts_are_announced_and_an_open_group_stays_open(
     Run.insert_many({"worker": f"shop.worker_{number}", **run} for number in range(1, WORKERS)).execute()
     wait.until(lambda page: "No longer" in said(page))
 
-    assert first == "Alert last_run, now: 59 workers. Alert overdue, now: 59 workers"
-    assert said(browser) == "No longer: last_run. No longer: overdue"
+    assert first == "Alert overdue, now: 59 workers. Alert last_run, now: 59 workers"
+    assert said(browser) == "No longer: overdue. No longer: last_run"
     assert browser.find_element(By.ID, "alert-failed_rows").get_attribute("open")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from housekeeping import web
+from housekeeping.insight import alerts as alert_help
+from housekeeping.insight.alerts import ALERTS, Headline, explained, topic, what_is_wrong
 from housekeeping.insight.status import Snapshot, SnapshotReader, Unavailable, database_server
-from housekeeping.web import alerts as alert_help
 from housekeeping.web import dead_letters, security
 from housekeeping.web import dead_letters as dead_letter_changes
 from housekeeping.web import workers as actions
 from housekeeping.web import workers as plans
-from housekeeping.web.alerts import ALERTS, are_open, group_alerts, topic
+from housekeeping.web.alerts import are_open, group_alerts
 from housekeeping.web.application import create_app, server
 from housekeeping.web.charts import Plot, TrendCache, plots
 from housekeeping.web.security import Logins

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from tests.integration.web.conftest import WORKER, LogIn, form_token
 from tests.internals.insight import Alert
 from tests.internals.ledger import Acknowledged, AlertRow, Run, logged_actions
-from tests.internals.web import are_open, group_alerts
+from tests.internals.web import are_open, explained, group_alerts
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
@@ -30,9 +30,7 @@ def test_storm_takes_one_group_for_each_cause() -> None:
 
     groups = group_alerts(storm)
 
-    assert [(group.name, group.subject) for group in groups] == [
-        (name, "60 workers") for name in ("last_run", "overdue", "unseen")
-    ]
+    assert [(group.name, group.subject) for group in groups] == [(name, "60 workers") for name in names]
     assert not are_open(groups) and are_open(group_alerts(storm[:3]))
 
 
@@ -45,7 +43,7 @@ def test_group_is_as_old_as_its_first_alert() -> None:
 def test_acknowledged_alerts_come_last() -> None:
     known = replace(ALERT, worker="a", acknowledged=Acknowledged("kim", NOW))
 
-    groups = group_alerts([known, replace(ALERT, worker="b"), Alert("unseen", "x", worker="a")])
+    groups = group_alerts(explained([known, Alert("unseen", "x", worker="a"), replace(ALERT, worker="b")], {}, str))
 
     assert [(group.name, group.subject, group.acknowledged is None) for group in groups] == [
         ("last_run", "b", True),

@@ -8,7 +8,7 @@ import pytest
 from housekeeping import Delete, Rows, Sweep
 from tests.declarations import changed
 from tests.internals.insight import process_alerts
-from tests.internals.ledger import UNKNOWN, Heartbeat, Process, Processes
+from tests.internals.ledger import UNKNOWN, BusyThread, Heartbeat, Process, Processes
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 
@@ -110,6 +110,44 @@ def test_maintenance_alone_needs_processes_only_where_there_were_some(
 
 def test_dead_scheduler_is_missed_although_workers_are_dead_too() -> None:
     assert alerts(process("worker", 5_000), process("scheduler", 5_000)) == ["no_worker", "no_scheduler"]
+
+
+def busy(*seconds: float, threads: int = 2, of: str = "shop.calls", **more: Any) -> Process:
+    thread = {"name": "t", "worker": of, "message_id": "m", "frame": "socket.py:7 f"}
+    long = [BusyThread(**thread, busy_s=each) for each in seconds]
+    return process("worker", 1.0, threads=threads, busy=threads, busy_threads=long, **more)
+
+
+@pytest.mark.parametrize(
+    ("workers", "waiting", "rings"),
+    [
+        ([busy(300.0, 900.0)], 3, True),
+        ([busy(299.0, 900.0)], 3, False),
+        ([busy(900.0)], 3, False),
+        ([busy(900.0, 900.0)], 2, False),
+        ([busy(900.0, 900.0), process("worker", threads=1)], 9, False),
+        ([busy(900.0, 900.0), busy(400.0, 400.0)], 5, True),
+        ([busy(900.0, 900.0), busy(900.0, 900.0, queues=["mails"])], 3, True),
+    ],
+    ids=["over a period", "at it", "one free", "none waits", "a free process", "two processes", "another queue"],
+)
+def test_queue_is_saturated_when_all_threads_are_busy_for_a_period_and_messages_wait(
+    workers: list[Process], waiting: int, rings: bool
+) -> None:
+    found = alerts(process("scheduler"), *workers, waiting={"cronjob": waiting})
+
+    assert found == (["saturated"] if rings else [])
+
+
+def test_saturated_queue_is_described() -> None:
+    every = (busy(400.0, 900.0), process("scheduler"))
+    [alert] = process_alerts([sweep()], Processes(every), {"cronjob": 5}, NOW, UTC, ever_ran=True)
+
+    assert alert.text == (
+        "all 2 threads of the queue 'cronjob' have been busy for 6.7 min, and 3 messages wait; "
+        "at work: shop.calls (2). Start another `housekeeping worker`"
+    )
+    assert (alert.subject, alert.limit, alert.since) == ("cronjob", 300, NOW - timedelta(seconds=101))
 
 
 def test_process_killed_again_and_again_does_not_fill_the_list() -> None:

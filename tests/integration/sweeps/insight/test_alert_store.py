@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,13 +11,19 @@ from typing import Any, Final
 
 import pytest
 import redis
+from dramatiq import Worker
 
-from housekeeping import Settings
+from housekeeping import Settings, install
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.acceptance.processes import eventually
+from tests.integration.middleware.step_worker import close
+from tests.internals.brokers import message_broker
 from tests.internals.core import MAIN
 from tests.internals.database import Database, database
+from tests.internals.engine import actor_registry
 from tests.internals.insight import Alert
-from tests.internals.ledger import AlertRow, Reconciled, Run, acknowledge, claim_evaluation, reconcile
+from tests.internals.ledger import AlertRow, Reconciled, Run, acknowledge, claim_evaluation, heartbeats, reconcile
+from tests.internals.middleware import heartbeats as observe
 from tests.internals.web import SnapshotReader
 from tests.internals.workers import status_sweep as sweep
 from tests.session_settings import set_in_session
@@ -217,3 +224,62 @@ def test_one_process_of_the_installation_evaluates_every_half_minute(postgres: D
 
     assert first == [True, False, False] and again == [True, False]
     assert claim_evaluation(), "the database's clock was set back"
+
+
+def test_dead_letters_are_an_alert_that_the_next_one_renews(
+    reader: SnapshotReader, settings: Settings, redis_client: redis.Redis
+) -> None:
+    def dies(number: int, ago: timedelta) -> None:
+        key = f"{settings.namespace}:broker:{sweep.queue}.XQ"
+        redis_client.zadd(key, {f"m{number}": (datetime.now(UTC) - ago).timestamp() * 1000})
+        redis_client.hset(f"{key}.msgs", f"m{number}", json.dumps({"actor_name": "shop.mails"}))
+
+    dies(1, 10 * MINUTE)
+    first = alert_of(reader, "dead_letters")
+    acknowledge([first], "kim")
+    known = alert_of(reader, "dead_letters")
+    dies(2, -MINUTE)
+    reader.read()
+    again = alert_of(reader, "dead_letters")
+    redis_client.delete(f"{settings.namespace}:broker:{sweep.queue}.XQ")
+
+    assert first.text == f"1 dead letter in queue '{sweep.queue}'; the newest are of shop.mails (1)"
+    assert first.since is not None and abs(first.since - datetime.now(UTC) + 10 * MINUTE) < MINUTE
+    assert known.acknowledged is not None and again.acknowledged is None
+    assert again.text.startswith("2 dead letters") and again.alert_id != first.alert_id
+    assert "dead_letters" not in [alert.name for alert in reader.read().alerts]
+
+
+def test_redis_away_is_the_root_of_what_it_explains(reader: SnapshotReader, settings: Settings) -> None:
+    ended("done", minutes_ago=60)
+    away = settings.model_copy(update={"redis_url": NOWHERE, "broker_url": None})
+
+    found = SnapshotReader(away, {sweep.name: sweep}).read()
+
+    assert found.has_alerts and found.headline.text == "No answer: Redis"
+    assert [(alert.name, alert.cause and alert.cause[1:]) for alert in found.alerts] == [
+        ("unavailable", None),
+        ("overdue", ("unavailable", "Redis")),
+    ]
+    assert [alert.cause for alert in found.statuses[sweep.name].alarms] == [("", "unavailable", "Redis")]
+
+
+def test_process_that_nobody_looks_at_stores_alerts(
+    reader: SnapshotReader, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "WATCHED", timedelta(seconds=0.05))
+    monkeypatch.setattr(heartbeats, "INTERVAL", timedelta(seconds=0.05))
+    ended()
+    broker = message_broker(settings)
+    install(broker, settings, workers=False, sweeps=[sweep])
+    worker = Worker(broker, worker_timeout=20, worker_threads=1)
+    broker.emit_after("process_boot")
+    worker.start()
+    try:
+        eventually(lambda: rows() != [])
+    finally:
+        worker.stop()
+        close(broker)
+        actor_registry.forget_all()
+
+    assert [row.worker for row in rows()] == [sweep.name]

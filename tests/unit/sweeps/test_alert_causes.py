@@ -1,0 +1,118 @@
+"""Which alerts explain others, their order, and the sentence about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pytest
+
+from housekeeping import Delete, Rows, Sweep
+from tests.declarations import changed
+from tests.internals.database import ClockSkew
+from tests.internals.insight import Alert
+from tests.internals.ledger import Acknowledged
+from tests.internals.web import ALERTS, Snapshot, database_server, explained, group_alerts
+
+NOW: Final = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+MINUTE: Final = timedelta(minutes=1)
+
+
+def sweep(name: str, **more: Any) -> Sweep:
+    rows = Rows("sessions", stale=lambda row, now: row.expires_at <= now, action=Delete())
+    return changed(Sweep(name, rows, schedule="*/5 * * * *"), **more)
+
+
+SWEEPS: Final = {
+    **{f"shop.w{number}": sweep(f"shop.w{number}") for number in range(60)},
+    "mail.w": sweep("mail.w", actor={"queue_name": "mails"}),
+}
+
+
+def alert(name: str, worker: str = "", subject: str = "", minutes_ago: float = 5) -> Alert:
+    return Alert(name, f"text of {name}", since=NOW - minutes_ago * MINUTE, worker=worker, subject=subject)
+
+
+def causes(*alerts: Alert) -> dict[str, str]:
+    """Return the cause of each alert, as ``worker/name``."""
+    found = explained(alerts, SWEEPS, database_server)
+    return {f"{each.worker}/{each.name}": "/".join(each.cause[:2]) if each.cause else "" for each in found}
+
+
+def headline(*alerts: Alert) -> str:
+    found = explained(alerts, SWEEPS, database_server)
+    return Snapshot(NOW, alerts=found, clocks={"main": ClockSkew(NOW, timedelta())}).headline.as_text(NOW)
+
+
+@pytest.mark.parametrize(
+    ("cause", "caused"),
+    [
+        (alert("unavailable", subject="PostgreSQL, database main"), ["backlog", "failed_runs", "last_run", "unseen"]),
+        (alert("unavailable", subject="Redis"), ["backlog", "failed_runs", "last_run", "overdue", "stuck"]),
+        (alert("no_scheduler"), ["backlog", "overdue"]),
+        (alert("no_worker", subject="cronjob"), ["backlog", "overdue", "stuck"]),
+        (alert("saturated", subject="cronjob"), ["backlog", "overdue"]),
+    ],
+    ids=lambda each: f"{each.name} {each.subject}".strip() if isinstance(each, Alert) else "",
+)
+def test_cause_explains_only_what_follows_from_it(cause: Alert, caused: list[str]) -> None:
+    others = [alert(name, "shop.w1", minutes_ago=4) for name in (*caused, "breaker")]
+    if cause.subject.startswith("PostgreSQL"):
+        others = others[:-1]  # the last state of its workers is not known to hold
+
+    found = causes(*others, cause)
+
+    explained_ones = sorted(key.removeprefix("shop.w1/") for key, root in found.items() if root == f"/{cause.name}")
+    assert explained_ones == caused and found[f"/{cause.name}"] == ""
+
+
+def test_alert_of_another_queue_or_from_before_the_cause_stands_alone() -> None:
+    found = causes(
+        alert("overdue", "mail.w"), alert("overdue", "shop.w1", minutes_ago=60), alert("no_worker", subject="cronjob")
+    )
+
+    assert set(found.values()) == {""}
+
+
+def test_stuck_run_explains_the_busy_threads_and_what_waits_for_them() -> None:
+    waiting = [alert("overdue", f"shop.w{number}", minutes_ago=1) for number in range(2, 60)]
+
+    found = causes(*waiting, alert("saturated", subject="cronjob", minutes_ago=3), alert("stuck", "shop.w1"))
+
+    assert list(found.items())[0] == ("shop.w1/stuck", "")
+    assert set(list(found.values())[1:]) == {"shop.w1/stuck"}
+
+
+def test_dead_scheduler_is_one_group_and_one_sentence_for_sixty_workers() -> None:
+    late = [alert("overdue", f"shop.w{number}") for number in range(60)]
+    found = explained([*late, alert("failed_rows", "shop.w1"), alert("no_scheduler")], SWEEPS, database_server)
+
+    groups = group_alerts(found)
+
+    assert [(group.name, group.caused) for group in groups] == [("no_scheduler", "overdue (60)"), ("failed_rows", "")]
+    assert headline(*found) == (
+        "No scheduler, since 2026-11-20 11:55:00 UTC, 5 min ago. Start housekeeping scheduler, or find out why it "
+        "ended. This explains 60 other alerts. Then look at 1 more alert."
+    )
+
+
+def test_acknowledged_causes_leave_the_sentence() -> None:
+    known = replace(alert("stuck", "shop.w1"), acknowledged=Acknowledged("kim", NOW))
+
+    assert headline(known).startswith("All right: 0 workers, 1 alert acknowledged")
+    assert headline(known, alert("backlog", "shop.w2")).startswith("Large backlog: shop.w2, since ")
+
+
+def test_graver_alerts_come_first_in_the_order_of_their_help() -> None:
+    names = [name for name in ALERTS if name != "most_…"]
+    alone = explained([alert(name, subject=name) for name in reversed(names)], {}, str)
+
+    severities = [each.severity for each in alone if each.cause is None]
+    assert severities == sorted(severities)
+    critical = [each.name for each in alone if each.severity == "critical" and each.cause is None]
+    assert critical == [name for name in names if name in critical]
+
+
+def test_snapshot_that_could_not_be_read_is_not_all_right() -> None:
+    assert Snapshot(NOW, late_s=5).headline.text.startswith("Unknown")
