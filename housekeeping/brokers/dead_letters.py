@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import heapq
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -43,7 +44,7 @@ from housekeeping.core.errors import (
     Refused,
     WrongArgument,
 )
-from housekeeping.core.logs import counted, error_line, in_one_line, mask_secrets
+from housekeeping.core.logs import counted, error_line, in_one_line, is_secret, mask_secrets
 from housekeeping.core.redis import read_scripts, retry_redis, text, translate_redis_errors
 from housekeeping.database.errors import error_in
 
@@ -278,17 +279,31 @@ _DEEPEST: Final = 50  # levels of nested lists and dictionaries that are shown
 
 
 def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Return a value with passwords masked: in texts, and under names such as ``password``."""
+    """Return a value with secrets masked: in texts, in JSON within texts, and under names such as ``password``."""
     if depth > _DEEPEST:
         return "…"
+    if value is not None and name and is_secret(name):
+        return "***"
     if isinstance(value, dict):
         named = {str(key)[:LONGEST]: each for key, each in value.items()}
         return {mask_secrets(key): without_secrets(each, key, depth + 1) for key, each in named.items()}
     if isinstance(value, list | tuple):
-        return [without_secrets(each, name, depth + 1) for each in value]
-    if value is not None and name and mask_secrets(f"{name}=x") != f"{name}=x":
-        return "***"
-    return bounded(value) if isinstance(value, str) else value
+        # Headers may be pairs of a name and a value.
+        name = value[0][:LONGEST] if len(value) == 2 and isinstance(value[0], str) else ""
+        return [without_secrets(each, name if number else "", depth + 1) for number, each in enumerate(value)]
+    return _text_without_secrets(value, depth) if isinstance(value, str) else value
+
+
+def _text_without_secrets(text: str, depth: int) -> str | None:
+    if len(text) <= LONGEST and text.lstrip()[:1] in ("{", "[", '"'):
+        try:
+            carried = json.loads(text)
+        except (ValueError, RecursionError):
+            return bounded(text)
+        shown = without_secrets(carried, depth=depth + 1)
+        if shown != carried:
+            return json.dumps(shown, ensure_ascii=False)
+    return bounded(text)
 
 
 def arguments(letter: DeadLetter) -> str:

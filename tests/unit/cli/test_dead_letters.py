@@ -12,8 +12,16 @@ from tests.internals.brokers import without_secrets
     [
         ("postgresql://me:hunter2@host/db", "postgresql://me:***@host/db"),
         ([{"url": "amqp://me:hunter2@host"}], [{"url": "amqp://me:***@host"}]),
-        ({"password": "hunter2", "api_key": [1], "id": 7}, {"password": "***", "api_key": ["***"], "id": 7}),
+        ({"password": "hunter2", "api_key": [1], "id": 7}, {"password": "***", "api_key": "***", "id": 7}),
+        ({"credentials": {"user": "me", "key": "hunter2"}}, {"credentials": "***"}),
+        ({"Authorization": "Basic aHVudGVyMg==", "Cookie": "a=b"}, {"Authorization": "***", "Cookie": "***"}),
+        ({"db_pwd": "hunter2", "HTTP_COOKIE": ["a=b"]}, {"db_pwd": "***", "HTTP_COOKIE": "***"}),
+        ([["Cookie", "a=b; c=d"], ("host", "h")], [["Cookie", "***"], ["host", "h"]]),
         ({"password": None}, {"password": None}),
+        ('{"a": {"pwd": ["hunter2", {"b": "hunter2"}]}, "c": 1}', '{"a": {"pwd": "***"}, "c": 1}'),
+        ('["{\\"token\\": {\\"x\\": \\"hunter2\\"}}"]', '["{\\"token\\": \\"***\\"}"]'),
+        ('{"password": "a", "password": "hunter2"', '{"password": ***, "password": ***'),
+        ('{ "a" : [1,2] }', '{ "a" : [1,2] }'),
     ],
 )
 def test_passwords_in_messages_are_masked(carried: Any, shown: Any) -> None:

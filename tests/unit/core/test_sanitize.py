@@ -34,6 +34,9 @@ def test_line_is_cut_at_its_width(text: str, shown: str) -> None:
     assert in_one_line(text, 10) == shown
 
 
+_PEM = "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----."
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -50,6 +53,22 @@ def test_line_is_cut_at_its_width(text: str, shown: str) -> None:
         ("password='hunter2 unended", "password=*** unended"),
         ("AWS_SECRET_ACCESS_KEY: hunter2", "AWS_SECRET_ACCESS_KEY: ***"),
         ('invalid percent-encoded token: "hun%2ter2"', "invalid percent-encoded token: ***"),
+        ("Authorization: Bearer hunter2", "Authorization: ***"),
+        ("authorization: Basic aHVudGVyMg== was refused", "authorization: *** was refused"),
+        ("curl -H 'Authorization: Bearer hunter2' http://host", "curl -H 'Authorization: ***' http://host"),
+        ("{'Proxy-Authorization': 'Basic aHVudGVyMg=='}", "{'Proxy-Authorization': ***}"),
+        ("Cookie: a=hunter2; b=hunter2\nHost: h", "Cookie: ***\nHost: h"),
+        ("set-cookie=sid=hunter2; path=/; secure", "set-cookie=*** secure"),
+        ("PWD=hunter2 db_pwd: hunter2", "PWD=*** db_pwd: ***"),
+        ("sent Bearer hunter2.x-y~z+/== to host", "sent Bearer *** to host"),
+        ("no eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln here", "no *** here"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nhunter2\nhunter2\n-----END RSA PRIVATE KEY-----.", _PEM),
+        ("-----BEGIN PRIVATE KEY-----\\nhunter2, cut off", "-----BEGIN PRIVATE KEY-----***"),
+        (r'{"body": "{\"password\": \"hunter2 x\", \"id\": 1}"}', r'{"body": "{\"password\": ***, \"id\": 1}"}'),
+        (r'"{\\\"pwd\\\": \\\"hunter2\\\"}"', r'"{\\\"pwd\\\": ***}"'),
+        (r"{\"token\": \"hun\\\"ter2\", \"a\": 1}", r"{\"token\": ***, \"a\": 1}"),
+        ('{"api_key": ["hunter2", "x"], "secret": {"a": "hunter2"}}', '{"api_key": ***, "secret": ***}'),
+        ("private_key=hunter2", "private_key=***"),
     ],
 )
 def test_passwords_are_masked_and_the_rest_stays_readable(text: str, shown: str) -> None:
@@ -63,6 +82,8 @@ def test_passwords_are_masked_and_the_rest_stays_readable(text: str, shown: str)
         'FATAL:  password authentication failed for user "me"',
         "http://host:80/path and a mail to me@example.org",
         "https://key@sentry.example.org/1",
+        "the bearer token is missing, and no cookie was sent",
+        "eyJust a word.with dots",
     ],
 )
 def test_text_without_a_password_is_unchanged(text: str) -> None:
