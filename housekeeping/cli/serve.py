@@ -40,10 +40,10 @@ from housekeeping.middleware.observe import PageServer, Readiness, require_prome
 def web(host: str, port: int) -> None:
     """Serve the dashboard: workers, runs, plans, backlog, alerts, queues, leases, dead letters; pause and resume.
 
-    On a loopback address, every user of this machine can read the pages. Changes need a token. At any other address,
-    reading needs it, too. The token is HOUSEKEEPING_WEB_TOKEN, or one that this command generates and prints.
-    HOUSEKEEPING_WEB_READ_TOKEN allows only reading. Behind a proxy that knows its users, HOUSEKEEPING_WEB_USER_HEADER
-    names the header with the user, for the log of actions.
+    The pages need a token: HOUSEKEEPING_WEB_TOKEN, or one that this command generates and prints.
+    HOUSEKEEPING_WEB_READ_TOKEN allows only reading. With HOUSEKEEPING_WEB_OPEN_TO_READ=true, every user of this machine
+    can read the pages of a dashboard at a loopback address. Behind a proxy that knows its users,
+    HOUSEKEEPING_WEB_USER_HEADER names the header with the user, for the log of actions.
 
     Requires the extra "web".
     """
@@ -63,8 +63,8 @@ def web(host: str, port: int) -> None:
         )
     if token is None:
         token = secrets.token_urlsafe(32)
-        click.echo(f"to make changes, log in with this token (valid until the command ends): {token}", err=True)
-    app = create_app(settings, sweeps, token, open_to_read=local)
+        click.echo(f"log in with this token (valid until the command ends): {token}", err=True)
+    app = create_app(settings, sweeps, token, open_to_read=local and settings.web_open_to_read)
     done = exit_on(signal.SIGTERM)
     try:
         refused = f"cannot listen on {host}, port {port}; choose others with --host, --port"

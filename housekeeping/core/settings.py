@@ -29,13 +29,14 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    SecretStr,
     Tag,
     model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.core.errors import SettingsError
-from housekeeping.core.logs import mask_secrets
+from housekeeping.core.logs import is_secret, mask_secrets
 
 SCHEMES: Final = ("redis+sentinel", "rediss+sentinel")
 EXAMPLE: Final = "redis+sentinel://host1:26379,host2:26379,host3:26379/service/0"
@@ -107,9 +108,11 @@ def _host(text: str) -> tuple[str, int]:
 
 
 _AMQP: Final = ("amqp://", "amqps://")
+#: The part of a login that is shown: the scheme, and a user without characters that should have been escaped.
+_LOGIN: Final = re.compile(r"(?P<scheme>[\s\[{\"]*[a-z][a-z0-9+.-]*://)(?:[\w.~%+-]*:)?", re.IGNORECASE)
 #: Words in place of names of families.
 _KEYWORDS: Final[dict[str, tuple[str, ...]]] = {"all": ("all",), "none": ()}
-_ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40"
+_ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40, a space %20"
 
 
 def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
@@ -139,17 +142,29 @@ def _well_formed(url: str) -> bool:
         return False
 
 
+def _well_formed_server(url: str) -> bool:
+    """Check the URL of a server that may have a login, of which nothing may be read as a host, a path or a query."""
+    if not _well_formed(url) or re.search(r"\s", url):
+        return False
+    parts = urlsplit(url)
+    return "@" not in parts.path + ("" if "@" in parts.netloc else parts.query + parts.fragment)
+
+
 def _well_formed_each(urls: str) -> bool:
     """Check the URLs of several RabbitMQ nodes, separated by semicolons, or one other URL."""
     if not urls.startswith(_AMQP):
-        return _well_formed(urls)
-    return all(url.startswith(_AMQP) and url not in _AMQP and _well_formed(url) for url in urls.split(";"))
+        return _well_formed_server(urls)
+    return all(url.startswith(_AMQP) and url not in _AMQP and _well_formed_server(url) for url in urls.split(";"))
 
 
 def _well_formed_for_libpq(url: str) -> bool:
     try:
         parameters = parse_dsn(url)
     except psycopg2.ProgrammingError:
+        return False
+    # A slash in a password ends the login for libpq, which reads what follows as the name of the database.
+    authority, _, path = url.partition("://")[2].partition("/")
+    if "@" in path.partition("?")[0] or re.search(r"\s", authority):
         return False
     ports = parameters.get("port", "").split(",")
     return all(port.isdecimal() or not port for port in ports) and "@" not in parameters.get("host", "")
@@ -232,6 +247,21 @@ def _network(value: str) -> str:
         raise ValueError("addresses or networks separated by commas, such as 10.0.0.5,192.168.7.0/24") from None
 
 
+def _ping_url(value: Any) -> Any:
+    if isinstance(value, str):
+        parts = urlsplit(value) if _well_formed(value) else None
+        is_plain = value.isascii() and value.isprintable() and " " not in value
+        if (
+            not is_plain
+            or parts is None
+            or parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.username
+        ):
+            raise ValueError("a URL such as https://hc-ping.com/00000000-0000-0000-0000-000000000000")
+    return value
+
+
 def _families(value: Any) -> Any:
     """Parse names of families; ``all`` becomes the tuple of that word, ``none`` the empty tuple."""
     if value is None:
@@ -272,13 +302,15 @@ TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 random letters, digits and
 POSTGRES: Final = _url(
     "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
 )
-REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed)
+REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed_server)
 BROKER: Final = _url(
     "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost",
     *("redis", "rediss", "unix", "amqp", "amqps"),
     well_formed=_well_formed_each,
 )
-SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed)
+SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed_server)
+#: A secret: who knows it can send pings in place of the installation.
+PING: Final = BeforeValidator(_ping_url)
 STORE: Final = _url(
     "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed
 )
@@ -354,6 +386,8 @@ class WorkerSettings(BaseModel):
     database: Annotated[str | None, NOT_NULL] = None
     table: Annotated[Annotated[str, TABLE] | None, NOT_NULL] = None
     tables: Annotated[dict[str, Annotated[str, TABLE]] | None, NOT_NULL] = None
+    #: Requested after each run that did work; None for no pings.
+    ping_url: Annotated[SecretStr, PING] | None = None
 
 
 class ObjectStoreSettings(BaseModel):
@@ -450,17 +484,28 @@ def one_line(error: pydantic.ValidationError) -> str:
         hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
         return f"{where} is not a valid key; {hint}"
     expected = _EXPECTED.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
-    secret = any(mask_secrets(f"{part}=x") != f"{part}=x" for part in (str(field), *path[-1:]))
+    secret = any(is_secret(str(part)) for part in (field, *path[-1:]))
     return f"{where} is {'***' if secret else _shown(first['input'])}; it should be {expected}"
 
 
 def _shown(value: Any) -> str:
     """Return the value on one line, without passwords."""
+    text = _without_login(value if isinstance(value, str) else json.dumps(value, default=str))
     if not isinstance(value, str):
-        return mask_secrets(json.dumps(value, default=str))
-    # Text before an @ can be a password even if the scheme is missing.
-    text = mask_secrets(value if "://" in value else re.sub(r"^\S*:\S*@", "***@", value))
+        return text
     return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+
+
+def _without_login(text: str) -> str:
+    """Mask what may be a password of a wrong URL, which may be any text between a colon and the last @.
+
+    The password may have characters that end a URL, and the scheme may be missing.
+    """
+    before, at, after = text.rpartition("@")
+    start = _LOGIN.match(before)
+    if at and ":" in before[start.end("scheme") if start else 0 :]:
+        text = f"{start[0] if start else ''}***@{after}"
+    return mask_secrets(text)
 
 
 FILE: Final = ".env"
@@ -515,6 +560,8 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     sentry_dsn: Annotated[str, SENTRY] | None = None
+    #: Requested after each tick of the scheduler.
+    ping_url: Annotated[SecretStr, PING] | None = None
     metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"
@@ -524,8 +571,12 @@ class Settings(BaseSettings):
     web_read_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
     #: Header in which a trusted proxy names the user, for the log of actions.
     web_user_header: Annotated[str, HEADER] | None = None
-    #: Addresses or networks of the proxies whose header is read.
+    #: Addresses or networks of the proxies whose headers are read.
     web_trusted_proxies: Annotated[tuple[Annotated[str, NETWORK], ...], NoDecode, NETWORKS] = ("127.0.0.0/8", "::1")
+    #: Whether everyone who reaches a dashboard on a loopback address may read it without a login.
+    web_open_to_read: bool = False
+    #: Whether browsers reach the dashboard by TLS only, so that its cookie is Secure.
+    web_https: bool = False
     object_stores: Annotated[
         dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}

@@ -25,7 +25,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import Finding, SetupProblem
 from housekeeping.workers import families_of
 
-#: Random characters that cannot be guessed. The dashboard does not limit attempts.
+#: Random characters that cannot be guessed, from however many addresses.
 _SAFE_LENGTH: Final = 32
 
 #: Check of one subject. Checks run in an order in which each depends on the earlier ones.
@@ -141,5 +141,5 @@ def web_token(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]
     """Yield a warning for each short token of the dashboard."""
     for name, token in (("WEB_TOKEN", settings.web_token), ("WEB_READ_TOKEN", settings.web_read_token)):
         if token is not None and len(token) < _SAFE_LENGTH:
-            text = f"HOUSEKEEPING_{name} has fewer than {_SAFE_LENGTH} characters, and attempts are not limited"
+            text = f"HOUSEKEEPING_{name} has fewer than {_SAFE_LENGTH} characters, and could be guessed"
             yield Finding("warning", "dashboard", "token", text, "set it to the output of: openssl rand -hex 32")

@@ -33,6 +33,7 @@ ActionName = Literal[
     "release_key",
     "requeue",
     "delete",
+    "login",
 ]
 
 _MAX_TEXT: Final = 500  # characters of a user, a target or a result
@@ -56,9 +57,9 @@ class LoggedAction:
     """One entry of the log.
 
     Attributes:
-      user: The operator: ``user@machine`` on the command line; on the dashboard the user of the proxy's header, or
-        ``dashboard``.
-      target: The worker, lease, key, message or alert.
+      user: The operator: ``user@machine`` on the command line; on the dashboard ``user@address``, with the user of the
+        proxy's header or of the login, or ``dashboard``.
+      target: The worker, lease, key, message or alert; ``dashboard`` for a login.
       result: What it did; None if the action has not ended, or its process was killed.
     """
 
@@ -141,7 +142,7 @@ def logged_actions(
     Parameters:
       before: Only older ones than the one with this id.
       target: Only those with this target.
-      user: Only those of this operator.
+      user: Only those of this operator; a name without a place has those from all places.
       since, until: Only those that began at the first time or later, and before the second one.
 
     Raises:
@@ -155,8 +156,9 @@ def logged_actions(
             (until, Action.at < until),
         ]
         # PostgreSQL text cannot contain NUL characters, and none is stored.
-        for column, text in ((Action.target, target), (Action.user_name, user)):
-            given.append((text, column == in_one_line(text or "", _MAX_TEXT)))
+        name, place = (in_one_line(text or "", _MAX_TEXT) for text in (user, target))
+        of_user = (Action.user_name == name) | fn.STARTS_WITH(Action.user_name, f"{name}@")
+        given += [(target, Action.target == place), (user, of_user)]
         for value, condition in given:
             rows = rows if value is None else rows.where(condition)
         return [LoggedAction(row.id, row.at, row.user_name, row.action, row.target, row.result) for row in rows]

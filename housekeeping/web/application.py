@@ -23,13 +23,15 @@ from flask import Response as FlaskResponse
 from jinja2 import StrictUndefined
 from markupsafe import Markup, escape
 from peewee import PeeweeException
-from waitress.server import create_server
+from waitress.adjustments import Adjustments
+from waitress.server import TcpWSGIServer
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, printable
+from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.insight.alerts import ALERTS, help_for, topic
@@ -44,6 +46,8 @@ from housekeeping.web.runs import add_action_log, add_processes, add_runs
 from housekeeping.web.security import protect
 from housekeeping.web.snapshot import SnapshotCache
 from housekeeping.web.workers import ORDERS, WorkerTable, add_actions, add_plans, worker_page
+
+logger = named_logger(__name__)
 
 _STATIC: Final = Path(__file__).parent / "static"
 _COMPRESSIBLE: Final = ("text/html", "text/css", "text/javascript", "image/svg+xml")
@@ -161,6 +165,25 @@ _LIMITS: Final[dict[str, Any]] = {
 }
 
 
+class _Server(TcpWSGIServer):
+    """HTTP server that closes its oldest idle connection for a new one, once it has as many as it may have.
+
+    A client that opens connections and sends nothing, or a byte now and then, would otherwise keep all others out.
+    """
+
+    _map: dict[int, Any]  # which the library's annotations lack
+    active_channels: Any
+
+    def handle_accept(self) -> None:
+        super().handle_accept()
+        # Not before: the new connection would get the number of a closed one, and the events that were read for it.
+        surplus = len(self._map) - self.adj.connection_limit + 1
+        if surplus > 0:
+            idle = [each for each in self.active_channels.values() if not each.requests]
+            for channel in sorted(idle, key=lambda each: each.creation_time)[:surplus]:
+                channel.handle_close()
+
+
 def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open_to_read: bool) -> Flask:
     """Return the application. The database must be configured; nothing is connected yet.
 
@@ -174,6 +197,7 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     configure_templates(app, sweeps)
     snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)
     _add_pages(app, snapshots)
+    _add_health(app, snapshots)
     add_runs(app, snapshots)
     add_processes(app, snapshots)
     add_charts(app, snapshots)
@@ -210,6 +234,26 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
         return redirect(url_for("static", filename="icon.svg"), 301)
 
 
+def _add_health(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the pages for programs, which need no login and say nothing else."""
+
+    def answer(works: bool) -> FlaskResponse:
+        return FlaskResponse("ok\n" if works else "unavailable\n", 200 if works else 503, mimetype="text/plain")
+
+    @app.get("/-/live")
+    def live() -> FlaskResponse:
+        return answer(True)
+
+    @app.get("/-/ready")
+    def ready() -> FlaskResponse:
+        try:
+            snapshot = snapshots.current()
+        except Exception:
+            logger.exception("The servers could not be read")
+            return answer(False)
+        return answer(not snapshot.unavailable and not snapshot.late_s)
+
+
 def _add_errors(app: Flask, snapshots: SnapshotCache) -> None:
     def page(text: str | None, status: int) -> tuple[str, int]:
         name = (request.view_args or {}).get("name")
@@ -234,6 +278,9 @@ def server(app: Flask, listener: socket.socket) -> Any:
 
     Its responses contain no version numbers.
     """
-    return create_server(
-        app, sockets=[listener], threads=_THREADS, ident="housekeeping", clear_untrusted_proxy_headers=True, **_LIMITS
+    # `Proxies` decides which of the headers of a proxy are read. With poll(), file numbers may be above 1024.
+    adjustments = Adjustments(
+        threads=_THREADS, ident="housekeeping", clear_untrusted_proxy_headers=False, asyncore_use_poll=True, **_LIMITS
     )
+    place = (listener.family, listener.type, listener.proto, listener.getsockname())
+    return _Server(app, _sock=listener, adj=adjustments, sockinfo=place, bind_socket=False)

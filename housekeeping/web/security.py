@@ -1,4 +1,4 @@
-"""Access control: tokens, logins, the user's name, and forms that only the dashboard's own pages can send.
+"""Access control: tokens, logins, the user's name and address, and forms that only the dashboard's own pages can send.
 
 Logins are in the memory of the dashboard's process. The cookie has only the id of a login. So a logout takes effect at
 once, a login ends with the process, and neither needs a server: operators can log in and out while Redis or PostgreSQL
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 import threading
 import time
@@ -16,11 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from math import ceil
 from typing import Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from flask import Flask, abort, flash, g, get_flashed_messages, redirect, render_template, request, session, url_for
 from flask import Response as FlaskResponse
+from flask.sessions import SecureCookieSessionInterface
 from werkzeug.wrappers import Response
 
 from housekeeping.core.clock import SYSTEM_CLOCK
@@ -28,12 +32,17 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.logs import error_line, in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.insight.wording import parse_since
+from housekeeping.ledger.operators import record_action
 
 Role = Literal["change", "read"]
 T = TypeVar("T")
 
 _IDLE_S: Final = 12 * 3600.0  # a working day; a login that was not used for longer ends
 _MOST_LOGINS: Final = 1000  # logins; the least recently used ones end
+_ATTEMPTS: Final = 10  # wrong tokens in a row from one address
+_ATTEMPT_S: Final = 10.0  # seconds after which an address may try one more
+_MOST_ADDRESSES: Final = 10_000  # addresses whose attempts are counted; those of the oldest ones are forgotten
+_SUBSCRIBER: Final = 64  # bits of an IPv6 address; one subscriber has all addresses that begin with them
 
 
 @dataclass(slots=True)
@@ -42,9 +51,11 @@ class Login:
 
     Attributes:
       role: ``read``: it may change nothing.
+      user: The name that was given at the login; empty without one.
     """
 
     role: Role
+    user: str
     used_at: float
 
 
@@ -55,11 +66,11 @@ class Logins:
         self._lock = threading.Lock()
         self._logins: dict[str, Login] = {}  # the least recently used first
 
-    def begin(self, role: Role) -> str:
+    def begin(self, role: Role, user: str = "") -> str:
         """Return the id of a new login."""
         login_id = secrets.token_urlsafe(32)
         with self._lock:
-            self._logins[login_id] = Login(role, time.monotonic())
+            self._logins[login_id] = Login(role, user, time.monotonic())
             while len(self._logins) > _MOST_LOGINS:
                 del self._logins[next(iter(self._logins))]
         return login_id
@@ -80,6 +91,35 @@ class Logins:
             self._logins.pop(login_id or "", None)
 
 
+class Attempts:
+    """Wrong tokens by address, so that a token cannot be guessed in the time between two looks at the log. Thread-safe.
+
+    Each address has ten attempts, and one more every ten seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._paid_at: dict[str, float] = {}  # when all attempts are available again; the oldest first
+
+    def begin(self, address: str) -> float:
+        """Count an attempt and return 0, or return the seconds until the next attempt of this address."""
+        key = _subscriber(address)
+        with self._lock:
+            now = self._clock()
+            paid_at = max(self._paid_at.pop(key, now), now)
+            wait_s = max(0.0, paid_at - now - (_ATTEMPTS - 1) * _ATTEMPT_S)
+            self._paid_at[key] = paid_at if wait_s else paid_at + _ATTEMPT_S
+            while len(self._paid_at) > _MOST_ADDRESSES:
+                del self._paid_at[next(iter(self._paid_at))]
+            return wait_s
+
+    def succeeded(self, address: str) -> None:
+        """Forget the attempts of an address."""
+        with self._lock:
+            self._paid_at.pop(_subscriber(address), None)
+
+
 #: Pages show content of databases and messages. They may load, send and be framed by nothing from elsewhere.
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -90,6 +130,9 @@ _HEADERS: Final = {
     "Referrer-Policy": "same-origin",
 }
 _OPEN_ENDPOINTS: Final = ("log_in", "log_in_with", "static", "favicon")
+#: They say only whether something works, and are asked by programs that name the host as they like.
+_HEALTH_ENDPOINTS: Final = ("live", "ready")
+_MOST_HOPS: Final = 10  # proxies between a client and the dashboard
 _MAX_USER: Final = 100  # characters
 _MAX_FIELD: Final = 500  # characters
 
@@ -103,11 +146,7 @@ def is_loopback(host: str) -> bool:
 
 
 def role_of(given: str, token: str, read_token: str | None) -> Role | None:
-    """Return what a given token allows; None if it is wrong. Tokens are compared in constant time.
-
-    Wrong tokens are not counted: a random token of 32 characters cannot be guessed. `housekeeping doctor` warns about
-    a shorter one.
-    """
+    """Return what a given token allows; None if it is wrong. Tokens are compared in constant time."""
     if _equal(given, token):
         return "change"
     return "read" if read_token is not None and _equal(given, read_token) else None
@@ -120,8 +159,10 @@ def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -
       token: Allows everything.
       open_to_read: Whether everyone who reaches the dashboard may read it; for loopback addresses only.
     """
-    logins, role = Logins(), partial(role_of, token=token, read_token=settings.web_read_token)
+    logins, attempts, proxies = Logins(), Attempts(), Proxies(settings)
+    role = partial(_limited_role, attempts, partial(role_of, token=token, read_token=settings.web_read_token))
     _add_login_pages(app, role, logins)
+    app.session_interface = _Sessions(settings, proxies)
     app.config.update(
         SECRET_KEY=secrets.token_bytes(32),  # cookies of another process are not valid in this one
         SESSION_COOKIE_NAME="housekeeping",
@@ -131,10 +172,12 @@ def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -
 
     @app.before_request
     def check_access() -> Response | None:
+        if request.endpoint in _HEALTH_ENDPOINTS:
+            return None
         # DNS rebinding: a foreign page could otherwise reach this address under its own host name.
         if open_to_read and not is_loopback(_host()):
             abort(403, "this dashboard only serves this machine: open it as localhost or 127.0.0.1")
-        g.user = _user(settings)
+        g.address, g.proxy_user = proxies.client_address(), proxies.user()
         g.login = login = logins.find(session.get("login"))
         changes = request.method not in ("GET", "HEAD", "OPTIONS")
         if request.endpoint in _OPEN_ENDPOINTS or login is not None:
@@ -146,7 +189,7 @@ def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -
         if scheme == "Bearer":
             allowed = role(bearer)
             if allowed is None:
-                abort(401, "the token is wrong")
+                abort(429 if g.get("retry_after_s") else 401, _wrong_token())
             if allowed == "read" and changes:
                 abort(403, "this token may only read; nothing was changed")
             g.is_program = True
@@ -156,6 +199,8 @@ def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -
     @app.after_request
     def add_headers(response: FlaskResponse) -> FlaskResponse:
         response.headers.update(_HEADERS)
+        if g.get("retry_after_s"):
+            response.headers["Retry-After"] = str(g.retry_after_s)
         if g.get("is_program"):
             session.clear()  # a program reads no confirmations, which would pile up in its cookie
         return response
@@ -169,6 +214,11 @@ def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -
             "may_change": login is not None and login.role == "change",
             "messages": _messages,
         }
+
+
+_Address = IPv4Address | IPv6Address
+#: An address with a port, as some proxies write it.
+_HOP: Final = re.compile(r"\[(?P<six>[^\]]+)\](?::\d+)?|(?P<four>\d+\.\d+\.\d+\.\d+):\d+")
 
 
 class Form:
@@ -216,10 +266,18 @@ class Form:
         return self.read("since", parse), self.read("until", parse)
 
 
-def current_user() -> str:
-    """Return who sends this request, for the log of actions."""
-    user: str | None = g.get("user")
-    return user or "dashboard"
+def current_user(given: str = "") -> str:
+    """Return who sends this request, for the log of actions: ``user@address``, as on the command line.
+
+    The user is the one that a trusted proxy names, or that of the login.
+
+    Parameters:
+      given: The name in a form that begins a login.
+    """
+    login: Login | None = g.get("login")
+    user = g.get("proxy_user") or given or (login.user if login else "") or "dashboard"
+    address: str = g.get("address", "")
+    return f"{user}@{address}" if address else user
 
 
 def form_token() -> str:
@@ -259,22 +317,96 @@ def _reject_reader(login: Login | None) -> None:
         abort(403, "this login may only read; nothing was changed: log out, and log in with the other token")
 
 
-def _user(settings: Settings) -> str | None:
-    """Return the user that a trusted proxy names; None if there is none."""
-    if settings.web_user_header is None or not _is_trusted(settings, request.remote_addr or ""):
-        return None
-    # WSGI decodes headers as Latin-1, whatever their encoding.
-    value = request.headers.get(settings.web_user_header, "").encode("latin-1", "replace").decode(errors="replace")
-    return in_one_line(value.strip(), _MAX_USER) or None
+class Proxies:
+    """What trusted proxies say about a request: its user, its client's address, and whether it came by TLS.
+
+    Anybody else can send the same headers, which are then ignored.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._user_header = settings.web_user_header
+        self._networks = [ipaddress.ip_network(each) for each in settings.web_trusted_proxies]
+
+    def user(self) -> str | None:
+        """Return the user that a trusted proxy names; None if there is none."""
+        if self._user_header is None or not self._is_trusted(_ip(request.remote_addr or "")):
+            return None
+        # WSGI decodes headers as Latin-1, whatever their encoding.
+        value = request.headers.get(self._user_header, "").encode("latin-1", "replace").decode(errors="replace")
+        return in_one_line(value.strip(), _MAX_USER) or None
+
+    def client_address(self) -> str:
+        """Return the client's address; behind trusted proxies the last one in ``X-Forwarded-For`` that is none of them.
+
+        Empty for a request without an address.
+        """
+        address = _ip(request.remote_addr or "")
+        hops = request.headers.get("X-Forwarded-For", "").split(",")[-_MOST_HOPS:]
+        # From the end: each proxy appends the address it was asked from, and the client can send anything before.
+        while hops and self._is_trusted(address) and (forwarded := _ip(hops.pop())):
+            address = forwarded
+        return str(address or "")
+
+    def came_by_tls(self) -> bool:
+        """Return whether a trusted proxy was asked by HTTPS."""
+        scheme = request.headers.get("X-Forwarded-Proto", "")
+        return self._is_trusted(_ip(request.remote_addr or "")) and "https" in re.split(r"[,\s]+", scheme.lower())
+
+    def _is_trusted(self, address: _Address | None) -> bool:
+        return address is not None and any(address in network for network in self._networks)
 
 
-def _is_trusted(settings: Settings, address: str) -> bool:
+def _ip(text: str) -> _Address | None:
+    """Return the address in a text, also with a port; None if it has none."""
+    found = _HOP.fullmatch(text.strip())
     try:
-        peer = ipaddress.ip_address(address)
+        address = ipaddress.ip_address(found["six"] or found["four"] if found else text.strip())
     except ValueError:
-        return False
-    peer = getattr(peer, "ipv4_mapped", None) or peer
-    return any(peer in ipaddress.ip_network(each) for each in settings.web_trusted_proxies)
+        return None
+    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
+
+
+def _subscriber(address: str) -> str:
+    """Return what stands for all addresses of one client."""
+    found = _ip(address)
+    if isinstance(found, IPv6Address):
+        return str(IPv6Network((found.packed, _SUBSCRIBER), strict=False))
+    return str(found)
+
+
+def _limited_role(attempts: Attempts, role: Callable[[str], Role | None], given: str, user: str = "") -> Role | None:
+    """Return what a token allows; None if it is wrong, or the client has sent too many wrong ones.
+
+    Each wrong token is in the log of actions. A token that is not looked at is not, so that a client cannot fill the
+    log; the request then has the time until the next attempt.
+    """
+    wait_s = attempts.begin(g.address)
+    if wait_s:
+        g.retry_after_s = ceil(wait_s)
+        return None
+    allowed = role(given)
+    if allowed is not None:
+        attempts.succeeded(g.address)
+    else:
+        with record_action("login", "dashboard", current_user(user)) as outcome:
+            outcome.result = "failed: wrong token"
+    return allowed
+
+
+def _wrong_token() -> str:
+    wait_s = g.get("retry_after_s")
+    return f"too many wrong tokens from your address; try again in {wait_s} s" if wait_s else "the token is wrong"
+
+
+class _Sessions(SecureCookieSessionInterface):
+    """Cookies that a browser sends by TLS only, if it reaches the dashboard by TLS."""
+
+    def __init__(self, settings: Settings, proxies: Proxies) -> None:
+        self._always = settings.web_https
+        self._proxies = proxies
+
+    def get_cookie_secure(self, app: Flask) -> bool:
+        return self._always or self._proxies.came_by_tls()
 
 
 def _equal(given: str, expected: str) -> bool:
@@ -286,21 +418,25 @@ def _host() -> str:
     return host[1 : host.index("]")] if host.startswith("[") else host.rsplit(":", 1)[0]
 
 
-def _add_login_pages(app: Flask, role: Callable[[str], Role | None], logins: Logins) -> None:
+def _add_login_pages(app: Flask, role: Callable[[str, str], Role | None], logins: Logins) -> None:
 
     @app.get("/login")
     def log_in() -> str:
-        return render_template("login.html", wrong=False)
+        return render_template("login.html", problem="", name="", known_user=g.proxy_user)
 
     @app.post("/login")
     def log_in_with() -> Response | tuple[str, int]:
-        allowed = role(request.form.get("token", ""))
+        name = in_one_line(request.form.get("name", "").strip(), _MAX_USER)
+        allowed = role(request.form.get("token", ""), name)
         if allowed is None:
-            return render_template("login.html", wrong=True), 401
+            page = render_template("login.html", problem=_wrong_token(), name=name, known_user=g.proxy_user)
+            return page, 429 if g.get("retry_after_s") else 401
+        with record_action("login", "dashboard", current_user(name)) as outcome:
+            outcome.result = "may change" if allowed == "change" else "may only read"
         target = request.args.get("next", "/")
         logins.end(session.get("login"))
         session.clear()
-        session["login"] = logins.begin(allowed)
+        session["login"] = logins.begin(allowed, name)
         return redirect(target if is_own_path(target) else "/")
 
     @app.post("/logout")

@@ -64,7 +64,7 @@ def serving(environment: dict[str, str], port: int = 0) -> Iterator[str]:
     """Yield the address of a real dashboard process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "web", "--port", str(port)],
-        env=environment | {"HOUSEKEEPING_WEB_TOKEN": TOKEN},
+        env={"HOUSEKEEPING_WEB_OPEN_TO_READ": "true"} | environment | {"HOUSEKEEPING_WEB_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -100,6 +100,7 @@ def process(made: None, environment: dict[str, str]) -> Iterator[str]:
 def logged_in(dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver]) -> str:
     """Log in and open the worker's page."""
     browser.get(f"{dashboard}/login?next=/workers/{WORKER}")
+    browser.find_element(By.NAME, "name").send_keys("kim")
     browser.find_element(By.NAME, "token").send_keys(TOKEN, Keys.ENTER)
     wait.until(until.presence_of_element_located((By.ID, "pause")))
     return dashboard
@@ -130,12 +131,13 @@ def test_failing_worker_is_paused_and_resumed_by_keyboard(
     assert "the last run ended as failed" in text_of(browser, "#alerts")
 
     browser.find_element(By.LINK_TEXT, "Log in").send_keys(Keys.ENTER)
-    wait.until(until.presence_of_element_located((By.NAME, "token"))).send_keys(TOKEN, Keys.ENTER)
+    wait.until(until.presence_of_element_located((By.NAME, "name"))).send_keys("kim", Keys.TAB)
+    focused(browser).send_keys(TOKEN, Keys.ENTER)
     wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#workers tbody th a"))).send_keys(Keys.ENTER)
     reason = wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "#pause [name=reason]")))
     reason.send_keys("table renamed", Keys.ENTER)
     wait.until(until.text_to_be_present_in_element((By.ID, "status"), "paused"))
-    assert ": table renamed (dashboard)" in text_of(browser, "#status")
+    assert ": table renamed (kim@127.0.0.1)" in text_of(browser, "#status")
     assert "paused" in command("run", WORKER).stdout
 
     browser.find_element(By.XPATH, "//button[text()='Resume']").send_keys(Keys.ENTER)

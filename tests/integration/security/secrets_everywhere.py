@@ -18,6 +18,7 @@ import pytest
 
 from tests.acceptance.processes import Process, eventually, started
 from tests.installation import Installation
+from tests.internals.core import PREFIX
 
 #: Word in every secret, plain and as a URL writes it.
 WORD: Final = "xylophone"
@@ -126,7 +127,7 @@ def pages(front: str, **headers: str) -> dict[str, str]:
 def dashboard(environment: dict[str, str], log: Path) -> Iterator[tuple[str, Process]]:
     """Yield the address and the process of a real dashboard."""
     command = [sys.executable, "-m", "housekeeping", "web", "--port", "0"]
-    with started(command, environment, log) as process:
+    with started(command, {f"{PREFIX}WEB_OPEN_TO_READ": "true", **environment}, log) as process:
         eventually(lambda: re.search(r"http://\S+/", process.text()), process)
         found = re.search(r"http://\S+/", process.text())
         assert found is not None

@@ -65,7 +65,7 @@ def test_acknowledged_group_names_its_user_and_is_logged(client: FlaskClient, lo
     assert done.status_code == 303 and "acknowledged by dashboard" in after
     before, left = (int(re.findall(r"<title>\((\d+)\)", each)[0]) for each in (page, after))
     assert left == before - 1
-    [logged] = logged_actions(9)
+    logged, _ = logged_actions(9)
     assert (logged.action, logged.target, logged.result) == (
         "acknowledge",
         "last_run",

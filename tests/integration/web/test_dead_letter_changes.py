@@ -101,7 +101,7 @@ def test_all_that_match_are_requeued_after_a_confirmation(
 
     asked, done = confirmed(client, "/dead-letters/all/requeue?all=1&actor=send_mail")
 
-    [action] = logged_actions(10)
+    action, _ = logged_actions(10)
     assert (action.action, action.target, action.result) == (
         "requeue",
         "30 dead letters: actor 'send_mail'",

@@ -164,11 +164,11 @@ def test_read_token_must_differ_from_the_token(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("proxy", "peer", "user"),
     [
-        ("127.0.0.0/8", "127.0.0.1", "kim"),
-        ("127.0.0.0/8", "::ffff:127.0.0.1", "kim"),
-        ("10.0.0.5/32", "10.0.0.5", "kim"),
-        ("10.0.0.5/32", "127.0.0.1", "dashboard"),
-        ("127.0.0.0/8", "10.0.0.5", "dashboard"),
+        ("127.0.0.0/8", "127.0.0.1", "kim@127.0.0.1"),
+        ("127.0.0.0/8", "::ffff:127.0.0.1", "kim@127.0.0.1"),
+        ("10.0.0.5/32", "10.0.0.5", "kim@10.0.0.5"),
+        ("10.0.0.5/32", "127.0.0.1", "dashboard@127.0.0.1"),
+        ("127.0.0.0/8", "10.0.0.5", "dashboard@10.0.0.5"),
         ("127.0.0.0/8", "", "dashboard"),
     ],
 )
@@ -188,7 +188,7 @@ def test_user_is_named_by_a_trusted_proxy_only(
 def test_user_header_is_ignored_unless_it_is_set(with_settings: Callable[..., FlaskClient]) -> None:
     with_settings().post(f"{PATH}/pause", headers={"Authorization": f"Bearer {TOKEN}", "X-Forwarded-User": "kim"})
 
-    assert logged_actions(1)[0].user == "dashboard"
+    assert logged_actions(1)[0].user == "dashboard@127.0.0.1"
 
 
 def test_hostile_user_name_is_escaped_and_bounded(with_settings: Callable[..., FlaskClient]) -> None:
@@ -199,7 +199,8 @@ def test_hostile_user_name_is_escaped_and_bounded(with_settings: Callable[..., F
     enter(client, TOKEN)
     page = client.get("/actions").get_data(as_text=True)
 
-    assert logged_actions(1)[0].user.startswith("<b>\\x1bäx") and len(logged_actions(1)[0].user) == 100
+    user = logged_actions(9, target=WORKER)[0].user
+    assert user.startswith("<b>\\x1bäx") and len(user) == 100 + len("@127.0.0.1")
     assert "<b>" not in page and "&lt;b&gt;" in page
 
 

@@ -231,9 +231,9 @@ def test_pause_and_resume_forms_are_recorded(client: FlaskClient, log_in: LogIn)
     client.post(f"{path}/resume", data={"form_token": word})
     resumed = client.get(path).get_data(as_text=True)
 
-    assert ": peak (dashboard)" in paused and ">Resume</button>" in paused
+    assert ": peak (dashboard@127.0.0.1)" in paused and ">Resume</button>" in paused
     assert ">Pause</button>" in resumed
-    assert "pause by dashboard: " in resumed and "resume by dashboard: " in resumed
+    assert all(f"{each} by dashboard@127.0.0.1: " in resumed for each in ("pause", "resume"))
 
 
 def test_schedule_is_shown_in_words_with_the_next_three_ticks(client: FlaskClient) -> None:

@@ -76,8 +76,8 @@ def test_run_is_confirmed_sent_and_linked_once_it_began(
     message = StepWorker(broker, queue).run()
     begun = client.get(sent.location).get_data(as_text=True)
 
-    [run], [action] = Run.select(), logged_actions(10)
-    assert (action.user, action.action, action.target) == ("dashboard", "run", WORKER)
+    [run], [action, _] = Run.select(), logged_actions(10)
+    assert (action.user, action.action, action.target) == ("dashboard@127.0.0.1", "run", WORKER)
     assert action.result == f"enqueued: message {message.message_id} in queue {queue}"
     assert sent.status_code == 303 and message.message_id in waiting
     assert f"{WORKER} enqueued: message {message.message_id} in queue {queue}." in waiting

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from flask import Flask
@@ -55,3 +56,15 @@ def test_oversized_request_body_is_rejected(ask: Ask) -> None:
 
 def test_oversized_request_headers_are_rejected(ask: Ask) -> None:
     assert ask("GET", "/", Cookie="x" * 40_000).status == 431
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"])
+def test_clients_that_send_no_whole_request_keep_nobody_out(make_app: Callable[[bool], Flask], sent: bytes) -> None:
+    with serving_in_a_thread(make_app(True)) as port, ExitStack() as stack:
+        for _ in range(230):
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            idle.sendall(sent)
+        connection = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)))
+        connection.request("GET", "/static/style.css")
+
+        assert connection.getresponse().status == 200

@@ -108,6 +108,52 @@ def test_wrong_value_of_a_worker_is_rejected_with_its_path(
     assert line.endswith(f"; it should be {should}")
 
 
+@pytest.mark.parametrize("sign", ["@", ":", "/", "?", "#", "[", "]", "%", " ", "\t", "5432/", "1?", "1#", "://", "@x/"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DATABASE_URL", "mysql://me:{}@host/db"),
+        ("DATABASE_URL", "postgresql://me:{}@host:port/db"),
+        ("DATABASES", '{{"ci": "postgresql://me:{}@host:port/db"}}'),
+        ("DATABASES", '{{"ci": "postgresql://me:{}@host/db"'),
+        ("REPLICA_URLS", "postgresql://a/db,postgresql://me:{}@host:port/db"),
+        ("REDIS_URL", "redis://me:{}@host:port/0"),
+        ("REDIS_URL", "me:{}@host/0"),
+        ("BROKER_URL", "amqp://me:{}@host:port/;amqp://me:{}@host"),
+        ("SENTRY_DSN", "ftp://me:{}@host/1"),
+        ("OBJECT_STORES", '{{"a": "ftp://me:{}@host/1"}}'),
+    ],
+)
+def test_password_with_any_signs_is_masked_in_errors(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, sign: str
+) -> None:
+    line = _refusal(monkeypatch, **{name: value.format(*[f"hunter2{sign}hunter3"] * 2)})
+
+    assert line.startswith(f"HOUSEKEEPING_{name}") and "hunter" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DATABASE_URL", "postgresql://me:5432/hunter2@host/db"),
+        ("DATABASE_URL", "postgresql://me:x@y/hunter2@host/db"),
+        ("DATABASE_URL", "postgresql://me:5 hunter2@host/db"),
+        ("REDIS_URL", "redis://:1/hunter2@host/0"),
+        ("REDIS_URL", "redis://:1#hunter2@host/0"),
+        ("REDIS_URL", "redis://:1?hunter2@host/0"),
+        ("REDIS_URL", "redis://:x@y/hunter2@host/0"),
+        ("REDIS_URL", "redis://:5 hunter2@host/0"),
+        ("BROKER_URL", "amqp://me:1/hunter2@host/v"),
+    ],
+)
+def test_password_that_could_be_read_as_a_host_or_path_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    line = _refusal(monkeypatch, **{name: value})
+
+    assert "should be a URL such as" in line and "a space %20" in line and "hunter" not in line
+
+
 @pytest.mark.parametrize(
     "value",
     [
