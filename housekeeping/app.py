@@ -24,6 +24,7 @@ from housekeeping.brokers import harden, message_broker
 from housekeeping.brokers.dramatiq_internals import call_defined_hooks_only, imported_as_broker
 from housekeeping.core import logs, telemetry
 from housekeeping.core.errors import DeclarationError, HousekeepingError
+from housekeeping.core.pings import pings
 from housekeeping.core.redis import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.engine.registry import register
@@ -73,6 +74,7 @@ def install(
     watch = None if settings.database_url is None else _Watch(settings, declared)
     _replace_middleware(broker, standard_middleware(client, settings, broker.middleware, watch))
     shared_redis.use(client, settings.namespace)
+    pings.use(settings)
     if settings.database_url is not None:
         use_database(settings)
     return {name: register(broker, sweep) for name, sweep in declared.items()}

@@ -60,6 +60,7 @@ def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep
       SchemaMissing: The library's own tables do not exist.
       DatabaseUnavailable: PostgreSQL does not answer.
     """
+    from housekeeping.core.pings import pings
     from housekeeping.ledger import schema
     from housekeeping.sweeps import send
     from housekeeping.workers import configured_sweeps
@@ -67,6 +68,7 @@ def load_workers(*, with_schema: bool = True) -> tuple[Settings, dict[str, Sweep
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     schema.use_database(settings)
+    pings.use(settings)
     if with_schema:
         schema.require_all()
 

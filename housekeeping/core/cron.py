@@ -154,6 +154,7 @@ class Cron:
     Attributes:
       due: Decides for `validate` whether to send; set by the middleware of the scheduler. It is called once a minute,
         with the time in UTC. An exception ends the scheduler's process.
+      over: Called by `next_valid_date`, after periodiq has sent what was due. The same holds for it.
 
     Raises:
       DeclarationError: If the schedule is not valid or can never fire.
@@ -162,6 +163,9 @@ class Cron:
     spec: str
     zone: tzinfo = UTC
     due: Callable[[datetime], bool] = dataclasses.field(init=False, repr=False, compare=False)
+    over: Callable[[], None] = dataclasses.field(
+        default_factory=lambda: _nothing, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         minute, hour, *days = read_fields(self.spec)
@@ -213,6 +217,7 @@ class Cron:
         """Return when periodiq should wake up next: at the next whole minute, whether it is a tick or not."""
         import pendulum
 
+        self.over()
         # One wake-up a minute costs nothing, and a clock that is set back delays periodiq by a minute at most.
         return pendulum.instance(_minute(now) + _MINUTE)
 
@@ -270,6 +275,9 @@ class Cron:
         for day in CronSim(self._days, midnight + _MINUTE, reverse=True):
             for time_of_day in reversed(self._times[: reached if day == midnight else None]):
                 yield datetime.combine(day, time_of_day)
+
+
+def _nothing() -> None: ...
 
 
 def _utc(at: datetime) -> datetime:

@@ -10,9 +10,11 @@ this module never imports it, and measures nothing before it is imported.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -20,9 +22,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
+from math import ceil
 from typing import Any, ClassVar, Final, Literal
 
+import housekeeping
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import how_to_install, to_log_value
 from housekeeping.core.logs import logger as named_logger
@@ -109,13 +114,17 @@ def tracing_api() -> Any:
 
     It is never imported here: code that sets up a provider has imported it.
     """
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        return None
+    return _opentelemetry("trace", "get_tracer_provider")
+
+
+def _opentelemetry(api: str, get_provider: str) -> Any:
+    module: Any = sys.modules.get(f"opentelemetry.{api}")
     # While another thread imports the module, it exists without its names.
-    if not hasattr(trace, "ProxyTracerProvider") or not hasattr(trace, "get_tracer_provider"):
+    if not hasattr(module, get_provider):
         return None
-    return None if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) else trace
+    # The provider of a process that has set up none passes all calls on to the one that may come.
+    has_none = type(getattr(module, get_provider)()).__name__.lstrip("_").startswith("Proxy")
+    return None if has_none else module
 
 
 def tracer() -> Any:
@@ -211,6 +220,50 @@ def to_sentry(error: BaseException, context: dict[str, Any]) -> None:
         sentry_sdk.capture_exception(error)
 
 
+_SLUG: Final = 50  # characters of the name of a monitor
+_LATE_MIN: Final = 5  # minutes that a tick's run may wait in its queue
+
+
+def check_in(
+    name: str,
+    check_in_id: str,
+    status: str,
+    duration_s: float | None,
+    *,
+    schedule: str,
+    zone: str,
+    longest: timedelta | None,
+) -> None:
+    """Check in with Sentry's monitor of a schedule, and create or update the monitor; never raises.
+
+    Parameters:
+      status: ``in_progress``, ``ok`` or ``error``.
+      longest: Duration after which a run counts as lost.
+    """
+    sentry_sdk: Any = sys.modules.get("sentry_sdk")
+    if not hasattr(sentry_sdk, "get_client") or not sentry_sdk.get_client().is_active():
+        return
+    from sentry_sdk.crons import capture_checkin
+
+    monitor: Any = {
+        "schedule": {"type": "crontab", "value": schedule},
+        "timezone": zone,
+        "checkin_margin": _LATE_MIN,
+        **({} if longest is None else {"max_runtime": ceil(longest / timedelta(minutes=1))}),
+    }
+    try:
+        capture_checkin(_slug(name), check_in_id, status, duration_s, monitor)
+    except Exception:
+        _plain_logger.exception("Sentry could not be told of a run")
+
+
+def _slug(name: str) -> str:
+    plain = re.sub(r"[^a-z0-9_-]+", "-", name.lower())
+    if len(plain) <= _SLUG:
+        return plain
+    return f"{plain[: _SLUG - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def drop_repeated(event: Any, hint: Mapping[str, Any]) -> Any:
     """Return the event, or None if `report` has made another one of it; to be used as Sentry's ``before_send``.
 
@@ -287,8 +340,57 @@ class Histogram(Metric):
         exporter.measure(self, labels, "observe", seconds)
 
 
+class _Instruments:
+    """The metrics as instruments of OpenTelemetry, once the process has a meter provider.
+
+    Gauges and counters are observed when they are exported, with their values since the process has imported
+    OpenTelemetry: OpenTelemetry would export a gauge that is set once, such as a limit, only once. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Metric, dict[tuple[str, ...], float]] = {}
+        self._provider: Any = None
+        self._histograms: dict[Metric, Any] = {}
+
+    def measure(self, metric: Metric, labels: tuple[str, ...], method: str, value: float) -> None:
+        """Add to, or set, the value with these labels."""
+        if method != "observe":
+            values = self._values.setdefault(metric, {})
+            values[labels] = values.get(labels, 0) + value if method == "inc" else value
+        api = _opentelemetry("metrics", "get_meter_provider")
+        if api is None:
+            return
+        if api.get_meter_provider() is not self._provider:
+            self._provider = api.get_meter_provider()
+            self._create(api)
+        if method == "observe":
+            self._histograms[metric].record(value, dict(zip(metric.labels, labels, strict=True)))
+
+    def _create(self, api: Any) -> None:
+        meter = self._provider.get_meter("housekeeping", housekeeping.__version__)
+        for metric in ALL:
+            unit = "s" if "_seconds" in metric.name else ""
+            if isinstance(metric, Histogram):
+                buckets = metric.options["buckets"]
+                self._histograms[metric] = meter.create_histogram(
+                    metric.name, unit, metric.text, explicit_bucket_boundaries_advisory=buckets
+                )
+                continue
+            is_counter = isinstance(metric, Counter)
+            create = meter.create_observable_counter if is_counter else meter.create_observable_gauge
+            create(metric.name, [partial(self._observe, metric, api)], unit, metric.text)
+
+    def _observe(self, metric: Metric, api: Any, options: Any) -> list[Any]:
+        return [
+            api.Observation(value, dict(zip(metric.labels, labels, strict=True)))
+            for labels, value in list(self._values.get(metric, {}).items())
+        ]
+
+
 class Exporter:
-    """The metrics in prometheus-client. Measurements from before the process has imported it are dropped.
+    """The metrics in prometheus-client and OpenTelemetry.
+
+    Measurements from before the process has imported the one or the other are dropped there.
 
     Parameters:
       options: Passed to prometheus-client with each metric, such as a registry.
@@ -298,16 +400,20 @@ class Exporter:
         self._options = options or {}
         self._created: dict[Metric, Any] = {}
         self._failed = False
-        self._unlock()
-        os.register_at_fork(after_in_child=self._unlock)
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
 
-    def _unlock(self) -> None:
+    def _begin(self) -> None:
         self._lock = threading.Lock()
+        # Another process than the one before a fork, which exports its own values.
+        self._instruments: _Instruments | None = _Instruments()
 
     def measure(
         self, metric: Metric, labels: tuple[str, ...], method: Literal["inc", "set", "observe"], value: float
     ) -> None:
         """Call the method of the metric with these labels."""
+        if "opentelemetry.metrics" in sys.modules:
+            self._measure_instrument(metric, labels, method, value)
         prometheus: Any = sys.modules.get("prometheus_client")
         # While another thread imports the module, it exists without its names.
         if self._failed or not hasattr(prometheus, "generate_latest"):
@@ -323,6 +429,16 @@ class Exporter:
             # For instance, the directory of the shared values was deleted. Messages are processed without metrics.
             self._failed = True
             logger.exception("Metrics are not exported")
+
+    def _measure_instrument(self, metric: Metric, labels: tuple[str, ...], method: str, value: float) -> None:
+        if self._instruments is None:
+            return
+        try:
+            with self._lock:
+                self._instruments.measure(metric, labels, method, value)
+        except Exception:
+            self._instruments = None
+            logger.exception("Metrics are not exported by OpenTelemetry")
 
 
 exporter = Exporter()

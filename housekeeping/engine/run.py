@@ -28,6 +28,7 @@ from housekeeping.core.errors import (
 from housekeeping.core.interrupts import LostLease, run_interruptibly, run_shielded
 from housekeeping.core.logs import error_line, mask_secrets, printable, shortened
 from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.pings import pings
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import WaitTimes, current_message, report, wait_times, withhold
 from housekeeping.database.connection import database
@@ -518,6 +519,8 @@ def _report(request: RunRequest, state: RunState, result: RunResult, io_time: Wa
             "data_consistency_used": data_consistency_used(),
         },
     )
+    if result.outcome in ("done", "partial", "failed"):  # a run that lost its lease goes on in another process
+        pings.send(result.worker, failed=result.outcome == "failed")
     alerts.record_run(request.sweep, result, io_time)
     if with_alerts:
         alerts.send_alerts(request.sweep, result, state.clock)

@@ -27,7 +27,7 @@ from housekeeping.middleware.consistency import Connections, DataConsistency
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.delivery import Admission
 from housekeeping.middleware.interrupts import ShutdownNotifications, within_actors
-from housekeeping.middleware.observe import Heartbeats, Metrics, RunLog, Traces
+from housekeeping.middleware.observe import CheckIns, Heartbeats, Metrics, RunLog, Traces
 from housekeeping.middleware.retries import DeadLetters, Retries, reliable_groups, stand_in_results, waiting_for_broker
 from housekeeping.middleware.schedule import Schedule
 
@@ -107,6 +107,8 @@ def standard_middleware(
         DeadLetters(),
         # After all of the above, so its after hook runs first: the others see whether the message failed for good.
         Retries(client, namespace, retries),
+        # After all that may skip a message or let it wait: Sentry learns of runs, and of how they ended.
+        CheckIns(),
         # Where Dramatiq puts added middleware: nearest to the actor. Skipped messages do not reach it.
         *after,
         # Last, so their after hooks run first and no interrupt arrives inside another hook. It could make a hook run

@@ -33,6 +33,7 @@ from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
 from housekeeping.middleware.delivery import Admission
 from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind
+from housekeeping.middleware.observe import sending
 from housekeeping.middleware.retries import Retries, note_duplicates
 from housekeeping.middleware.schedule import Schedule, sent_by_scheduler
 
@@ -207,6 +208,7 @@ class EnqueuePath:
         except Exception as error:
             if not sent_by_scheduler(message):
                 raise
+            self._schedule.unsent()
             logger.error(
                 "Tick could not be sent, tried again in a minute", worker=message.actor_name, error=error_line(error)
             )
@@ -227,7 +229,8 @@ class EnqueuePath:
             for message in messages:
                 # The first copy in Redis may have the message's id. Copies for retries get other ids.
                 message.options["redis_message_id"] = message.message_id
-        sent = self._pass(messages, None)
+        with sending(*messages):
+            sent = self._pass(messages, None)
         dropped = {
             number: (dataclasses.replace(message, options=dict(options)), skip)
             for number, (message, skip) in enumerate(zip(messages, sent, strict=True))
@@ -237,6 +240,10 @@ class EnqueuePath:
         return [each if isinstance(each, Message) else returned[number] for number, each in enumerate(sent)]
 
     def _send(self, message: Message[Any], delay: int | None) -> Sent:
+        with sending(message):
+            return self._enqueue(message, delay)
+
+    def _enqueue(self, message: Message[Any], delay: int | None) -> Sent:
         if self._redis is not None and self._redis.has_keys:
             # As `RedisBroker.enqueue` does: each copy has an id of its own, because a message may be enqueued again.
             copy = message.copy(options={"redis_message_id": str(uuid4())})

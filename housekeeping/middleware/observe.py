@@ -17,9 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import redis
 import structlog
@@ -539,6 +540,46 @@ def _outcome(exception: BaseException | None) -> str:
     return "lost_lease" if isinstance(exception, LostLease | LeaseLost) else "failed"
 
 
+class CheckIns(Middleware):
+    """Middleware that checks in with Sentry (Crons) when a tick's run begins and ends: one monitor for each schedule.
+
+    Sentry raises the alarm for a run that failed, did not begin, or did not end. It does nothing in a process that has
+    not set up Sentry.
+    """
+
+    def __init__(self) -> None:
+        self._began = threading.local()
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        self._began.at = time.monotonic()
+        self._check_in(broker, message, "in_progress", None)
+
+    def after_process_message(
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        if not isinstance(exception, Requeue | Shutdown):  # otherwise the next delivery ends the same check-in
+            duration_s = time.monotonic() - self._began.at
+            self._check_in(broker, message, "ok" if exception is None else "error", duration_s)
+
+    def _check_in(self, broker: Broker, message: MessageProxy, status: str, duration_s: float | None) -> None:
+        actor = broker.get_actor(message.actor_name)
+        cron, limit_ms = actor.options.get("periodic"), message.options.get("time_limit")
+        if tick_of(message) is None or not isinstance(cron, Cron):
+            return
+        limit_ms = limit_ms or actor.options.get("time_limit")
+        # The same for every delivery of an attempt, and another one for each retry.
+        attempt = f"{message.message_id}:{message.options.get('retries', 0)}"
+        telemetry.check_in(
+            message.actor_name,
+            uuid5(NAMESPACE_URL, attempt).hex,
+            status,
+            duration_s,
+            schedule=cron.spec,
+            zone=str(cron.zone),
+            longest=None if limit_ms is None else timedelta(milliseconds=limit_ms),
+        )
+
+
 #: The message option with the sender's trace: W3C's ``traceparent`` and ``tracestate``.
 OPTION: Final = "trace"
 
@@ -549,8 +590,43 @@ class _SpanOfThread(threading.local):
     token: Any = None
 
 
+@contextmanager
+def sending(*messages: Message[Any]) -> Iterator[None]:
+    """Give the sending of new messages to one queue a span, whose context `Traces` puts into them.
+
+    A message that has been sent before, such as a retry, keeps the context of its first sender.
+    """
+    own_tracer = tracer()
+    if own_tracer is None or OPTION in messages[0].options:
+        yield
+        return
+    queue = q_name(messages[0].queue_name)
+    attributes = _messaging("send", queue) | {"housekeeping.worker": messages[0].actor_name}
+    if len(messages) > 1:
+        attributes["messaging.batch.message_count"] = len(messages)
+    else:
+        attributes["messaging.message.id"] = messages[0].message_id
+    kind: Any = tracing_api().SpanKind.PRODUCER
+    with own_tracer.start_as_current_span(f"send {queue}", kind=kind, attributes=attributes) as span:
+        try:
+            yield
+        except BaseException as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            raise
+
+
+def _messaging(operation: str, queue: str) -> dict[str, Any]:
+    """Return the attributes of OpenTelemetry's semantic conventions for messaging."""
+    return {
+        "messaging.system": "dramatiq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": queue,
+    }
+
+
 class Traces(Middleware):
-    """Middleware that gives each run a span of OpenTelemetry, as a child of the span that sent its message.
+    """Middleware that gives each run a span of OpenTelemetry, below and linked to the one that sent its message.
 
     Actors need no option. It works in each process that has set up OpenTelemetry, by ``opentelemetry-instrument
     housekeeping worker`` or the application's own provider, and costs nothing in others. A retry belongs to the trace
@@ -580,14 +656,15 @@ class Traces(Middleware):
         trace: Any = tracing_api()
         carrier = message.options.get(OPTION)
         sent = propagate.extract(carrier if isinstance(carrier, dict) else {})
+        sender = trace.get_current_span(sent).get_span_context()
+        queue = q_name(message.queue_name)
         self._thread.span = own_tracer.start_span(
-            message.actor_name,
+            f"process {queue}",
             context=sent,
             kind=trace.SpanKind.CONSUMER,
-            attributes={
-                "messaging.system": "dramatiq",
-                "messaging.operation.type": "process",
-                "messaging.destination.name": message.queue_name,
+            links=[trace.Link(sender)] if sender.is_valid else [],
+            attributes=_messaging("process", queue)
+            | {
                 "messaging.message.id": message.message_id,
                 "housekeeping.worker": message.actor_name,
                 "housekeeping.retries": int(message.options.get("retries", 0)),
@@ -616,6 +693,7 @@ class Traces(Middleware):
         if exception is not None:
             trace: Any = tracing_api()
             span.record_exception(exception)
+            span.set_attribute("error.type", type(exception).__qualname__)
             span.set_status(trace.Status(trace.StatusCode.ERROR, type(exception).__name__))
         context.detach(token)
         span.end()

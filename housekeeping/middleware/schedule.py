@@ -33,6 +33,7 @@ from housekeeping.core.errors import DeclarationError, HousekeepingError, LeaseL
 from housekeeping.core.interrupts import LostLease
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.pings import INSTALLATION, pings
 from housekeeping.ledger.runs import MINUTE
 from housekeeping.middleware.keys import RETRY_WAITS, signature_of
 from housekeeping.middleware.observe import SchedulerHeartbeats
@@ -88,6 +89,8 @@ class Schedule(Middleware):
         self._schedules: dict[str, Cron] = {}
         self._catch_up = catch_up
         self._unavailable_at: datetime | None = None
+        #: Whether all was checked and sent since the last wake-up ended; None if nothing was asked.
+        self._went_well: bool | None = None
         self._flushed_at: datetime | None = None
         #: By actor: the last tick that was over when Redis last knew the actor, or when this process first asked.
         self._began_after: dict[str, datetime] = {}
@@ -117,7 +120,7 @@ class Schedule(Middleware):
             raise InvalidOption(f"{actor.actor_name}: {error}") from None
         except TypeError as error:
             raise InvalidOption(f"{actor.actor_name}: a schedule sends no arguments: {error}") from None
-        cron.due = partial(self.is_due, actor)
+        cron.due, cron.over = partial(self.is_due, actor), self.over
         actor.options["periodic"] = self._schedules[actor.actor_name] = cron
         telemetry.TICKS_SENT.add(actor.actor_name, number=0)
         telemetry.TICKS_MISSED.add(actor.actor_name, number=0)
@@ -168,6 +171,8 @@ class Schedule(Middleware):
     def is_due(self, actor: Actor[..., Any], now: datetime) -> bool:
         """Return whether to send the actor's latest tick; called by periodiq once a minute. Never raises."""
         self._heartbeats.wake()
+        if self._went_well is None:
+            self._went_well = True
         name, cron = actor.actor_name, self._schedules[actor.actor_name]
         if not self._is_set_up(actor, now):
             # Its schedule begins once it is set up. No tick before that counts as missed.
@@ -186,7 +191,7 @@ class Schedule(Middleware):
                     self._flushed_at = now
                 due = self._is_due(name, cron, now)
         except Exception as error:
-            self._unavailable_at = now
+            self._unavailable_at, self._went_well = now, False
             logger.error("Ticks could not be checked, tried again in a minute", worker=name, error=error_line(error))
             return False
         if not due:
@@ -292,6 +297,16 @@ class Schedule(Middleware):
         self._record_sent(claimed, claimed.options["claim"])
         telemetry.TICKS_SENT.add(claimed.actor_name)
         telemetry.LAST_TICK.set(time.time(), claimed.actor_name)
+
+    def unsent(self) -> None:
+        """Note that a tick could not be sent."""
+        self._went_well = False
+
+    def over(self) -> None:
+        """Tell the outside that a wake-up has ended, and how; called at least once after each."""
+        if self._went_well is not None:
+            pings.send(INSTALLATION, failed=not self._went_well)
+        self._went_well = None
 
     def dropped(self, claimed: Message[Any], skip: SkipEnqueue) -> None:
         """Record that the message of a claimed tick was dropped before it was enqueued. Never raises."""

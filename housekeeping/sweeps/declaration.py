@@ -275,7 +275,8 @@ def _changed(sweep: Sweep, settings: WorkerSettings, names: Iterable[str]) -> Sw
             age = timedelta(seconds=value)
         elif name == "lease_ttl_s" and sweep.lease is not None:
             fields["lease"] = replace(sweep.lease, ttl=timedelta(seconds=value))
-        elif name not in ("table", "tables"):  # the worker's models were bound to their tables before
+        # The worker's models were bound to their tables before, and pings are sent by the process.
+        elif name not in ("table", "tables", "ping_url"):
             raise _unused(sweep, name, value)
     changed = replace(sweep, **fields, limits=replace(sweep.limits, **limits), options={**sweep.options, **options})
     return changed if age is None else changed.with_age(age)

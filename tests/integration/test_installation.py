@@ -96,6 +96,7 @@ def test_library_middleware_replaces_dramatiqs_of_each_kind_once(broker: RedisBr
         "Pipelines",
         "DeadLetters",
         "Retries",
+        "CheckIns",
         "TimeLimit",
         "ShutdownNotifications",
     ]
@@ -111,7 +112,7 @@ def test_an_applications_own_keep_their_side(broker: RedisBroker, plain: Setting
 
     names = order(broker)
     assert names[:3] == ["Early", "Prometheus", "RunLog"]
-    assert names[-6:] == ["Retries", "Late", "Results", "CurrentMessage", "TimeLimit", "ShutdownNotifications"]
+    assert names[-6:] == ["CheckIns", "Late", "Results", "CurrentMessage", "TimeLimit", "ShutdownNotifications"]
     assert "PeriodiqMiddleware" not in names
 
 

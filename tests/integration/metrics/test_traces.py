@@ -11,12 +11,13 @@ import dramatiq
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import MiddlewareError
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from housekeeping import Settings
+from housekeeping import Settings, enqueue_many
 from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.middleware.step_worker import StepWorker
@@ -50,21 +51,68 @@ def parent(span: ReadableSpan) -> int | None:
     return span.parent.span_id if span.parent else None
 
 
-def test_span_of_a_run_is_a_child_of_its_senders(broker: RedisBroker, spans: Spans) -> None:
-    @dramatiq.actor(broker=broker)
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return {name: value for name, value in (span.attributes or {}).items() if name.startswith(("messaging.", "error."))}
+
+
+def test_span_of_a_run_is_below_that_of_its_sending_and_linked_to_it(broker: RedisBroker, spans: Spans) -> None:
+    @dramatiq.actor(broker=broker, queue_name="mails")
     def work() -> None: ...
 
     with trace.get_tracer_provider().get_tracer("application").start_as_current_span("request") as request:
         message = work.send()
-    StepWorker(broker).run()
+    StepWorker(broker, "mails").run()
 
-    sender, run = spans()
-    assert run.context is not None and sender.context is not None
-    assert (run.name, run.kind) == ("work", trace.SpanKind.CONSUMER)
-    assert parent(run) == request.get_span_context().span_id
+    sending, sender, run = spans()
+    assert run.context is not None and sender.context is not None and sending.context is not None
+    assert [(each.name, each.kind) for each in (sending, run)] == [
+        ("send mails", trace.SpanKind.PRODUCER),
+        ("process mails", trace.SpanKind.CONSUMER),
+    ]
+    assert (parent(sending), parent(run)) == (request.get_span_context().span_id, sending.context.span_id)
+    assert [link.context.span_id for link in run.links] == [sending.context.span_id]
     assert run.context.trace_id == sender.context.trace_id
-    assert run.attributes is not None
-    assert run.attributes["messaging.message.id"] == message.message_id
+    for span, operation in ((sending, "send"), (run, "process")):
+        assert attributes(span) == {
+            "messaging.system": "dramatiq",
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation,
+            "messaging.destination.name": "mails",
+            "messaging.message.id": message.message_id,
+        }
+
+
+def test_many_messages_have_one_span_of_their_sending(broker: RedisBroker, spans: Spans) -> None:
+    @dramatiq.actor(broker=broker)
+    def work(number: int) -> None: ...
+
+    enqueue_many(work, range(3))
+    step_worker = StepWorker(broker)
+    for _ in range(3):
+        step_worker.run()
+
+    sending, *runs = spans()
+    assert sending.context is not None and sending.attributes is not None
+    assert sending.attributes["messaging.batch.message_count"] == 3
+    assert [each.links[0].context.span_id for each in runs] == [sending.context.span_id] * 3
+
+
+def test_message_that_cannot_be_sent_has_an_error_span(broker: RedisBroker, spans: Spans) -> None:
+    class Refuses(dramatiq.Middleware):
+        def before_enqueue(self, broker: Any, message: Any, delay: Any) -> None:
+            raise MiddlewareError("no")
+
+    broker.add_middleware(Refuses())
+
+    @dramatiq.actor(broker=broker)
+    def work() -> None: ...
+
+    with pytest.raises(MiddlewareError):
+        work.send()
+
+    [sending] = spans()
+    assert sending.status.status_code == trace.StatusCode.ERROR
+    assert attributes(sending)["error.type"] == "MiddlewareError"
 
 
 def test_span_of_a_sent_message_is_a_child_of_its_run(broker: RedisBroker, spans: Spans) -> None:
@@ -79,9 +127,10 @@ def test_span_of_a_sent_message_is_a_child_of_its_run(broker: RedisBroker, spans
     step_worker = StepWorker(broker)
     step_worker.run(), step_worker.run()
 
-    first, second = spans()
-    assert first.context is not None
-    assert (second.name, parent(second)) == ("child", first.context.span_id)
+    _, sending, first, second = spans()
+    assert first.context is not None and sending.context is not None and second.attributes is not None
+    assert (sending.name, parent(sending)) == ("send default", first.context.span_id)
+    assert (second.attributes["housekeeping.worker"], parent(second)) == ("child", sending.context.span_id)
 
 
 def test_failed_run_has_an_error_span_and_its_retry_the_same_trace(broker: RedisBroker, spans: Spans) -> None:
@@ -96,12 +145,13 @@ def test_failed_run_has_an_error_span_and_its_retry_the_same_trace(broker: Redis
     step_worker.come_due()
     step_worker.run()
 
-    sender, first, retry = spans()
+    sending, _, first, retry = spans()  # a retry has no other span of its sending
     assert first.context is not None and retry.context is not None and retry.attributes is not None
     assert (first.status.status_code, first.status.description) == (trace.StatusCode.ERROR, "HousekeepingError")
     assert retry.context.trace_id == first.context.trace_id
-    assert sender.context is not None
-    assert [parent(first), parent(retry)] == [sender.context.span_id] * 2
+    assert sending.context is not None
+    assert [parent(first), parent(retry)] == [sending.context.span_id] * 2
+    assert attributes(first)["error.type"] == "HousekeepingError"
     assert retry.attributes["housekeeping.retries"] == 1
 
 
@@ -118,7 +168,7 @@ def test_skipped_message_ends_its_span(broker: RedisBroker, spans: Spans) -> Non
     work.send()
     StepWorker(broker).run()
 
-    [skipped] = spans()
+    _, skipped = spans()
     assert skipped.attributes is not None
     assert skipped.attributes["housekeeping.skipped"] == "not today"
     assert not trace.get_current_span().get_span_context().is_valid
@@ -133,7 +183,7 @@ def test_each_batch_of_a_sweep_has_a_span_below_its_run(
     StepWorker(broker, "cronjob").run()
     close_all()
 
-    *batches, run = spans()
+    _, *batches, run = spans()
     assert run.context is not None
     assert [(each.name, parent(each)) for each in batches] == [("housekeeping.batch", run.context.span_id)] * 2
 
