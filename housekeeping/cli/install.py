@@ -14,6 +14,7 @@ from rich.text import Text
 
 from housekeeping.cli.main import load_settings, use_database_if_set
 from housekeeping.cli.output import (
+    WIDE,
     json_option,
     notify,
     out,
@@ -176,7 +177,7 @@ def _print(findings: list[Finding]) -> None:
 @click.command("list")
 @json_option()
 def list_workers() -> None:
-    """List the workers: schedule in words, the next three ticks, limits, state.
+    """List the workers: schedule in words, next ticks (three if there is room), limits, state.
 
     Works without a database; the state is then "unknown". Schedules are in HOUSEKEEPING_TIMEZONE (UTC by default),
     times are shown in UTC.
@@ -231,7 +232,7 @@ def list_workers() -> None:
             row["worker"],
             *([sweep.database] if named else []),
             row["schedule_in_words"] or "-",
-            format_ticks(row["next_ticks"]),
+            format_ticks(row["next_ticks"] if out.width >= WIDE else row["next_ticks"][:1]),
             str(row["batch_size"]),
             format_duration(sweep.limits.runtime.total_seconds()),
             *([_pace(sweep) or "-"] if paced else []),

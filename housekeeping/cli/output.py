@@ -140,13 +140,13 @@ def _units(text: str, width: int) -> Iterator[re.Match[str]]:
 
 
 #: Terminals with at least this many columns have room for names of any length.
-_WIDE: Final = 120
+WIDE: Final = 120
 _LONG_NAME: Final = 27  # characters that fit a narrower terminal
 
 
 def fit_name(worker: str) -> str:
     """Return a worker's name, a long one in two lines if the terminal is narrow."""
-    fits = out.width >= _WIDE or len(worker) <= _LONG_NAME
+    fits = out.width >= WIDE or len(worker) <= _LONG_NAME
     return worker if fits else worker.replace(".", ".\n", 1)
 
 
