@@ -37,6 +37,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now, read_database_clock
 from housekeeping.engine import in_order
+from housekeeping.engine.restore import MOST_ARCHIVED, Undo, undo_of
 from housekeeping.insight.plan import forecast_now, notable
 from housekeeping.insight.why import Explanation, WasSent, explain_run, meaning_of, with_newer_run
 from housekeeping.insight.why import why as explain_tick
@@ -79,6 +80,9 @@ _ERROR_WIDTH: Final = 1_000
 @click.option("--trigger", type=click.Choice(get_args(Trigger)), help="Only runs with this trigger.")
 @click.option("--database", "only", metavar="NAME", help="Only runs of this database.")
 @page_options(limit=20, most=1000)
+@click.option(
+    "--skip", type=click.IntRange(0, MOST_ARCHIVED), default=0, help="With a single run: skip so many archived rows."
+)
 def runs(
     which: str | None,
     outcome: str | None,
@@ -86,14 +90,17 @@ def runs(
     only: str | None,
     limit: int,
     before: str | None,
+    skip: int,
     **times: str | None,
 ) -> None:
     """List the runs of all workers or of worker NAME, newest first, or show the run with this ID.
 
     A run is one attempt of any trigger: schedule, enqueue, cli or parent. AGE is the time since its start. The list
-    includes skipped and missed ticks. "lost?" is a run without a recent heartbeat; the next run takes over from it.
+    includes skipped and missed ticks. "silent" is a run whose heartbeat is late. "lost?" is a run that has missed
+    three; the next run takes over from it.
 
-    A single run is shown with its process, the records that it rejected and, if an error ended it, the traceback.
+    A single run is shown with its process, the records that it rejected, the keys of the rows that it archived and the
+    command that restores them, and, if an error ended it, the traceback.
 
     With several databases, the ID of a run is preceded by the name of its database, as in ci:4711, unless that is main.
 
@@ -110,7 +117,9 @@ def runs(
             if filtered:
                 raise WrongArgument(f"run {which} is a single run; the options --since to --before filter lists")
             with using_database_of(run), translate_postgres_errors():
-                _print_run(run_with(run), failures_of(run[1]), sweeps, settings, database_now())
+                record = run_with(run)
+                undo = undo_of(record, sweeps, skip=skip, limit=limit)
+                _print_run(record, failures_of(run[1]), undo, sweeps, settings, database_now())
             return
 
         def wanted(now: datetime) -> RunFilter:
@@ -217,6 +226,7 @@ def _main_counts(record: RunRecord, sweeps: Mapping[str, Sweep]) -> str:
 def _print_run(
     record: RunRecord,
     failures: RunFailures,
+    undo: Undo | None,
     sweeps: Mapping[str, Sweep],
     settings: Settings,
     now: datetime,
@@ -225,12 +235,14 @@ def _print_run(
     answer = explain_run(record, sweep, now, settings.timezone)
     explained = {"origin": answer.origin, "meaning": answer.meaning, "next_step": answer.next_step}
     attempts = [each.run_id for each in answer.attempts]
-    if print_as_json({**as_json(record), **as_json(failures), **explained, "attempts": attempts}):
+    if print_as_json({**as_json(record), **as_json(failures), **explained, "attempts": attempts, "undo": undo}):
         return
     say(f"run {record.label} of {record.worker}: {outcome_of(record)}", style="bold")
     for label, text in (("started", answer.origin), ("result", answer.meaning), ("next", answer.next_step)):
         if text:
             say(f"{label}: {text}")
+    if undo is not None:
+        say(f"undo: {undo.text}{f': {undo.command}' if undo.command else ''}")
     out.print()
     print_table(_details(record, sweep, now))
     if len(answer.attempts) > 1:
@@ -240,6 +252,12 @@ def _print_run(
         say(f"\nrejected: {counted(each.rows, 'record')}: {in_one_line(each.error, _ERROR_WIDTH)}")
         for sample in each.records:
             say(f"  {in_one_line(json.dumps(sample, ensure_ascii=False), _ERROR_WIDTH)}")
+    for archived in undo.archived if undo is not None else ():
+        say(f"\narchived rows of {archived.table}, by key:")
+        for key in archived.keys:
+            say(f"  {in_one_line(json.dumps(key, ensure_ascii=False), _ERROR_WIDTH)}")
+    if undo is not None and undo.next_skip is not None:
+        say(f"further ones: add --skip {undo.next_skip}")
     if failures.traceback:
         out.print(f"\n{failures.traceback.rstrip()}", soft_wrap=True)
 

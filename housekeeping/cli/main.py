@@ -99,6 +99,7 @@ _COMMANDS: Final = {
     "pause": ("housekeeping.cli.operate:pause", "Pause a worker."),
     "narrow": ("housekeeping.cli.operate:narrow", "Temporarily lower a worker's limits."),
     "resume": ("housekeeping.cli.operate:resume", "Resume a paused or narrowed worker."),
+    "stop": ("housekeeping.cli.operate:stop", "Stop one running run after its batch."),
     "acknowledge": ("housekeeping.cli.operate:acknowledge", "Acknowledge active alerts until they end."),
     "restore": ("housekeeping.cli.undo:restore", "Restore what a run has moved to an archive."),
     "leases": ("housekeeping.cli.queues:leases", "List and release leases."),

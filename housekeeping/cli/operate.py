@@ -1,4 +1,4 @@
-"""``housekeeping pause``, ``narrow``, ``resume``, ``acknowledge``, ``actions``: what operators change, and its log."""
+"""``pause``, ``narrow``, ``resume``, ``stop``, ``acknowledge``, ``actions``: what operators change, and its log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import click
 
+from housekeeping.cli.ask import parse_run, run_with, using_database_of
 from housekeeping.cli.main import load_settings, load_workers
 from housekeeping.cli.output import (
     complete_worker,
     json_option,
+    notify,
     page_options,
     print_as_json,
     print_list,
@@ -27,8 +29,9 @@ from housekeeping.core.logs import in_one_line
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
+from housekeeping.engine.restore import warning_of_restored_rows
 from housekeeping.insight.wording import as_json, find_worker, format_time, parse_future_time
-from housekeeping.ledger import operators, schema
+from housekeeping.ledger import history, operators, schema
 from housekeeping.ledger.alerts import acknowledge as acknowledge_alerts
 from housekeeping.ledger.alerts import describe_acknowledged
 from housekeeping.ledger.history import name_database
@@ -189,20 +192,49 @@ def narrow(
 def resume(name: str | None, every: bool) -> None:
     """Resume worker NAME with its own limits; it runs at its next tick.
 
-    Ticks and messages during the pause were skipped, not kept. The next run finds all rows that are stale by then.
+    Ticks and messages during the pause were skipped, not kept. The next run finds all rows that are stale by then, also
+    those that "housekeeping restore" has brought back: a warning says how many.
     """
     _, sweeps = load_workers()
 
     def end(worker: str) -> _Change:
         user = command_line_user()
         with record_action("resume", worker, user) as outcome:
+            warning = None if worker.startswith(_PURGE) else warning_of_restored_rows(worker)
             ended = operators.resume(worker)
             is_purge = worker.startswith(_PURGE)
             now = "can be continued: housekeeping purge --resume" if is_purge else "resumes at its next tick"
             outcome.result = f"{worker} {now if ended else 'was neither paused nor narrowed'}"
-        return outcome.result, {"worker": worker, "state": "on", "changed": ended}
+        if warning is not None:
+            notify(f"warning: {worker}: {warning}")
+        return outcome.result, {"worker": worker, "state": "on", "changed": ended, "warning": warning}
 
     _for_each(_workers(sweeps, name, every), end)
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@json_option("Print a JSON object that says whether the run was asked to stop.")
+def stop(run_id: str) -> None:
+    """Stop the running run RUN after its current batch. Its worker stays active.
+
+    The run ends as "partial" with the reason "stopped", and "housekeeping runs RUN" says who stopped it. Committed
+    batches stay. A run between two batches notices within 20 seconds. The run's message or tick counts as done. The
+    next tick starts a new run, which resumes where this one stopped: to prevent that, "housekeeping pause NAME".
+
+    Also stops a purge, a restore and a run of another process. "housekeeping runs --outcome running" lists the runs.
+
+    \b
+    housekeeping stop 4711
+    """
+    load_workers()
+    label, user = parse_run(run_id), command_line_user()
+    with using_database_of(label), translate_postgres_errors():
+        record = run_with(label)
+        with record_action("stop", record.label, user) as outcome:
+            changed, outcome.result = history.stop(record, user)
+    if not print_as_json({"run": record.label, "worker": record.worker, "changed": changed, "result": outcome.result}):
+        say(outcome.result)
 
 
 def _override(

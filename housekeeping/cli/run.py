@@ -100,6 +100,8 @@ def plan(name: str, argument: str | None) -> None:
     out.print()
     out.print(planned.in_words, style="bold")
     print_checks(planned.checks)
+    if planned.backlog_forecast is not None:
+        say(f"backlog: {planned.backlog_forecast.text}")
 
 
 def print_plan(planned: Plan) -> None:
@@ -322,6 +324,8 @@ def run(
         notify(in_words(result.counts[UNCONFIRMED]))
     if result.reason == "shutdown":
         report_interruption(result, "the next run resumes")
+    if result.reason == "stopped":
+        notify(f"{name} was stopped by an operator (housekeeping actions); the next run resumes")
     if result.exit_code:
         if result.error is not None and context.find_root().params.get("debug"):
             raise result.error

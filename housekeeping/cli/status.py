@@ -82,6 +82,9 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep]) -> None:
     if found.processes.listed:
         out.print()
         print_table(_processes_table(found.processes, now))
+    for each in statuses:
+        if each.forecast is not None and each.forecast.is_notable:
+            say(in_one_line(f"backlog of {each.worker}: {each.forecast.text}", _REASON_WIDTH))
     for lease in found.leases:
         say(in_one_line(_lease_line(lease), _REASON_WIDTH))
     for each in statuses:

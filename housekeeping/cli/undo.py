@@ -41,13 +41,13 @@ from housekeeping.core.settings import LARGEST_BATCH, MAIN
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.engine import RunResult
-from housekeeping.engine.purge import BATCH_SIZE, PurgeRequest, PurgeSweep, recorded_request, request_of, sweep_of
-from housekeeping.engine.restore import PREFIX, Restoration, restoration_of, sweeps_of_archived_run
+from housekeeping.engine.purge import BATCH_SIZE, PurgeRequest, PurgeSweep, request_of, sweep_of
+from housekeeping.engine.restore import Restoration, restoration_of, sweep_of_run, sweeps_of_archived_run
 from housekeeping.insight.plan import PurgePlan, notable, plan_purge
 from housekeeping.insight.wording import format_counts
 from housekeeping.ledger import schema
 from housekeeping.ledger.operators import command_line_user, record_action
-from housekeeping.ledger.runs import PURGE, Counts
+from housekeeping.ledger.runs import Counts
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
 
@@ -273,17 +273,7 @@ def _sweep_of(label: tuple[str, int], sweeps: Mapping[str, Sweep]) -> Sweep:
             names = ", ".join(sweep.name for sweep in found)
             raise WrongArgument(f"run {label[1]} is no longer in the ledger, and may be one of: {names}") from None
         return found[0]
-    worker = record.worker
-    if PURGE in record.counts:
-        return sweep_of(recorded_request(record))
-    if worker.startswith(PREFIX):
-        raise WrongArgument(f"run {label[1]} has restored rows; give the run that archived them")
-    if worker not in sweeps:
-        raise WrongArgument(f"run {label[1]} is one of {worker}, which is not declared here (HOUSEKEEPING_SWEEPS)")
-    if sweeps[worker].database != label[0]:
-        now = sweeps[worker].database
-        raise WrongArgument(f"run {label[1]} was in the database {label[0]!r}, but {worker} is in {now!r} now")
-    return sweeps[worker]
+    return sweep_of_run(record, sweeps)
 
 
 def _restore(restoration: Restoration, user: str, *, pause: bool) -> RunResult:

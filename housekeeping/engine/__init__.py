@@ -39,6 +39,7 @@ Verdict = tuple[Outcome, str | None]
 DONE: Final[Verdict] = ("done", None)
 PAUSED: Final[Verdict] = ("partial", "paused")
 SHUTDOWN: Final[Verdict] = ("partial", "shutdown")
+STOPPED: Final[Verdict] = ("partial", "stopped")
 OUT_OF_TIME: Final[Verdict] = ("partial", "out_of_time")
 THROTTLED: Final[Verdict] = ("partial", "gate")
 

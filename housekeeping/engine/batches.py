@@ -28,6 +28,7 @@ from housekeeping.engine import (
     OUT_OF_TIME,
     PAUSED,
     SHUTDOWN,
+    STOPPED,
     THROTTLED,
     RunRequest,
     RunState,
@@ -46,7 +47,7 @@ from housekeeping.engine.failures import (
 from housekeeping.engine.guard import RowLimit
 from housekeeping.engine.speed import Speed, Throttle, throttled_tables
 from housekeeping.ledger import runs
-from housekeeping.ledger.operators import Override, override_of
+from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import Counts, Cursor, RunStart
 from housekeeping.sweeps.stage import Batch, BatchResult, Divisible, Failure, Position, Stage, as_cursor
 from housekeeping.sweeps.table_stage import TableStage
@@ -60,8 +61,8 @@ MOST_FAILURES: Final = 1000
 FEW_FAILURES: Final = 20
 #: Seconds after which a wait between batches looks at pauses, the lease and the heartbeat.
 _LONGEST_WAIT_S: Final = 1.0
-#: Verdicts of a run that was stopped. It does not fail with a pending error, because the next run meets it as well.
-_STOPPED: Final = (SHUTDOWN, PAUSED)
+#: Verdicts of a run that was interrupted. It does not fail with a pending error, because the next run meets it as well.
+_INTERRUPTED: Final = (SHUTDOWN, PAUSED, STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +272,6 @@ class Batches:
         counts = added(counts, result)
         place, done = self._continued(place, result)
         verdict = done if is_closed else self._verdict_after(counts, result, done)
-        if verdict is None and self._speed.is_paused:
-            verdict = PAUSED
         if verdict is not None and not is_closed:
             with database.atomic():
                 counts = self._close(counts, place, verdict, result)
@@ -288,9 +287,9 @@ class Batches:
             verdict = self._verdict_after(counts, result, done)
             if verdict is None:
                 self._speed.apply(self._commit.advance(counts, self._traversal.cursor_at(after)))
-                if not self._speed.is_paused:
+                verdict = self._stopped()
+                if verdict is None:
                     return counts, after, None
-                verdict = PAUSED
             return self._close(counts, after, verdict, result), after, verdict
 
         result, after = self._commit.in_transaction(self._stages[place.stage], apply, record)
@@ -303,7 +302,7 @@ class Batches:
 
         def record(result: BatchResult) -> _After:
             counts = added(self._state.counts, result)
-            self._commit.advance(counts, self._traversal.cursor_at(place))
+            self._speed.apply(self._commit.advance(counts, self._traversal.cursor_at(place)))
             return counts, place, None
 
         result, after = self._commit.in_transaction(self._stages[place.stage], apply, record)
@@ -388,9 +387,7 @@ class Batches:
             return done
         if (reached := self._row_limit.reached(counts)) is not None:
             return reached
-        if self._request.stopping.is_set():
-            return SHUTDOWN
-        return OUT_OF_TIME if self._budget.exceeded() else None
+        return self._stopped() or (OUT_OF_TIME if self._budget.exceeded() else None)
 
     def _after_batch(self, result: BatchResult) -> None:
         """Leave the stage if row after row fails.
@@ -418,7 +415,7 @@ class Batches:
 
     def _error_at_end(self, verdict: Verdict, result: BatchResult) -> BaseException | None:
         """Return the error with which the run fails despite this verdict; None without one, or if it was stopped."""
-        if verdict in _STOPPED:
+        if verdict in _INTERRUPTED:
             return None
         if result.unreachable is not None:
             return result.unreachable
@@ -459,18 +456,20 @@ class Batches:
         return None
 
     def _read_override(self) -> None:
-        """Read the worker's override between two batches, so that a pause ends a long wait."""
+        """Read the run's override between two batches, so that a pause or a stop ends a long wait."""
         try:
-            self._speed.apply(override_of(self._request.sweep.name))
+            self._speed.apply(runs.check(self._run_id))
         except PeeweeException as error:
             if not is_connection_lost(error):  # the next batch connects again
                 raise
 
     def _stopped(self) -> Verdict | None:
-        """Return the verdict of a run that a shutdown or a pause ends; None if it continues."""
+        """Return the verdict of a run that a stop, a shutdown or a pause ends; None if it continues."""
+        if self._speed.stopped == "stopped":
+            return STOPPED  # also during a shutdown, after which the message would run again
         if self._request.stopping.is_set():
             return SHUTDOWN
-        return PAUSED if self._speed.is_paused else None
+        return None if self._speed.stopped is None else PAUSED
 
     def _must_stop(self) -> bool:
         """Return whether the run ends at once; send a heartbeat if one is due."""
@@ -490,7 +489,7 @@ class Batches:
         The lease alone is not proof: its clock stops while a machine sleeps.
         """
         self._check_lease()
-        runs.check(self._run_id)
+        self._speed.apply(runs.check(self._run_id))
 
     def _bisect(self, stage: Divisible, batch: Batch, prepared: Any, error: Exception) -> None:
         """Process a failed batch in parts, each in its own transaction. The cursor moves after the last part."""

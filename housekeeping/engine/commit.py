@@ -101,7 +101,7 @@ class Commit:
     ) -> tuple[BatchResult, Override | None, bool]:
         """Commit a batch together with its counts and cursor, in one round trip.
 
-        Returns its result, the worker's override now, and whether the run's row was closed as done.
+        Returns its result, the run's override now, and whether the run's row was closed as done.
 
         Parameters:
           counts, cursor: Those of the run before the batch.
@@ -119,7 +119,7 @@ class Commit:
         with span("housekeeping.batch"):
             rows = statement.rows_at_once(*(batch.after or ()), *own)
         width = 1 + len(stage.order) + len(stage.columns) if with_rows else 0
-        position, picked, override, self._heartbeat_at, _, *numbers = rows[0][width:]
+        position, picked, override, stopped_by, self._heartbeat_at, _, *numbers = rows[0][width:]
         result = BatchResult(
             counted(stage, numbers),
             *stage.position_after(batch, None if position is None else tuple(json.loads(position)), picked),
@@ -127,7 +127,7 @@ class Commit:
         )
         if result.rows:
             self._collect(stage, result)
-        return result, override_from(self._worker, override), ends_run and picked < stage.batch_size
+        return result, override_from(self._worker, override, stopped_by), ends_run and picked < stage.batch_size
 
     def after_lost_answer(self, error: Exception) -> RunRow | None:
         """Return what the ledger has after a batch whose answer was lost; None if the batch did not commit.
@@ -169,7 +169,7 @@ class Commit:
         raise AssertionError("the last try returns or raises")
 
     def advance(self, counts: Counts, cursor: Cursor | None) -> Override | None:
-        """Write counts and cursor in the open transaction; return the worker's override."""
+        """Write counts and cursor in the open transaction; return the run's override."""
         return runs.advance(self._run_id, counts, cursor, self._fence)
 
     def close(self, verdict: tuple[Outcome, str | None], counts: Counts, cursor: Cursor | None) -> None:
@@ -178,7 +178,7 @@ class Commit:
         runs.finish(self._run_id, outcome, reason, counts=counts, cursor=cursor, fence=self._fence)
 
     def beat(self) -> Override | None:
-        """Write a heartbeat between two batches; return the worker's override."""
+        """Write a heartbeat between two batches; return the run's override."""
         self._heartbeat_at = None
         with database.atomic():
             return runs.beat(self._run_id)
@@ -306,6 +306,7 @@ class Commit:
             numbers.c.position.cast("text"),
             numbers.c.picked,
             advanced.c.override,
+            advanced.c.stopped_by,
             advanced.c.heartbeat_at,
             Case(None, [(is_expected, "true")], REFUSED).cast("boolean"),
             *done,

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from operator import and_
 from typing import Any, Final
 
-from peewee import JOIN, OP, SQL, Column, Expression, Model, Select, Tuple, fn
+from peewee import JOIN, OP, SQL, Column, Expression, Model, PeeweeException, Select, Tuple, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
+from housekeeping.core.logs import counted, error_line
 from housekeeping.database.catalog import ColumnType, identify, key_of, quoted_name, read_columns, table_of
 from housekeeping.database.connection import database
+from housekeeping.database.errors import is_unavailable
 from housekeeping.engine import RunResult
+from housekeeping.engine.purge import recorded_request, sweep_of
 from housekeeping.engine.run import run_sweep
-from housekeeping.ledger import operators, runs
+from housekeeping.ledger import history, operators, runs
+from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.operators import Override
-from housekeeping.ledger.runs import RESTORE
+from housekeeping.ledger.runs import PURGE, RESTORE
+from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, inserted
 from housekeeping.sweeps.conditions import condition_on
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.stage import Batch, BatchResult
-from housekeeping.sweeps.table_stage import AS_WRITTEN, TableStage, Write, count_of
+from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, as_cursor
+from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, AS_WRITTEN, TableStage, Write, count_of
 from housekeeping.sweeps.validate_tables import archives_of
 from housekeeping.sweeps.values import Guard, Limits
 
@@ -309,6 +314,125 @@ def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int
         newest_first=True,
     )
     return RestoredTable(source, stage, tuple(sorted(present - {*ADDED, *(column.name for column in columns)})))
+
+
+def sweep_of_run(record: RunRecord, sweeps: Mapping[str, Sweep]) -> Sweep:
+    """Return the sweep of a run that may have archived rows: a declared one, or that of a purge.
+
+    Raises:
+      WrongArgument: The run has restored rows itself, or its sweep or table is no longer there.
+    """
+    worker = record.worker
+    if PURGE in record.counts:
+        return sweep_of(recorded_request(record))
+    if worker.startswith(PREFIX):
+        raise WrongArgument(f"run {record.label} has restored rows; give the run that archived them")
+    if worker not in sweeps:
+        raise WrongArgument(f"run {record.label} is one of {worker}, which is not declared here (HOUSEKEEPING_SWEEPS)")
+    if sweeps[worker].database != record.database:
+        now = sweeps[worker].database
+        raise WrongArgument(f"run {record.label} was in the database {record.database!r}, but {worker} is in {now!r}")
+    return sweeps[worker]
+
+
+#: Archived rows of a run that are counted at most, and of which keys can be listed.
+MOST_ARCHIVED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedTable:
+    """Rows of one run in an archive.
+
+    Attributes:
+      table: The table that they come from.
+      rows: Their number, counted up to `MOST_ARCHIVED`.
+      keys: The keys of some of them, in the order in which they were archived.
+    """
+
+    table: str
+    rows: Backlog
+    keys: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What of a run can be undone.
+
+    Attributes:
+      text: In words.
+      command: What an operator types; None if nothing can be undone.
+      archived: The rows that a restore would bring back.
+      next_skip: How many rows to skip for the next keys; None if none follow.
+    """
+
+    text: str
+    command: str | None = None
+    archived: Sequence[ArchivedTable] = ()
+    next_skip: int | None = None
+
+
+def undo_of(record: RunRecord, sweeps: Mapping[str, Sweep], *, skip: int, limit: int) -> Undo | None:
+    """Return what of a run in the current database can be undone; None for a run that has processed nothing.
+
+    Parameters:
+      skip, limit: The keys to list, of each table.
+
+    Raises:
+      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
+    """
+    if RESTORE in record.counts or not any(type(each) is int and each for each in record.counts.values()):
+        return None
+    if not record.counts.get(ARCHIVED_ROWS):
+        return Undo("its changes cannot be undone: it has archived no rows")
+    try:
+        archives: Any = archives_of(sweep_of_run(record, sweeps).declared_stages())
+        found = [_archived(archive, source, record.run_id, skip, limit) for archive, (source, _) in archives.items()]
+    except WrongArgument as error:
+        return Undo(f"its rows cannot be restored from here: {error}")
+    except PeeweeException as error:
+        if is_unavailable(error):
+            raise
+        return Undo(f"whether its rows can be restored is unknown, the archive cannot be read: {error_line(error)}")
+    archived = [each for each in found if each.rows.rows]
+    if not archived:
+        return Undo("its changes cannot be undone: its rows are no longer in the archive, or have been restored")
+    rows = ", ".join(f"{each.rows} of {each.table}" for each in archived)
+    following = skip + limit if any(each.rows.rows > skip + limit for each in archived) else None
+    text = f"these archived rows can be restored: {rows}"
+    return Undo(text, f"housekeeping restore {record.label}", archived, following)
+
+
+def _archived(archive: Any, source: type[Model], run_id: int, skip: int, limit: int) -> ArchivedTable:
+    of_run = archive.select(SQL("1")).where(getattr(archive, ARCHIVED_BY_RUN) == run_id).limit(MOST_ARCHIVED + 1)
+    rows = int(Select((of_run.alias("of_run"),), [fn.COUNT(SQL("1"))]).tuples().execute(database)[0][0])
+    names = [column.column_name for column in key_of(source)]
+    keys = archive.select(*(archive._meta.columns[name] for name in names)).where(
+        getattr(archive, ARCHIVED_BY_RUN) == run_id
+    )
+    listed = keys.order_by(*key_of(archive)).offset(min(skip, MOST_ARCHIVED)).limit(limit).tuples().execute(database)
+    return ArchivedTable(
+        quoted_name(source).replace('"', ""),
+        Backlog(min(rows, MOST_ARCHIVED), rows <= MOST_ARCHIVED),
+        [dict(zip(names, as_cursor(row) or (), strict=True)) for row in listed],
+    )
+
+
+def warning_of_restored_rows(worker: str) -> str | None:
+    """Return what the worker's next run does to rows that were restored since its last one; None without such rows."""
+    last = Run.select(fn.MAX(Run.id)).where((Run.worker == worker) & history.began()).scalar() or 0
+    restores = [each for each in history.recent(f"{PREFIX}{worker}", _RESTORES) if each.run_id > last]
+    rows = sum(each.counts.get(RESTORED) or 0 for each in restores)
+    if not rows:
+        return None
+    return f"the next run processes {counted(rows, 'restored row')} again if still stale, {_named(restores)}"
+
+
+_RESTORES: Final = 50  # restores since the last run that are read
+
+
+def _named(restores: Sequence[RunRecord]) -> str:
+    of = dict.fromkeys(str(each.counts[RESTORE]["run_id"]) for each in restores if each.counts.get(RESTORED))
+    return f"of {'run' if len(of) == 1 else 'runs'} {', '.join(of)}"
 
 
 def sweeps_of_archived_run(sweeps: Iterable[Sweep], run: tuple[str, int]) -> list[Sweep]:

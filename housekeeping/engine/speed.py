@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from peewee import PeeweeException
 
@@ -55,10 +55,10 @@ class Speed:
     Parameters:
       stages: The run's stages. Their batch sizes are never exceeded.
       budget: The run's time, which a narrowed worker has less of.
-      ignores_pause: True for a run that was forced.
+      ignores_pause: True for a run that was forced. It can still be stopped.
 
     Attributes:
-      is_paused: Whether an operator has paused the worker.
+      stopped: Why the run ends after its batch: an operator has paused the worker or stopped the run; None if neither.
       most_rows: Most rows of a batch by the rows per second: those of one second, so that the load is even; None for
         any number.
     """
@@ -74,7 +74,7 @@ class Speed:
         ignores_pause: bool = False,
     ) -> None:
         self.throttle = throttle
-        self.is_paused = False
+        self.stopped: Literal["paused", "stopped"] | None = None
         self._own_rows_per_s, self._rest = sweep.limits.rows_per_s, sweep.limits.rest
         self._pace(None)
         self._progress_counts = sweep.progress_counts
@@ -92,8 +92,15 @@ class Speed:
 
     def apply(self, override: Override | None) -> None:
         """Apply the operators' override from now on; None for the worker's own limits."""
+        if self.stopped == "stopped":
+            return  # it is not taken back
         narrow = override if override is not None and override.state == "narrow" else None
-        self.is_paused = not self._ignores_pause and override is not None and override.state == "paused"
+        self.stopped = None
+        if override is not None and override.state == "stopped":
+            logger.info("Run is stopped after its batch", user=override.said_by)
+            self.stopped = "stopped"
+        elif override is not None and override.state == "paused" and not self._ignores_pause:
+            self.stopped = "paused"
         self._narrowed = narrow.batch_size if narrow else None
         self._pace(narrow.rows_per_s if narrow else None)
         self._budget.narrow(narrow.max_runtime if narrow else None)

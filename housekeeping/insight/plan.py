@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal
 
 from peewee import OP, SQL, Expression, PeeweeException, ProgrammingError, Query, Select, fn
@@ -47,9 +47,10 @@ from housekeeping.engine.gates import (
 from housekeeping.engine.guard import UNCONFIRMED, CountFailed, RowGuard, count_rows
 from housekeeping.engine.purge import PurgeRequest, PurgeSweep
 from housekeeping.engine.run import classify_error
+from housekeeping.insight.trends import BacklogForecast, forecast_backlog
 from housekeeping.insight.wording import next_tick
-from housekeeping.ledger import runs
-from housekeeping.ledger.operators import Override
+from housekeeping.ledger import history, runs
+from housekeeping.ledger.operators import Override, override_of
 from housekeeping.ledger.processes import Processes
 from housekeeping.ledger.runs import NOT_SENT, Outcome
 from housekeeping.sweeps.declaration import Sweep
@@ -149,6 +150,7 @@ class Plan(Forecast):
       clock_skew: The difference between this machine's clock and the database's; None if not measured.
       pace: Rows per second in the worker's last runs; None without such runs.
       max_rows_per_s: The worker's limit; None for no limit.
+      backlog_forecast: When its stale rows will be done; None if unknown.
     """
 
     worker: str
@@ -160,6 +162,7 @@ class Plan(Forecast):
     triggers: Sequence[Trigger] = ()
     warnings: Sequence[str] = ()
     max_rows_per_s: float | None = None
+    backlog_forecast: BacklogForecast | None = None
 
     @property
     def unconfirmed(self) -> str | None:
@@ -220,6 +223,7 @@ class Plan(Forecast):
                 for each, batches in self.stages
             ],
             **Forecast.as_json(self),
+            "forecast": self.backlog_forecast,
             "warnings": self.warnings,
             "references": self.references,
             "triggers": self.triggers,
@@ -273,7 +277,20 @@ def plan(
         request = RunRequest(sweep=sweep, argument=argument, force=force, confirmed=confirmed)
         # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
         found = forecast(request, stages, skews, planned.now, settings)
-    return replace(planned, checks=found.checks, next_tick=found.next_tick)
+        course = None if settings is None else _backlog_forecast(sweep, planned, settings.timezone)
+    return replace(planned, checks=found.checks, next_tick=found.next_tick, backlog_forecast=course)
+
+
+def _backlog_forecast(sweep: Sweep, planned: Plan, zone: tzinfo) -> BacklogForecast | None:
+    try:
+        with translate_postgres_errors(), time_limit(_COUNT_TIME, LOCK_TIME):
+            last = next(iter(history.recent(sweep.name, 1)), None)
+            known: Any = {"ended": last_ended(sweep), "override": override_of(sweep.name), "open_run": last}
+            return forecast_backlog(sweep, planned.stale, planned.now, zone, **known)
+    except Exception as error:  # before `housekeeping init`, or of a locked table
+        if is_unavailable(error):
+            raise
+        return None
 
 
 def forecast_now(sweep: Sweep, clock: ClockSkew, settings: Settings) -> Forecast:

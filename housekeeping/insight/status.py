@@ -46,6 +46,7 @@ from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.guard import UNCONFIRMED, count_stale, processed_rows
 from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.insight.alerts import Headline, explained, what_is_wrong
+from housekeeping.insight.trends import BacklogForecast, forecast_backlog
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.alerts import Alert, AlertKey, merged, reconcile
@@ -82,6 +83,7 @@ class WorkerStatus:
       rejected: Failures and rejections of the last runs by argument and cause, failed runs and then most rows first.
       rejected_more: The number of further causes and arguments.
       problem: Why the worker is not set up; None when it is.
+      forecast: When the backlog will be done; None if it could not be counted.
       ended: Its last runs that ended, oldest first.
       database: Name of its database.
     """
@@ -99,6 +101,7 @@ class WorkerStatus:
     counted_at: datetime | None = None
     held: Backlog | None = None
     oldest: Any = None
+    forecast: BacklogForecast | None = None
     alarms: list[Alert] = field(default_factory=list)
     rejected: Sequence[Standing] = ()
     rejected_more: int = 0
@@ -125,6 +128,7 @@ class WorkerStatus:
             "last_success": self.last_success,
             "arrived_per_hour": self.rates.arrived if self.rates else None,
             "drained_per_hour": self.rates.drained if self.rates else None,
+            "forecast": self.forecast,
             "alarms": self.alarms,
             "rejected": self.rejected,
             "rejected_more": self.rejected_more,
@@ -167,7 +171,7 @@ def worker_status(
     )
     if problem is not None:
         return status
-    waiting, counted_at, first, on_hold = None, None, None, None
+    waiting, counted_at, first, on_hold, course = None, None, None, None, None
     seen = _observe(sweep, status, now, zone, processes)
     try:
         if not count:
@@ -177,6 +181,7 @@ def worker_status(
             waiting = backlog(sweep, now, limit)
             first = oldest(sweep, now)
             on_hold = held(sweep, now, limit)
+            course = forecast_backlog(sweep, waiting, now, zone, ended=ended, override=switch, open_run=last)
         seen = replace(seen, waiting=waiting)
     except Exception as error:
         if is_unavailable(error):
@@ -192,6 +197,7 @@ def worker_status(
         counted_at=counted_at,
         held=on_hold,
         oldest=first,
+        forecast=course,
         alarms=worker_alerts(sweep, seen),
         rejected=rejected,
         rejected_more=rejected_more,
@@ -253,13 +259,14 @@ def last_run(sweep: Sweep) -> RunRecord | None:
 def _run_as_json(run: RunRecord) -> dict[str, Any]:
     names = ("run_id", "outcome", "reason", "trigger", "tick", "started_at", "duration_s", "counts", "error")
     values = run.as_json()
-    return {name: values[name] for name in (*names, "heartbeat_age_s", "maybe_lost")}
+    return {name: values[name] for name in (*names, "heartbeat_age_s", "silent", "maybe_lost")}
 
 
 #: Rows counted at most; the count's time limit usually ends it earlier.
 _COUNTED: Final = 10_000_000
 #: Shorter runs are over before their progress is of use, so their rows are not counted.
 _MIN_DURATION: Final = timedelta(seconds=5)
+_FRESH_S: Final = 5.0  # age of a heartbeat up to which the rate and the time left are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +279,7 @@ class Progress:
       total: The processed and the stale rows; None if not counted.
       elapsed_s: Seconds from the run's start until `done` was counted.
       limit_s: Seconds after which the run starts no new batch.
+      silent_s: Seconds since then.
     """
 
     run_id: int | None
@@ -279,6 +287,7 @@ class Progress:
     total: Backlog | None
     elapsed_s: float
     limit_s: float
+    silent_s: float = 0.0
 
     @property
     def rows_per_s(self) -> float | None:
@@ -306,11 +315,22 @@ class Progress:
 
 
 def progress_of(
-    sweep: Sweep, counts: dict[str, Any], total: Backlog | None, elapsed_s: float, run_id: int | None = None
+    sweep: Sweep,
+    counts: dict[str, Any],
+    total: Backlog | None,
+    elapsed_s: float,
+    run_id: int | None = None,
+    silent_s: float = 0.0,
 ) -> Progress:
     """Return the progress of a run with these counts."""
     done = processed_rows(counts, sweep.progress_counts)
-    return Progress(run_id, done, total, elapsed_s, sweep.limits.runtime.total_seconds())
+    return Progress(run_id, done, total, elapsed_s, sweep.limits.runtime.total_seconds(), silent_s)
+
+
+def progress_of_run(sweep: Sweep, run: RunRecord, total: Backlog | None = None) -> Progress:
+    """Return the progress of an open run until its last heartbeat: nothing is known of the time since then."""
+    elapsed_s = (run.heartbeat_at - run.started_at).total_seconds()
+    return progress_of(sweep, run.counts, total, elapsed_s, run.run_id, run.silent_s or 0.0)
 
 
 def count_left(sweep: Sweep, now: datetime | None = None, argument: Any = None) -> Backlog | None:
@@ -333,6 +353,8 @@ def count_left(sweep: Sweep, now: datetime | None = None, argument: Any = None) 
 def format_progress(progress: Progress) -> str:
     """Return the progress of a run in one line: ``1,500 of 10,000 rows (15 %), 500 rows/s, 17 s left``."""
     parts = [_done_of_total(progress)]
+    if progress.silent_s > _FRESH_S:
+        return f"{parts[0]}, last heartbeat {format_duration(progress.silent_s)} ago"
     if (rows_per_s := progress.rows_per_s) is not None:
         parts.append(f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 1 else f"{rows_per_s:.2g} rows/s")
     if (left_s := progress.left_s) is not None and progress.total is not None:
@@ -372,8 +394,7 @@ class ProgressReader:
             open_runs.add(run)
             if run not in self._totals:
                 self._totals[run] = self._total(sweep, last)
-            elapsed_s = elapsed.total_seconds() - (last.silent_s or 0.0)
-            progress[sweep.name] = progress_of(sweep, last.counts, self._totals[run], elapsed_s, last.run_id)
+            progress[sweep.name] = progress_of_run(sweep, last, self._totals[run])
         self._totals = {run: total for run, total in self._totals.items() if run in open_runs}
         return progress
 

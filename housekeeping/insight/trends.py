@@ -1,19 +1,29 @@
-"""Trends of the runs: outcomes, processed rows, durations and backlogs in intervals of equal length, for charts."""
+"""Trends of the runs: charts of what they have done, and the forecast of when a backlog will be done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
+from math import ceil
 from typing import Any, Final, Literal
 
-from peewee import SQL, Case, NodeList, Select, ValuesList, fn
+from peewee import SQL, Case, NodeList, PeeweeException, Select, ValuesList, fn
 
+from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable
+from housekeeping.core.logs import counted
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
+from housekeeping.database.errors import is_unavailable
+from housekeeping.engine.alerts import pace, rates
+from housekeeping.ledger.history import RunRecord
+from housekeeping.ledger.operators import Override
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stage import Backlog
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.validate_tables import stages_of
 
 Range = Literal["hour", "day", "week"]
 
@@ -182,3 +192,232 @@ def _add_backlogs(found: Sequence[Interval], highest: dict[int, tuple[int, bool]
         if last is not None:
             interval.backlog = (interval.backlog or 0) + last[0]
             interval.backlog_exact &= last[1]
+
+
+#: Runs that a forecast follows one by one. It extends their average beyond them.
+_FOLLOWED: Final = 300
+#: A forecast of a later time would say nothing.
+_LATEST: Final = timedelta(days=365)
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogForecast:
+    """When a worker's backlog will be done, if its runs process rows as fast as the last ones did.
+
+    Attributes:
+      rows: The stale rows.
+      estimated: Whether `rows` is PostgreSQL's estimate, because there are more rows than were counted.
+      done_at: When no row is left; None if never or unknown.
+      runs: The runs that it takes, with the one that is at work; None if never or unknown.
+      catches_up: False if more rows become stale than the runs can process; None if unknown.
+      text: All of this in words.
+    """
+
+    rows: int
+    estimated: bool
+    text: str
+    done_at: datetime | None = None
+    runs: int | None = None
+    catches_up: bool | None = None
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether it says more than that one run will process everything, or that there was no run yet."""
+        return self.estimated or self.catches_up is False or (self.runs or 0) > 1
+
+
+def forecast_backlog(
+    sweep: Sweep,
+    stale: Backlog,
+    now: datetime,
+    zone: tzinfo,
+    *,
+    ended: Sequence[RunRecord],
+    override: Override | None = None,
+    open_run: RunRecord | None = None,
+) -> BacklogForecast | None:
+    """Return when a worker's backlog will be done; None for a disabled worker.
+
+    Parameters:
+      stale: The stale rows, counted up to a limit. If there are more, PostgreSQL's planner estimates them.
+      zone: Time zone of the schedule.
+      ended: The worker's last runs, oldest first.
+      override: What operators have set for the worker.
+      open_run: Its newest run. It counts if it is at work.
+
+    Raises:
+      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
+    """
+    if not sweep.enabled:
+        return None
+    if not stale.rows:
+        return BacklogForecast(0, False, "nothing is stale", catches_up=True)
+    rows, arrived = stale.rows, _arrived(sweep, ended)
+    if not stale.exact:
+        planned = _planned_rows(sweep, now)
+        if planned is None:
+            return BacklogForecast(rows, True, f"{stale} rows; when they will be done cannot be estimated")
+        rows = max(rows, _rounded(planned))
+        if arrived is None:
+            # Runs process the oldest rows first, so those of the last hour are still there.
+            before = _planned_rows(sweep, now - timedelta(hours=1))
+            # A predicate without a time says nothing about them.
+            arrived = None if before is None or before >= planned else float(planned - before)
+    what, speed = f"{'' if stale.exact else 'about '}{counted(rows, 'row')}", pace(sweep, ended)
+    if speed is None:
+        text = f"{what}; when they will be done is unknown, because no run has processed rows yet"
+        return BacklogForecast(rows, not stale.exact, text)
+    limits = _Limits.of(sweep, speed, override, ended)
+    course = _follow(rows, now, _starts(sweep, now, zone, override, open_run), limits, (arrived or 0.0) / 3600)
+    after = f"after {counted(course.runs, 'run')}{', if no further rows become stale' if arrived is None else ''}"
+    known = BacklogForecast(rows, not stale.exact, "", None, course.runs, catches_up=True)
+    if course.done_at is None:
+        drained = course.processed / max(1.0, (course.at - now).total_seconds()) * 3600
+        text = (
+            f"{what}, and it will never catch up: {_rounded(arrived or 0.0):,} rows an hour become stale, and its runs "
+            f"process at most {_rounded(drained):,}; {limits.advice(sweep, (arrived or 0.0) / 3600)}"
+        )
+        return replace(known, text=text, runs=None, catches_up=False)
+    if override is not None and override.state == "paused" and override.until is None:
+        return replace(known, text=f"{what}, not done before it is resumed, and then {after}")
+    if sweep.schedule is None:
+        return replace(known, text=f"{what}, done {after}; it has no schedule")
+    if course.done_at - now > _LATEST:
+        return replace(known, text=f"{what}, not done within a year; {limits.advice(sweep, 0.0)}")
+    form = "%H:%M" if course.done_at.date() == now.date() else "%Y-%m-%d %H:%M"
+    return replace(known, text=f"{what}, done at about {course.done_at:{form}} UTC, {after}", done_at=course.done_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How fast and how long runs of a worker work.
+
+    Attributes:
+      own: Rows per second, and seconds of a run.
+      narrowed: The same while the worker is narrowed.
+      until: When that ends; None if it stays.
+    """
+
+    own: tuple[float, float]
+    narrowed: tuple[float, float]
+    until: datetime | None
+
+    @classmethod
+    def of(cls, sweep: Sweep, speed: float, override: Override | None, ended: Sequence[RunRecord]) -> _Limits:
+        most, runtime_s = sweep.limits.rows_per_s, sweep.limits.runtime.total_seconds()
+        speed = speed if most is None else min(speed, most)
+        own = speed, runtime_s
+        if override is None or override.state != "narrow":
+            return cls(own, own, None)
+        if override.max_runtime is not None:
+            runtime_s = min(runtime_s, override.max_runtime.total_seconds())
+        if override.rows_per_s is not None:
+            speed = min(speed, override.rows_per_s)
+        if override.batch_size is not None:
+            since = [run for run in ended if override.since is not None and run.started_at >= override.since]
+            # Before the first narrowed run: at worst, a batch of fewer rows takes as long as a full one.
+            slower = speed * min(1.0, override.batch_size / sweep.limits.batch)
+            speed = min(speed, pace(sweep, since) or slower)
+        return cls(own, (speed, runtime_s), override.until)
+
+    def at(self, start: datetime) -> tuple[float, float]:
+        """Return rows per second and seconds of a run that starts then."""
+        return self.own if self.until is not None and start >= self.until else self.narrowed
+
+    def advice(self, sweep: Sweep, arrived_per_s: float) -> str:
+        """Return what to change so that the worker catches up."""
+        if self.narrowed != self.own:
+            return f"end its narrowing: housekeeping resume {sweep.name}"
+        if sweep.limits.rows_per_s is not None and self.own[0] >= sweep.limits.rows_per_s:
+            return "raise max_rows_per_s"
+        if self.own[0] <= arrived_per_s:
+            return "raise batch_size" + (", or lower rest" if sweep.limits.rest else "")
+        return "raise max_runtime_s, or schedule it more often"
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What runs to come do, followed for some time.
+
+    Attributes:
+      at: The time until which they were followed.
+      processed: The rows that they process until then.
+      runs: How many they are until nothing is left.
+      done_at: When nothing is left; None if never.
+    """
+
+    at: datetime
+    processed: float
+    runs: int
+    done_at: datetime | None
+
+
+def _starts(
+    sweep: Sweep, now: datetime, zone: tzinfo, override: Override | None, open_run: RunRecord | None
+) -> Iterator[tuple[datetime, float]]:
+    """Yield the times at which runs can start, each with the seconds that this run has worked already."""
+    begin = now
+    if override is not None and override.state == "paused":
+        begin = override.until or now
+    elif open_run is not None and open_run.outcome is None and not open_run.is_silent:
+        yield now, (now - open_run.started_at).total_seconds()
+    if sweep.schedule is None:
+        yield from ((begin + number * sweep.limits.runtime, 0.0) for number in range(_FOLLOWED))
+    else:
+        yield from ((tick, 0.0) for tick in Cron(sweep.schedule, zone).ticks(begin, begin + _LATEST))
+
+
+def _follow(
+    rows: int, now: datetime, starts: Iterable[tuple[datetime, float]], limits: _Limits, arrived_per_s: float
+) -> _Course:
+    left, at, processed, runs = float(rows), now, 0.0, 0
+    for start, worked_s in starts:
+        if start < at:  # this tick is skipped: the run before it is at work
+            continue
+        per_s, runtime_s = limits.at(start)
+        left += arrived_per_s * (start - at).total_seconds()
+        gain_per_s, spent_s = per_s - arrived_per_s, max(0.0, runtime_s - worked_s)
+        if gain_per_s > 0:
+            spent_s = min(spent_s, left / gain_per_s)
+        left, processed, runs = left - gain_per_s * spent_s, processed + per_s * spent_s, runs + 1
+        at = start + timedelta(seconds=spent_s)
+        if left < 1:
+            return _Course(at, processed, runs, at)
+        if runs >= _FOLLOWED:
+            break
+    gained = rows - left
+    if gained <= 0:
+        return _Course(at, processed, runs, None)
+    further = left / gained
+    try:
+        return _Course(at, processed, runs + ceil(runs * further), at + (at - now) * further)
+    except OverflowError:
+        return _Course(at, processed, runs, None)
+
+
+def _rounded(number: float) -> int:
+    """Return an estimate to two digits."""
+    return round(int(number), 2 - len(str(int(number))))
+
+
+def _arrived(sweep: Sweep, ended: Sequence[RunRecord]) -> float | None:
+    found = rates(sweep, ended)
+    return None if found is None or found.arrived is None else max(0.0, found.arrived)
+
+
+def _planned_rows(sweep: Sweep, now: datetime) -> int | None:
+    """Return the planner's estimate of the rows that are stale at this time; None if there is none."""
+    total = 0
+    for stage in stages_of(sweep):
+        if not isinstance(stage, TableStage):
+            return None
+        query: Any = stage.model.select(SQL("1")).where(stage.stale(now))
+        sql, parameters = database.get_sql_context().sql(query).query()
+        try:
+            plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
+        except PeeweeException as error:
+            if is_unavailable(error):
+                raise
+            return None
+        total += int(plan[0]["Plan"]["Plan Rows"])
+    return total

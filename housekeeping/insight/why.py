@@ -15,7 +15,7 @@ from peewee import fn
 from housekeeping.brokers.middleware_errors import StoreUnavailable
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
-from housekeeping.core.logs import counted, error_line
+from housekeeping.core.logs import counted, error_line, format_duration
 from housekeeping.core.redis import translate_redis_errors
 from housekeeping.database.connection import database
 from housekeeping.engine.alerts import no_living_scheduler, no_living_worker
@@ -27,7 +27,7 @@ from housekeeping.ledger import history
 from housekeeping.ledger.history import RunRecord, name_database
 from housekeeping.ledger.operators import describe_override, override_of
 from housekeeping.ledger.processes import UNKNOWN, Processes
-from housekeeping.ledger.runs import PURGE, RESTORE, resumed_by
+from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, resumed_by
 from housekeeping.ledger.schema import Run, run_label
 from housekeeping.sweeps.declaration import Sweep
 
@@ -47,6 +47,7 @@ REASONS: Final = {
     "when they did, unless HOUSEKEEPING_CATCH_UP is none",
     "out_of_time": "it reached its time limit; the next run continues",
     "limit": "it reached its limit of records; the next run continues",
+    "stopped": "USER stopped it after its batch; the next run resumes where it stopped",
     "shutdown": "its process was stopped; its message went back to the queue, and the next attempt resumes",
     "taken_over": "it sent no heartbeat, and another attempt took over; see the next attempt",
     "lease_lost": "another run had taken its lease; its uncommitted batch was rolled back",
@@ -74,12 +75,19 @@ def meaning_of(run: RunRecord) -> str:
 
 def _outcome(run: RunRecord) -> str:
     """Return the outcome; ``running`` while it is open, ``silent`` without heartbeats."""
-    return run.outcome or ("silent" if run.lost else "running")
+    return run.outcome or ("silent" if run.is_silent else "running")
 
 
 def _meaning(run: RunRecord) -> str:
     if run.outcome is None:
-        return "its process was killed or hangs; the next attempt takes over" if run.lost else "it is running"
+        if run.lost:
+            return "its process was killed or hangs; the next attempt takes over"
+        if run.is_silent:
+            return (
+                "it has sent no heartbeat since: its process is dead, or a statement takes long; after "
+                f"{format_duration(SILENCE.total_seconds())} the next attempt takes over"
+            )
+        return "it is running" if run.stopped_by is None else f"{run.stopped_by} stops it: it ends after its batch"
     if run.outcome == "done":
         failed = run.counts.get("failed")
         rows = f"; {counted(failed, 'row')} failed, housekeeping status shows why (REJECTED)" if failed else ""
@@ -90,7 +98,8 @@ def _meaning(run: RunRecord) -> str:
         return in_words(run.counts[UNCONFIRMED])
     if run.error:
         return f"it failed: {run.error}"
-    return REASONS.get(run.reason or "", run.reason or run.outcome).replace("NAME", run.worker)
+    text = REASONS.get(run.reason or "", run.reason or run.outcome).replace("NAME", run.worker)
+    return text.replace("USER", run.stopped_by or "an operator")
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,12 @@ def _count(name: str, value: Any) -> str:
 
 
 def outcome_in_words(run: RunRecord) -> str:
-    """Return a run's outcome; of an open run whether it is running or lost."""
-    return f"lost? no heartbeat for {format_duration(run.silent_s)}" if run.lost else run.outcome or "running"
+    """Return a run's outcome; of an open run whether it is running, stopping, silent or lost."""
+    if run.lost:
+        return f"lost? no heartbeat for {format_duration(run.silent_s)}"
+    if run.is_silent:
+        return f"silent for {format_duration(round(run.silent_s or 0))}"
+    return run.outcome or ("running" if run.stopped_by is None else "stopping")
 
 
 def format_time(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
@@ -103,7 +107,9 @@ def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None
     """Return whether the worker is active, paused, narrowed, disabled or not set up."""
     if problem is not None:
         return "not_set_up"
-    return "disabled" if not sweep.enabled else switch.state if switch is not None else "on"
+    if not sweep.enabled:
+        return "disabled"
+    return "on" if switch is None or switch.state == "stopped" else switch.state
 
 
 def next_tick(sweep: Sweep, now: datetime, zone: Any, switch: Override | None = None) -> datetime | None:

@@ -11,10 +11,12 @@ from peewee import Expression, Tuple
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DatabaseUnavailable
+from housekeeping.core.logs import format_duration
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.times import database_now
-from housekeeping.ledger.runs import PREDICATE, SILENCE
+from housekeeping.ledger import runs
+from housekeeping.ledger.runs import HEARTBEAT, PREDICATE, SILENCE
 from housekeeping.ledger.schema import NOW, Run, run_label
 
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
@@ -22,6 +24,8 @@ _OPEN: Final = 100  # open runs of a worker that are read; fewer threads run it 
 #: Columns that only the page of one run shows. They may be long.
 _LONG: Final = ("traceback", "rejected")
 _NEVER_BEGAN: Final = ("skipped", "missed")
+#: Time since the last heartbeat after which a run is shown as silent. The next one may be late by a slow statement.
+_LATE: Final = 1.5 * HEARTBEAT
 
 
 def name_database(values: dict[str, Any], name: str) -> dict[str, Any]:
@@ -39,6 +43,7 @@ class RunRecord:
       lost: Whether the run is open and has missed three heartbeats.
       backlog: Stale rows at its end, counted up to a limit; None if not counted.
       host, pid: The process that runs it, or that recorded a skipped or missed tick.
+      stopped_by: The operator who asked it to stop after its batch.
     """
 
     run_id: int
@@ -61,12 +66,18 @@ class RunRecord:
     lost: bool
     host: str | None = None
     pid: int | None = None
+    stopped_by: str | None = None
     database: str = MAIN
 
     @property
     def label(self) -> str:
         """The run's label, see `run_label`."""
         return run_label(self.run_id, self.database)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the run is open and its heartbeat is late: its process may be dead."""
+        return self.silent_s is not None and self.silent_s > _LATE.total_seconds()
 
     @property
     def process(self) -> str | None:
@@ -83,7 +94,8 @@ class RunRecord:
         names = [name for name in self.__slots__ if name not in ("silent_s", "lost", "database")]
         values = {name: getattr(self, name) for name in names}
         times = {"duration_s": self.duration_s, "heartbeat_age_s": self.silent_s}
-        return name_database({**values, **times, "maybe_lost": self.lost}, self.database)
+        state = {"silent": self.is_silent, "maybe_lost": self.lost}
+        return name_database({**values, **times, **state}, self.database)
 
 
 def recent(worker: str, limit: int) -> list[RunRecord]:
@@ -116,6 +128,23 @@ def find(run_id: int) -> RunRecord | None:
     """Return the run with this id; None if there is none."""
     run = select_runs().where(Run.id == run_id).first()
     return None if run is None else record_of(run)
+
+
+def stop(record: RunRecord, user: str) -> tuple[bool, str]:
+    """Ask a run to stop after its batch. Return whether that is new, and the result in words.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    is_new, by = (False, None) if record.outcome is not None else runs.request_stop(record.run_id, user)
+    if is_new:
+        unless_dead = f"; it is silent for {format_duration(round(record.silent_s or 0))}" if record.is_silent else ""
+        return True, f"run {record.label} of {record.worker} ends after its current batch{unless_dead}"
+    if by is not None:
+        return False, f"run {record.label} is already ending after its current batch, asked by {by}"
+    ended = record if record.outcome is not None else find(record.run_id)
+    how = "" if ended is None or ended.outcome is None else f" as {ended.outcome}"
+    return False, f"run {record.label} of {record.worker} has already ended{how}; nothing was stopped"
 
 
 @dataclass(frozen=True, slots=True)

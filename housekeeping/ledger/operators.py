@@ -24,6 +24,7 @@ ActionName = Literal[
     "pause",
     "narrow",
     "resume",
+    "stop",
     "run",
     "confirm",
     "purge",
@@ -177,6 +178,8 @@ def _in_main(write: Callable[[], int]) -> tuple[int | None, str | None]:
 
 
 SwitchState = Literal["paused", "narrow"]
+#: What operators want of a run: its worker's override, or that this one run stops.
+OverrideState = Literal["paused", "narrow", "stopped"]
 
 #: The override of a run's worker, for the statement that writes the run's row: it costs no round trip.
 OVERRIDE: Final = Switch.select(
@@ -186,10 +189,11 @@ OVERRIDE: Final = Switch.select(
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The active override of a worker.
+    """The active override of a worker, or of one run.
 
     Attributes:
-      state: ``paused``: no run begins, and a running one stops after its batch. ``narrow``: lower limits.
+      state: ``paused``: no run begins, and a running one stops after its batch. ``narrow``: lower limits. ``stopped``:
+        only the run that reads it stops after its batch.
       until: When it expires; None if it stays until `resume`.
       said_by: The operator, as known to the command line or the dashboard.
       batch_size: The lower limit; None for the worker's own.
@@ -198,7 +202,7 @@ class Override:
     """
 
     worker: str
-    state: SwitchState
+    state: OverrideState
     reason: str | None = None
     until: datetime | None = None
     since: datetime | None = None
@@ -236,8 +240,14 @@ def describe_override(override: Override) -> str:
     return f"{override.worker} is {state} {ends}" + (f": {override.reason}" if override.reason else "")
 
 
-def override_from(worker: str, values: Sequence[Any] | None) -> Override | None:
-    """Return the override that `OVERRIDE` has selected."""
+def override_from(worker: str, values: Sequence[Any] | None, stopped_by: str | None) -> Override | None:
+    """Return the override that `OVERRIDE` has selected.
+
+    Parameters:
+      stopped_by: The operator who wants this run to stop, from its row; None if it continues.
+    """
+    if stopped_by is not None:
+        return Override(worker, "stopped", said_by=stopped_by)
     if values is None:
         return None
     state, batch_size, max_runtime_s, rows_per_s = values

@@ -21,6 +21,7 @@ from peewee import CTE, SQL, Case, Expression, Query, Select, Value, fn
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import LeaseLost, RunTakenOver
+from housekeeping.core.logs import in_one_line
 from housekeeping.database.connection import database
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.times import ClockSkew
@@ -47,7 +48,7 @@ PURGE: Final = "purge"
 #: Key in a run's counts of the run whose rows it restores, and of the condition on them. No count either.
 RESTORE: Final = "restore"
 #: Reasons of runs that something outside of them ended early. The next run resumes where they stopped.
-STOPPED: Final = ("shutdown", "paused", "gate")
+STOPPED: Final = ("shutdown", "paused", "stopped", "gate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +85,32 @@ def beat(run_id: int) -> Override | None:
     return _write(run_id, None, heartbeat_at=NOW)
 
 
-def check(run_id: int) -> None:
-    """Raise unless the run's row is still open; one round trip.
+def check(run_id: int) -> Override | None:
+    """Return the run's override, if any, provided that its row is still open; one round trip.
 
     Raises:
       RunTakenOver: Another run considered this one dead.
     """
-    still_open = _writes.get(
-        Run._meta.schema, "open", lambda: CompiledQuery(Run.select(Run.id).where(is_open(Parameter(0))))
+    statement = _writes.get(
+        Run._meta.schema, "open", lambda: CompiledQuery(Run.select(*_ORDERS).where(is_open(Parameter(0))).tuples())
     )
-    if not still_open.rows(run_id):
-        raise taken_over(run_id)
+    for orders in statement.rows(run_id):
+        return override_from(*orders)
+    raise taken_over(run_id)
+
+
+def request_stop(run_id: int, user: str) -> tuple[bool, str | None]:
+    """Ask a run to stop after its batch. Return whether this call asked it, and who asked it; None: nobody.
+
+    An ended run is not asked. The message of a run that was asked counts as completed, however the run ends.
+    """
+    with database.atomic():
+        # Waits for the statement of a batch, which may close the row.
+        asked = Run.update(stopped_by=in_one_line(user, _LONGEST_USER)).where(
+            is_open(run_id) & Run.stopped_by.is_null()
+        )
+        is_new = bool(asked.execute())
+        return is_new, Run.select(Run.stopped_by).where(Run.id == run_id).scalar()
 
 
 def finish(
@@ -123,6 +139,9 @@ def finish(
     )
 
 
+#: What the operators want of a run, for the statement that reads or writes its row: it costs no round trip.
+_ORDERS: Final = (Run.worker, OVERRIDE.alias("override"), Run.stopped_by)
+_LONGEST_USER: Final = 200  # characters
 #: Compiled statements on runs, by their columns, for each schema.
 _writes: Final = QueryCache()
 
@@ -132,8 +151,8 @@ def _write(run_id: int, fence: Fence | None, **columns: Any) -> Override | None:
     form = (tuple(columns), tuple(given), fence is None)
     statement = _writes.get(Run._meta.schema, form, lambda: CompiledQuery(_writing(columns, given, fence)))
     values = [Run._meta.fields[name].db_value(value) for name, value in given.items()]
-    for worker, override in statement.rows(run_id, *(fence or (None, None, None)), *values):
-        return override_from(worker, override)
+    for orders in statement.rows(run_id, *(fence or (None, None, None)), *values):
+        return override_from(*orders)
     if fence is not None and Run.select(Run.id).where(is_open(run_id)).exists():
         raise LeaseLost(f"lease {fence.key!r} has been taken by another holder since epoch {fence.epoch}")
     raise taken_over(run_id)
@@ -156,7 +175,7 @@ def _writing(columns: dict[str, Any], given: dict[str, Any], fence: Fence | None
         held = LeaseRow.select(LeaseRow.key).where(is_of(key, epoch, holder)).for_update("FOR SHARE")  # type: ignore[arg-type]
         condition &= fn.EXISTS(held)
     places = {name: Parameter(number) for number, name in enumerate(given, start=4)}
-    query: Query = Run.update(**{**columns, **places}).where(condition).returning(Run.worker, OVERRIDE).tuples()
+    query: Query = Run.update(**{**columns, **places}).where(condition).returning(*_ORDERS).tuples()
     return query
 
 
@@ -190,7 +209,7 @@ def advance_cte(
     """Return two CTEs for the statement of a batch: the update of the run's row, and the check of run and lease.
 
     The second one is empty if the run was taken over or its lease has a newer holder. The statement must then fail.
-    The first one returns the worker's override as JSON and the time of the heartbeat.
+    The first one returns the worker's override as JSON, who stops the run, and the time of the heartbeat.
 
     Parameters:
       numbers: What the batch has done, as one row. The other parameters may use its columns.
@@ -211,7 +230,7 @@ def advance_cte(
         .where(is_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))
     )
     beat = Run.heartbeat_at.cast("text").alias("heartbeat_at")
-    advanced = run.returning(OVERRIDE.alias("override"), beat).cte("advanced")
+    advanced = run.returning(*_ORDERS, beat).cte("advanced")
     if fence is None:
         return advanced, Select((advanced,), [SQL("1")]).cte("accepted")
     # FOR SHARE: a new holder gets its epoch only after this batch has ended. The run's row is locked first, as `begin`
@@ -251,8 +270,9 @@ _NOW: Final = SQL("now()")
 
 
 def completed(message_id: str) -> bool:
-    """Return whether a run of the message has completed."""
-    return bool(Run.select(Run.id).where((Run.message_id == message_id) & _ended_well()).exists())
+    """Return whether a run of the message has completed, or an operator has stopped it."""
+    completed = _ended_well() | Run.stopped_by.is_null(False)
+    return bool(Run.select(Run.id).where((Run.message_id == message_id) & completed).exists())
 
 
 def has_worked(worker: str) -> bool:

@@ -54,11 +54,13 @@ MIGRATIONS: Final = (
         pid integer,
         traceback text,
         rejected jsonb,
+        stopped_by text,
         CHECK ((outcome IS NULL) = (finished_at IS NULL))
     ) WITH (fillfactor = 80);
     COMMENT ON COLUMN {schema}.runs.outcome IS 'NULL while the run goes on';
     COMMENT ON COLUMN {schema}.runs.backlog IS 'what waited at its end, counted up to a limit';
     COMMENT ON COLUMN {schema}.runs.rejected IS 'the rejected records by cause, up to a limit';
+    COMMENT ON COLUMN {schema}.runs.stopped_by IS 'operator who asked the run to stop after its batch';
     CREATE INDEX runs_worker_id ON {schema}.runs (worker, id);
     CREATE INDEX runs_worker_tick ON {schema}.runs (worker, tick) WHERE tick IS NOT NULL;
     CREATE INDEX runs_message_id ON {schema}.runs (message_id);
@@ -218,6 +220,7 @@ class Run(BaseModel):
       host, pid: The process that runs it, or that recorded it.
       traceback: Traceback of the error that ended it, cut at a limit.
       rejected: The records that it rejected by cause, up to a limit.
+      stopped_by: The operator who asked it to stop after its batch.
     """
 
     id = BigAutoField()
@@ -240,6 +243,7 @@ class Run(BaseModel):
     pid = IntegerField(null=True)
     traceback = TextField(null=True)
     rejected = JSONField(null=True)
+    stopped_by = TextField(null=True)
 
     class Meta:
         table_name = "runs"

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final, get_args
 
-from flask import Flask, abort, render_template, request
+from flask import Flask, abort, flash, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
 
 from housekeeping.core.redis import redis_client
-from housekeeping.database.connection import database
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
-from housekeeping.insight.status import Progress, progress_of
+from housekeeping.engine.restore import MOST_ARCHIVED, undo_of
+from housekeeping.insight.status import Progress, progress_of_run
 from housekeeping.insight.why import explain_run
 from housekeeping.ledger import history
 from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunPage, RunRecord, read_page
-from housekeeping.ledger.operators import logged_actions
+from housekeeping.ledger.operators import logged_actions, record_action
 from housekeeping.ledger.processes import Process, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
 from housekeeping.ledger.schema import parse_run_label
-from housekeeping.web.security import Form
+from housekeeping.web.security import Form, current_user
 from housekeeping.web.snapshot import SnapshotCache
 
 _SHOWN: Final = 50  # runs or actions on a page
@@ -86,6 +88,7 @@ def by_process(
     return [(process, taken[place]) for place, process in enumerate(processes)], others
 
 
+_KEYS: Final = 100  # archived rows of a page, of each table
 OUTCOMES: Final = (*get_args(Outcome), RUNNING)
 TRIGGERS: Final = get_args(Trigger)
 
@@ -127,12 +130,14 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/runs/<label>")
     def run(label: str) -> str:
         row = find(label)
+        skip = max(0, min(request.args.get("skip", 0, type=int), MOST_ARCHIVED))
         with snapshots.reading(row.database):
             sweep = snapshots.sweeps.get(row.worker)
             now = database_now()
             answer = explain_run(row, sweep, now, snapshots.settings.timezone)
             attempts = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
             failures = history.failures_of(row.run_id)
+            undo = undo_of(row, snapshots.sweeps, skip=skip, limit=_KEYS)
         return render_template(
             "run.html",
             run=row,
@@ -140,13 +145,25 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
             is_declared=sweep is not None,
             answer=answer,
             failures=failures,
-            progress=_progress(snapshots, row, now),
+            undo=undo,
+            skip=skip,
+            progress=_progress(snapshots, row),
             attempts=sorted({each.run_id: each for each in attempts}.values(), key=lambda each: each.run_id),
             live=row.outcome is None,
         )
 
+    @app.post("/runs/<label>/stop")
+    def stop(label: str) -> Response:
+        row = find(label)
+        with record_action("stop", row.label, current_user()) as outcome:
+            with database.using(row.database), translate_postgres_errors():
+                _, outcome.result = history.stop(row, current_user())
+        snapshots.invalidate()
+        flash(f"{outcome.result[:1].upper()}{outcome.result[1:]}.")
+        return redirect(url_for("run", label=row.label), 303)
 
-def _progress(snapshots: SnapshotCache, row: RunRecord, now: datetime) -> Progress | None:
+
+def _progress(snapshots: SnapshotCache, row: RunRecord) -> Progress | None:
     """Return the progress of an open run; only a worker's last run has a total and a time left."""
     sweep = snapshots.sweeps.get(row.worker)
     if row.outcome is not None or row.lost or sweep is None:
@@ -154,4 +171,4 @@ def _progress(snapshots: SnapshotCache, row: RunRecord, now: datetime) -> Progre
     known = snapshots.current().progress.get(row.worker)
     if known is not None and known.run_id == row.run_id:
         return known
-    return progress_of(sweep, row.counts, None, (now - row.started_at).total_seconds(), row.run_id)
+    return progress_of_run(sweep, row)

@@ -22,6 +22,7 @@ from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
 from housekeeping.engine.alerts import is_failed
 from housekeeping.engine.guard import stale_if_outgrown, with_argument
+from housekeeping.engine.restore import warning_of_restored_rows
 from housekeeping.insight.plan import plan as make_plan
 from housekeeping.insight.status import WorkerStatus
 from housekeeping.insight.why import reason_to_skip, send_run
@@ -270,9 +271,10 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         sweep = snapshots.sweep(name)
         with record_action("resume", name, current_user()) as outcome:
             with database.using(sweep.database), translate_postgres_errors():
+                warning = warning_of_restored_rows(name)
                 ended = operators.resume(name)
             outcome.result = f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}"
-        return done(name, f"{outcome.result}.")
+        return done(name, f"{outcome.result}.{f' Warning: {warning}.' if warning else ''}")
 
 
 def _reason(form: SentForm) -> str | None:

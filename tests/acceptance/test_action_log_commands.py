@@ -30,6 +30,7 @@ LOGGED: Final = {
     ("narrow",): ([SWEEP, "--batch-size", "1"], "narrow", SWEEP),
     ("resume",): ([SWEEP], "resume", SWEEP),
     ("run",): ([SWEEP, "--force"], "run", SWEEP),
+    ("stop",): (["1"], "stop", "1"),
     ("restore",): (["1"], "restore", SWEEP),
     ("purge",): (["user_session", "--where", "true", "--yes"], "purge", "purge:user_session"),
     ("enqueue",): ([SWEEP], "run", SWEEP),

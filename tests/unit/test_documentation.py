@@ -42,7 +42,7 @@ def test_why_page_has_every_reason_for_which_a_tick_starts_no_run() -> None:
 
     rows = re.findall(r"^\| `(?:skipped|missed)`, ([\w, ]+) \|", page, flags=re.MULTILINE)
 
-    of_runs = {"out_of_time", "limit", "shutdown", "taken_over", "lease_lost", "gate", "breaker", "clock"}
+    of_runs = {"out_of_time", "limit", "shutdown", "stopped", "taken_over", "lease_lost", "gate", "breaker", "clock"}
     assert {reason for row in rows for reason in row.split(", ")} == REASONS.keys() - of_runs
 
 

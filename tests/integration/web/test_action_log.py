@@ -21,6 +21,7 @@ LOGGED: Final = {
     "/dead-letters/all/delete": ("delete", "0 dead letters: all"),
     "/dead-letters/requeue": ("requeue", "m"),
     "/leases/release": ("release_lease", "k"),
+    "/runs/1/stop": ("stop", "1"),
     f"/workers/{WORKER}/narrow": ("narrow", WORKER),
     f"/workers/{WORKER}/pause": ("pause", WORKER),
     f"/workers/{WORKER}/resume": ("resume", WORKER),

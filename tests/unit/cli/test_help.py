@@ -34,6 +34,7 @@ CHANGING = [
     ("pause",),
     ("narrow",),
     ("resume",),
+    ("stop",),
     ("restore",),
     ("leases", "release"),
     ("dedup", "release"),
