@@ -81,20 +81,17 @@ def install(
 
 
 class _Watch:
-    """Evaluation of the alerts by one process of the installation every half minute, so that none needs a reader."""
+    """Look at the installation by one of its processes every half minute, so that alerts need no reader."""
 
     def __init__(self, settings: Settings, sweeps: dict[str, Sweep]) -> None:
         self._settings, self._sweeps = settings, sweeps
-        self._reader: Any = None
-        self._last: Any = None
+        self._watch: Any = None
 
     def __call__(self) -> None:
-        from housekeeping.insight.status import SnapshotReader  # only in processes that work
-        from housekeeping.ledger.alerts import claim_evaluation
+        from housekeeping.insight.watch import InstallationWatch  # only in processes that work
 
-        if claim_evaluation():
-            self._reader = self._reader or SnapshotReader(self._settings, self._sweeps, with_progress=False)
-            self._last = self._reader.read(self._last)
+        self._watch = self._watch or InstallationWatch(self._settings, self._sweeps)
+        self._watch.look()
 
 
 def broker_without_database(settings: Settings, sweeps: Mapping[str, Sweep]) -> Broker:

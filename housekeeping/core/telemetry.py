@@ -517,6 +517,22 @@ PROCESS_BUSY_THREADS: Final = Gauge(
     "Threads of a process that processed a message at its last heartbeat.",
     _PROCESS,
 )
+_QUEUE: Final = ("queue",)
+QUEUE_MESSAGES: Final = Gauge(
+    "housekeeping_queue_messages", "Messages of a queue: waiting or running, delayed, dead.", (*_QUEUE, "state")
+)
+QUEUE_OLDEST: Final = Gauge(
+    "housekeeping_queue_oldest_message_age_seconds",
+    "How long a queue's next message has waited; 0 if none does.",
+    _QUEUE,
+)
+PAUSED: Final = Gauge("housekeeping_worker_paused", "Whether the worker is paused.", _WORKER)
+OPEN_RUNS: Final = Gauge("housekeeping_worker_open_runs", "Open runs of the worker in the whole installation.", _WORKER)
+INSTALLATION_READ: Final = Gauge(
+    "housekeeping_installation_read_timestamp_seconds",
+    "When a process of this page last read the queues, pauses and open runs.",
+    (),
+)
 
 #: Every metric of the library.
 ALL: Final = tuple(value for value in list(vars().values()) if isinstance(value, Metric))

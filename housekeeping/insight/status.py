@@ -86,6 +86,7 @@ class WorkerStatus:
       forecast: When the backlog will be done; None if it could not be counted.
       ended: Its last runs that ended, oldest first.
       database: Name of its database.
+      open_runs: Number of its open runs, up to a limit; None if it is not set up.
     """
 
     worker: str
@@ -107,6 +108,7 @@ class WorkerStatus:
     rejected_more: int = 0
     ended: Sequence[RunRecord] = ()
     database: str = MAIN
+    open_runs: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return one element of ``workers`` in ``housekeeping status --json``."""
@@ -199,6 +201,7 @@ def worker_status(
         oldest=first,
         forecast=course,
         alarms=worker_alerts(sweep, seen),
+        open_runs=len(seen.open_runs),
         rejected=rejected,
         rejected_more=rejected_more,
     )

@@ -64,6 +64,7 @@ def test_dashboard_and_alerts_use_only_exported_metrics(
     with metered(environment, tmp_path) as (process, port):
         queues.put("cronjob", STATUSES)
         eventually(shows(port, "housekeeping_oldest_stale_age_seconds", 0, worker=STATUSES), process)
+        eventually(shows(port, "housekeeping_worker_open_runs", 0, worker=STATUSES), process)
         page = with_a_schedulers(read(port))
 
     assert [fault for expression in expressions() for fault in faults(expression, page, recorded())] == []
