@@ -35,7 +35,7 @@ from housekeeping.database.connection import database
 from housekeeping.engine.alerts import UNAVAILABLE
 from housekeeping.engine.failures import Standing
 from housekeeping.insight.alerts import describe_caused
-from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, format_backlog
+from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, by_trouble, format_backlog
 from housekeeping.insight.wording import find_worker, format_age, format_run_counts, format_time, outcome_in_words
 from housekeeping.ledger.alerts import Alert
 from housekeeping.ledger.leases import HeldLease
@@ -66,17 +66,27 @@ _REASON_WIDTH: Final = 200  # characters of a reason
 _ALERT_WIDTH: Final = 2_000  # characters; only the error of another program is longer
 
 
-def print_report(found: Snapshot, sweeps: Iterable[Sweep]) -> None:
-    """Print the status for people."""
+def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = False) -> None:
+    """Print the status for people.
+
+    Parameters:
+      problems: Whether to list only workers with a problem.
+    """
     now = found.at
     statuses = [each for each in found.statuses.values() if each.problem is None]
     say(in_one_line(found.headline.as_text(now), _ALERT_WIDTH), style="bold red" if found.has_alerts else "bold green")
     out.print()
-    print_table(workers_table(statuses, now, with_database=database.several()))
+    listed, folded = by_trouble(statuses, fold=True if problems else None)
+    if listed:
+        print_table(workers_table(listed, now, with_database=database.several()))
+    if folded:
+        names = "" if problems else f": {', '.join(each.worker for each in folded)}"
+        say(f"{counted(len(folded), 'worker')} without a problem{names}", style="green")
     print_not_set_up(found.problems)
     out.print()
-    print_table(_last_runs_table(statuses, now))
-    out.print()
+    if listed:
+        print_table(_last_runs_table(listed, now))
+        out.print()
     if found.queues:
         print_table(_queues_table(found.queues))
     if found.processes.listed:
@@ -142,7 +152,7 @@ def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database:
         rows.add_row(
             each.worker,
             *([each.database] if named else []),
-            each.state,
+            Text(f"{each.state} !", "bold red") if each.trouble > 1 else each.state,
             format_backlog(each, now),
             *(["-" if each.held is None else str(each.held)] if holds else []),
             _ago(each.oldest, now),
@@ -241,11 +251,15 @@ def _processes_table(processes: Processes, now: datetime) -> Table:
     show_default=True,
     help="Seconds between two readings with --watch.",
 )
+@click.option("--problems", is_flag=True, help="List only workers with a problem.")
 @click.option("--fail-on-alert", is_flag=True, help="Exit with status 1 if there is an alert.")
 @json_option("Print JSON; with --watch an object per line.")
-def status(name: str | None, watch: bool, interval: float, fail_on_alert: bool) -> None:
+def status(name: str | None, watch: bool, interval: float, problems: bool, fail_on_alert: bool) -> None:
     """Show the status of every worker, or of worker NAME: last run, backlog, oldest stale row, queues, processes,
     leases and alerts.
+
+    Workers are listed in order of trouble; "!" marks those with an alert or a failed run. If some have a problem, more
+    than ten without one are only named.
 
     BACKLOG is the number of stale rows, counted up to a limit. HELD is the number of stale rows that stay because
     they are on hold; they are not part of the backlog, and the column is shown if a worker has a hold. ARRIVED/H and
@@ -270,26 +284,27 @@ def status(name: str | None, watch: bool, interval: float, fail_on_alert: bool) 
     if name is not None:
         find_worker(sweeps, name)
     if watch:
-        _watch(settings, sweeps, name, interval, fail_on_alert=fail_on_alert)
+        _watch(settings, sweeps, name, interval, problems=problems, fail_on_alert=fail_on_alert)
         return
     with progress("reading"):
         found = read_status(settings, sweeps, name)
-    _show(found, sweeps)
+    _show(found, sweeps, problems=problems)
     if MAIN not in found.clocks or (fail_on_alert and found.has_alerts):
         sys.exit(1)
 
 
-def _show(found: Snapshot, sweeps: dict[str, Sweep]) -> None:
-    if not print_as_json(_document(found)):
-        print_report(found, sweeps.values())
+def _show(found: Snapshot, sweeps: dict[str, Sweep], *, problems: bool) -> None:
+    if not print_as_json(_document(found, problems=problems)):
+        print_report(found, sweeps.values(), problems=problems)
 
 
-def _document(found: Snapshot) -> dict[str, Any]:
+def _document(found: Snapshot, *, problems: bool) -> dict[str, Any]:
+    workers = [each for each in found.statuses.values() if each.trouble or each.problem or not problems]
     clock = found.clocks.get(MAIN)
     document: dict[str, Any] = {
         "now": found.at,
         "clock_skew_s": None if clock is None else clock.seconds,
-        "workers": list(found.statuses.values()),
+        "workers": workers,
         "queues": found.queues,
         "leases": found.leases,
         "redis": _unreachable(found) or "ok",
@@ -309,6 +324,7 @@ def _watch(
     name: str | None,
     interval_s: float,
     *,
+    problems: bool,
     fail_on_alert: bool,
 ) -> None:
     """Show the status until Ctrl-C, or until there is an alert."""
@@ -319,7 +335,7 @@ def _watch(
                 out.clear()
             say(f"{format_time(datetime.now(UTC))} UTC, every {interval_s:g} s; Ctrl-C ends", style="dim")
         if isinstance(found, Snapshot):
-            _show(found, sweeps)
+            _show(found, sweeps, problems=problems)
         elif not print_as_json({"error": found}):
             say(found, style="bold red")
         if fail_on_alert and (not isinstance(found, Snapshot) or found.has_alerts):

@@ -124,7 +124,7 @@ def worker_alerts(sweep: Sweep, seen: Observation) -> list[Alert]:
     last = seen.ended[-1] if seen.ended else None
     alerts = [*_backlog(sweep, seen), *_stuck(sweep, seen)]
     for run in seen.open_runs:
-        alerts += _of_counts(sweep, (seen.now - run.started_at).total_seconds(), run.counts)
+        alerts += _of_counts(sweep, (seen.now - run.started_at).total_seconds(), run.counts, open_run=run.run_id)
         alerts += breaker_alerts(sweep, run.counts)
     if last is not None:
         of_last = [*_of_counts(sweep, last.duration_s or 0.0, last.counts), *_last_run(seen.ended)]
@@ -139,12 +139,15 @@ def worker_alerts(sweep: Sweep, seen: Observation) -> list[Alert]:
     return [replace(alert, worker=sweep.name) for alert in reversed(list(once.values()))]
 
 
-def _of_counts(sweep: Sweep, duration_s: float, counts: Mapping[str, Any]) -> Iterator[Alert]:
-    """Yield the alerts of one run, ended or running."""
+def _of_counts(
+    sweep: Sweep, duration_s: float, counts: Mapping[str, Any], open_run: int | None = None
+) -> Iterator[Alert]:
+    """Yield the alerts of one run, ended or open."""
     longest = sweep.alerts.longest_run
     if longest is not None and duration_s > longest.total_seconds():
         most_s = longest.total_seconds()
-        yield Alert("longest_run", f"the last run took {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
+        said = "the last run took" if open_run is None else f"run {open_run} has taken"
+        yield Alert("longest_run", f"{said} {duration_s:.0f} s, over {most_s:.0f} s", most_s, duration_s)
     if failed := counts.get("failed"):
         yield Alert("failed_rows", f"{counted(failed, 'row')} could not be processed", 0, failed)
     skews = [(counts[name], server) for server, name in CLOCK_SKEWS.items() if name in counts]

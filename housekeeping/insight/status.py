@@ -36,6 +36,7 @@ from housekeeping.engine.alerts import (
     backlog,
     failing_arguments,
     held,
+    is_failed,
     last_ended,
     oldest,
     process_alerts,
@@ -71,7 +72,8 @@ class WorkerStatus:
     Attributes:
       switch: The override in effect, paused or narrowed; None without one.
       next_tick: In UTC; None without a schedule, or when disabled or paused without an end.
-      last_run: The newest run in the ledger, its counts in the worker's order; None when it never ran.
+      last_run: The newest run that began, its counts in the worker's order; None when it never ran. Skipped and
+        missed ticks are not runs.
       last_success: The end of the last run that reached its end or its limits; None without one.
       rates: Rows per hour that became stale and that were processed, by the last runs; None if too few runs.
       waiting: The stale rows; None when they were never counted.
@@ -110,6 +112,20 @@ class WorkerStatus:
     database: str = MAIN
     open_runs: int | None = None
 
+    @property
+    def trouble(self) -> int:
+        """How much a person should look at it: 0 if not at all, 4 for a critical alert.
+
+        What comes last is known already: an acknowledged alert, one that another explains, a pause, lower limits.
+        """
+        run = self.last_run
+        alerts = [alert for alert in self.alarms if alert.acknowledged is None and alert.cause is None]
+        if alerts:
+            return 4 if any(alert.severity == "critical" for alert in alerts) else 3
+        if run is not None and (run.lost or is_failed(run.outcome)):
+            return 2
+        return int(bool(self.alarms) or self.switch is not None)
+
     def as_json(self) -> dict[str, Any]:
         """Return one element of ``workers`` in ``housekeeping status --json``."""
         first = as_cursor((self.oldest,)) or [None]
@@ -138,6 +154,25 @@ class WorkerStatus:
         return history.name_database(values, self.database)
 
 
+#: Workers without a problem that are listed after those with one; more are folded.
+_UNFOLDED: Final = 10
+
+
+def by_trouble(
+    statuses: Iterable[WorkerStatus], *, fold: bool | None = None
+) -> tuple[list[WorkerStatus], list[WorkerStatus]]:
+    """Return the workers in order of trouble, and those without a problem that are folded.
+
+    Parameters:
+      fold: Whether to fold those without a problem; None if they are many and would hide the others.
+    """
+    ordered = sorted(statuses, key=lambda status: -status.trouble)
+    healthy = [status for status in ordered if not status.trouble]
+    if fold is None:
+        fold = _UNFOLDED < len(healthy) < len(ordered)
+    return (ordered[: len(ordered) - len(healthy)], healthy) if fold else (ordered, [])
+
+
 def format_backlog(status: WorkerStatus, now: datetime) -> str:
     """Return a worker's backlog: ``5,000``, ``at least 10,000``, ``5,000 (12 min ago)`` or ``?``."""
     if status.waiting is None:
@@ -159,13 +194,15 @@ def worker_status(
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
     """
-    last, problem, switch, ended = last_run(sweep), sweep.lacks(), override_of(sweep.name), last_ended(sweep)
+    problem, switch, ended = sweep.lacks(), override_of(sweep.name), last_ended(sweep)
+    open_runs = history.open_runs(sweep.name)
+    last = max((*ended[-1:], *open_runs[-1:]), key=lambda run: run.run_id, default=None)
     status = WorkerStatus(
         sweep.name,
         state_of(sweep, switch, problem),
         switch,
         sweep.schedule,
-        last,
+        None if last is None else replace(last, counts=in_order(sweep, last.counts)),
         _last_success(sweep),
         problem,
         ended=ended,
@@ -174,7 +211,7 @@ def worker_status(
     if problem is not None:
         return status
     waiting, counted_at, first, on_hold, course = None, None, None, None, None
-    seen = _observe(sweep, status, now, zone, processes)
+    seen = _observe(sweep, status, open_runs, now, zone, processes)
     try:
         if not count:
             raise TimeoutError("the other workers' tables took too long")
@@ -215,9 +252,15 @@ def _last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime 
     return None, None
 
 
-def _observe(sweep: Sweep, status: WorkerStatus, now: datetime, zone: Any, processes: Processes) -> Observation:
+def _observe(
+    sweep: Sweep,
+    status: WorkerStatus,
+    open_runs: Sequence[RunRecord],
+    now: datetime,
+    zone: Any,
+    processes: Processes,
+) -> Observation:
     """Return what the ledger and the processes tell of a worker."""
-    open_runs = history.open_runs(sweep.name)
     ended = sorted(status.ended, key=lambda run: (run.finished_at, run.run_id))
     unconfirmed: RunRecord | None = None
     if sweep.guard.first_run:
@@ -250,13 +293,6 @@ def _last_success(sweep: Sweep) -> datetime | None:
     last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & succeeded).order_by(Run.id.desc())
     ended_at: datetime | None = last.limit(1).scalar()
     return ended_at
-
-
-def last_run(sweep: Sweep) -> RunRecord | None:
-    """Return the worker's newest run in the ledger, its counts in the worker's order."""
-    for run in history.recent(sweep.name, 1):
-        return replace(run, counts=in_order(sweep, run.counts))
-    return None
 
 
 def _run_as_json(run: RunRecord) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def logged_actions(
 
     Parameters:
       before: Only older ones than the one with this id.
-      target: Only those with this target.
+      target: Only those with this target, and the runs of this worker with an argument.
       user: Only those of this operator; a name without a place has those from all places.
       since, until: Only those that began at the first time or later, and before the second one.
 
@@ -159,7 +159,8 @@ def logged_actions(
         # PostgreSQL text cannot contain NUL characters, and none is stored.
         name, place = (in_one_line(text or "", _MAX_TEXT) for text in (user, target))
         of_user = (Action.user_name == name) | fn.STARTS_WITH(Action.user_name, f"{name}@")
-        given += [(target, Action.target == place), (user, of_user)]
+        of_target = (Action.target == place) | fn.STARTS_WITH(Action.target, f"{place} ")
+        given += [(target, of_target), (user, of_user)]
         for value, condition in given:
             rows = rows if value is None else rows.where(condition)
         return [LoggedAction(row.id, row.at, row.user_name, row.action, row.target, row.result) for row in rows]

@@ -366,11 +366,11 @@ def runs_chart(sweeps: Mapping[str, Sweep], runs: Sequence[RunRecord], *, linked
 
 
 def backlog_chart(runs: Sequence[RunRecord], width: int = 300) -> Markup:
-    """Return a line through the backlog at the end of each run, or nothing for fewer than two runs."""
+    """Return a line through the backlog at the end of each run, or nothing for fewer than two runs or only zeros."""
     backlogs = [run.backlog for run in runs if run.backlog is not None]
-    if len(backlogs) < 2:
+    if len(backlogs) < 2 or not any(backlogs):
         return Markup("")
-    highest, step = max(backlogs) or 1, width / (len(backlogs) - 1)
+    highest, step = max(backlogs), width / (len(backlogs) - 1)
     points = " ".join(
         f"{place * step:.1f},{_SMALL_HEIGHT - (_SMALL_HEIGHT - 3) * each / highest - 1.5:.1f}"
         for place, each in enumerate(backlogs)

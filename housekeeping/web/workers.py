@@ -20,11 +20,10 @@ from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
-from housekeeping.engine.alerts import is_failed
 from housekeeping.engine.guard import stale_if_outgrown, with_argument
 from housekeeping.engine.restore import warning_of_restored_rows
 from housekeeping.insight.plan import plan as make_plan
-from housekeeping.insight.status import WorkerStatus
+from housekeeping.insight.status import WorkerStatus, by_trouble
 from housekeeping.insight.why import reason_to_skip, send_run
 from housekeeping.insight.wording import (
     format_ticks,
@@ -337,7 +336,7 @@ class Order:
     largest_first: bool = False
 
 
-#: Value of ``sort`` in the URL -> the order; any other value means the order of the declarations.
+#: Value of ``sort`` in the URL -> the order; any other value means the order of trouble.
 ORDERS: Final = {
     "name": Order("name", lambda status: status.worker),
     "state": Order("state", lambda status: status.state),
@@ -354,24 +353,22 @@ class WorkerTable:
 
     Attributes:
       search: Words that a worker's name or database contains.
-      sort: A key of `ORDERS`; empty for the order of the declarations.
-      problems: Whether only workers with a problem are shown.
+      sort: A key of `ORDERS`; empty for the order of trouble.
       workers: The shown ones.
+      folded: Those without a problem, which are shown when the reader unfolds them.
       unmatched: The number of those that the search does not find.
-      without_problem: The number of those that are hidden because they have no problem.
     """
 
     search: str
     sort: str
-    problems: bool
     workers: Sequence[WorkerStatus]
+    folded: Sequence[WorkerStatus]
     unmatched: int
-    without_problem: int
 
     @property
     def total(self) -> int:
         """The number of workers, hidden or not."""
-        return len(self.workers) + self.unmatched + self.without_problem
+        return len(self.workers) + len(self.folded) + self.unmatched
 
     @classmethod
     def of(cls, statuses: Iterable[WorkerStatus], query: Mapping[str, str]) -> WorkerTable:
@@ -379,27 +376,19 @@ class WorkerTable:
         search, sort = query.get("q", "").strip()[:_LONGEST_SEARCH], query.get("sort", "")
         workers = [status for status in statuses if status.problem is None]
         found = [status for status in workers if _matches(status, search)]
-        problems = "problems" in query
-        shown = [status for status in found if has_problem(status)] if problems else found
-        if (order := ORDERS.get(sort)) is not None:
-            known = [status for status in shown if order.value(status) is not None]
-            unknown = [status for status in shown if order.value(status) is None]
-            shown = [*sorted(known, key=order.value, reverse=order.largest_first), *unknown]
-        else:
-            sort = ""
-        return cls(search, sort, problems, shown, len(workers) - len(found), len(found) - len(shown))
+        unmatched = len(workers) - len(found)
+        if (order := ORDERS.get(sort)) is None:
+            return cls(search, "", *by_trouble(found), unmatched)
+        known = [status for status in found if order.value(status) is not None]
+        unknown = [status for status in found if order.value(status) is None]
+        return cls(
+            search, sort, [*sorted(known, key=order.value, reverse=order.largest_first), *unknown], [], unmatched
+        )
 
     def sorted_by(self, sort: str) -> dict[str, str]:
         """Return the URL's query that sorts the same workers by a column."""
-        values = {"q": self.search, "sort": sort, "problems": "1" if self.problems else ""}
+        values = {"q": self.search, "sort": sort}
         return {name: value for name, value in values.items() if value}
-
-
-def has_problem(status: WorkerStatus) -> bool:
-    """Return whether a person should look: it has an alert, its last run failed or is lost, or an override is left."""
-    run = status.last_run
-    has_failed = run is not None and (is_failed(run.outcome) or run.lost)
-    return bool(status.alarms) or has_failed or status.switch is not None
 
 
 def _matches(status: WorkerStatus, search: str) -> bool:

@@ -38,6 +38,16 @@ def test_status_of_one_worker_leaves_the_others_out(command: Command, add: Calla
     assert (WORKER in shown.stdout, OTHER in shown.stdout) == (True, False)
 
 
+def test_problems_leaves_workers_without_one_out(command: Command, add: Callable[[int], None]) -> None:
+    command("pause", WORKER, "--reason", "migration")
+
+    shown, found = (command("status", "--problems", *words).stdout for words in ((), ("--json",)))
+
+    assert [each["worker"] for each in json.loads(found)["workers"] if not each["not_set_up"]] == [WORKER]
+    assert f"{WORKER} is paused until it is resumed: migration" in shown
+    assert "without a problem" in shown and "housekeeping.old_runs" not in shown
+
+
 def test_status_of_an_unknown_worker_is_an_error(command: Command, made: None) -> None:
     finished = command("status", "user_status_cleanup.bach")
 

@@ -11,7 +11,7 @@ from housekeeping import ExclusiveLease
 from tests.integration.web.conftest import TOKEN, WORKER
 from tests.integration.web.test_alert_groups import failed
 from tests.integration.web.test_security import addresses_that_change
-from tests.internals.ledger import logged_actions
+from tests.internals.ledger import logged_actions, record_action
 
 #: They change the login alone.
 NOT_LOGGED: Final = ("/login", "/logout")
@@ -41,3 +41,14 @@ def test_every_change_on_the_dashboard_is_logged(client: FlaskClient) -> None:  
 
     logged = [(each.action, each.target) for each in reversed(logged_actions(100))]
     assert dict(zip(addresses, logged, strict=True)) == LOGGED
+
+
+def test_worker_page_lists_a_run_with_an_argument(client: FlaskClient) -> None:
+    for target in (WORKER, f"{WORKER} 17", f"{WORKER}.archive"):
+        with record_action("run", target, "kim") as outcome:
+            outcome.result = f"result of {target}"
+
+    page = client.get(f"/workers/{WORKER}").get_data(as_text=True)
+
+    assert f"result of {WORKER} 17" in page and f"result of {WORKER}<" in page
+    assert f"result of {WORKER}.archive" not in page

@@ -39,7 +39,7 @@ def test_dashboard_shows_both_databases_and_names_the_unavailable_one(two: Setti
 
     assert '<td data-label="Database">ci</td>' in front and "/runs/ci:1" in front and "Run ci:1 of" in run
     assert browser.get("/runs/no:1").status_code == 404
-    assert "the database &#39;ci&#39; did not answer" in without and "PostgreSQL, database ci" not in without
+    assert "the database &#39;ci&#39; did not answer" in without and "PostgreSQL, database ci: " not in without
     assert 'href="/workers/housekeeping.old_runs"' in without and 'href="/workers/shop.entries"' not in without
     assert page.status_code == 200
 

@@ -33,16 +33,24 @@ def rows(page: str) -> list[str]:
 def test_url_chooses_workers_and_the_page_says_how_many_are_hidden(client: FlaskClient) -> None:
     switch(Override("ci.job_07", "paused"))
 
-    every, found, bad, both = (
-        client.get(f"/?{query}").get_data(as_text=True)
-        for query in ("", "q=carts+job_0", "problems=1", "q=mail&problems=1")
+    every, found, sorted_, both = (
+        client.get(f"/?{query}").get_data(as_text=True) for query in ("", "q=carts+job_0", "sort=name", "q=job_07")
     )
 
-    assert len(rows(every)) == 60 and 'id="hidden"' not in every
+    assert rows(every)[0] == "ci.job_07" and len(rows(every)) == 60 and 'id="hidden"' not in every
+    assert "59 workers without a problem</summary>" in every
     assert rows(found) == [f"carts.job_{number:02}" for number in range(10)]
-    assert "10 of 60 workers shown. Hidden: 50 not found by the search." in found
-    assert rows(bad) == ["ci.job_07"] and "1 of 60 workers shown. Hidden: 59 without a problem." in bad
-    assert rows(both) == [] and "Hidden: 45 not found by the search, 15 without a problem." in both
+    assert "50 workers of 60 not found by the search." in found
+    assert rows(sorted_)[0] == "audit.job_00" and "without a problem" not in sorted_
+    assert rows(both)[0] == "ci.job_07" and len(rows(both)) == 4 and "without a problem" not in both
+
+
+def test_pause_is_shown_with_its_reason_and_who_set_it(client: FlaskClient) -> None:
+    switch(Override("ci.job_07", "paused", "a migration", said_by="kim@ops-1"))
+
+    page = client.get("/").get_data(as_text=True)
+
+    assert "until it is resumed: a migration (kim@ops-1)" in page
 
 
 def test_worker_with_a_stuck_run_is_not_counted_as_without_a_problem(client: FlaskClient) -> None:
@@ -50,9 +58,9 @@ def test_worker_with_a_stuck_run_is_not_counted_as_without_a_problem(client: Fla
     Run.create(worker="ci.job_07", trigger="schedule", started_at=begun, host="worker-1", pid=4711)
     Run.create(worker="ci.job_07", trigger="schedule", outcome="skipped", reason="deduplicated", finished_at=NOW)
 
-    page = client.get("/?problems=1").get_data(as_text=True)
+    page = client.get("/").get_data(as_text=True)
 
-    assert rows(page) == ["ci.job_07"] and "Hidden: 59 without a problem." in page
+    assert rows(page)[0] == "ci.job_07" and "59 workers without a problem</summary>" in page
     assert "then restart its process, worker-1:4711" in page
 
 
@@ -66,4 +74,4 @@ def test_headings_and_form_keep_the_other_choices(client: FlaskClient) -> None:
 def test_hostile_choices_are_escaped(client: FlaskClient) -> None:
     page = client.get("/", query_string={"q": "<script>alert(1)</script>", "sort": "<b>"}).get_data(as_text=True)
 
-    assert "<script>alert" not in page and "<b>" not in page and "0 of 60 workers shown" in page
+    assert "<script>alert" not in page and "<b>" not in page and "60 workers of 60 not found" in page

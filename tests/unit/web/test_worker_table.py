@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.internals.insight import Alert, WorkerStatus
-from tests.internals.ledger import Override, RunRecord
+from tests.internals.ledger import Acknowledged, Override, RunRecord
 from tests.internals.sweeps import Backlog, SetupProblem
 from tests.internals.web import WorkerTable
 
@@ -42,8 +42,8 @@ def names(query: dict[str, str], workers: list[WorkerStatus] = WORKERS) -> list[
 @pytest.mark.parametrize(
     ("sort", "first", "last"),
     [
-        ("", "mail.old", "carts.empty"),
-        ("wrong", "mail.old", "carts.empty"),
+        ("", "carts.empty", "mail.bounced"),
+        ("wrong", "carts.empty", "mail.bounced"),
         ("name", "carts.empty", "mail.old"),
         ("backlog", "carts.expired", "mail.bounced"),
         ("oldest", "carts.expired", "mail.bounced"),
@@ -56,28 +56,50 @@ def test_workers_are_sorted_and_unknown_values_come_last(sort: str, first: str, 
     assert (found[0], found[-1], len(found)) == (first, last, 4)
 
 
-def test_search_and_problems_only_say_how_many_they_hide() -> None:
-    table = WorkerTable.of(WORKERS, {"q": " CARTS ", "problems": "1"})
+def test_search_says_how_many_it_does_not_find() -> None:
+    table = WorkerTable.of(WORKERS, {"q": " CARTS "})
 
-    assert [status.worker for status in table.workers] == ["carts.empty"]
-    assert (table.total, table.unmatched, table.without_problem) == (4, 2, 1)
+    assert [status.worker for status in table.workers] == ["carts.empty", "carts.expired"]
+    assert (table.total, table.unmatched) == (4, 2)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"alarms": [Alert("backlog", "too many")]},
-        {"last_run": run("failed")},
-        {"last_run": run("lost")},
-        {"last_run": run(None, silent_s=600)},
-        {"switch": Override("w", "paused")},
-        {"switch": Override("w", "narrow", batch_size=1)},
-    ],
-)
-def test_problems_only_keeps_workers_at_which_a_person_should_look(given: dict[str, Any]) -> None:
-    fine = [worker("a"), worker("b", last_run=run("done")), worker("c", last_run=run(None, silent_s=3))]
+def acknowledged(alert: Alert) -> Alert:
+    return dataclasses.replace(alert, acknowledged=Acknowledged("kim", NOW))
 
-    assert names({"problems": "1"}, [*fine, worker("w", **given)]) == ["w"]
+
+TROUBLED = [
+    worker("critical", alarms=[Alert("failed_rows", "3"), Alert("stuck", "hangs")]),
+    worker("warning", alarms=[Alert("failed_rows", "3")]),
+    worker("failed", last_run=run("failed")),
+    worker("lost", last_run=run("lost")),
+    worker("silent", last_run=run(None, silent_s=600)),
+    worker("known", alarms=[acknowledged(Alert("stuck", "hangs"))]),
+    worker("paused", switch=Override("w", "paused")),
+    worker("narrow", switch=Override("w", "narrow", batch_size=1)),
+]
+
+
+@pytest.mark.parametrize(("healthy", "folded"), [(10, 0), (11, 11)])
+def test_worst_worker_comes_first_and_many_healthy_ones_are_folded(healthy: int, folded: int) -> None:
+    fine = [worker(f"fine-{number}", last_run=run(None, silent_s=3)) for number in range(healthy)]
+
+    table = WorkerTable.of([*fine, *reversed(TROUBLED)], {})
+
+    first = [status.worker for status in table.workers[: len(TROUBLED)]]
+    assert first[:2] == ["critical", "warning"] and set(first[2:5]) == {"failed", "lost", "silent"}
+    assert set(first[5:]) == {"known", "paused", "narrow"}
+    assert (len(table.folded), table.total) == (folded, healthy + len(TROUBLED))
+
+
+@pytest.mark.parametrize(("troubled", "query"), [([], {}), (TROUBLED, {"sort": "name"})])
+def test_nothing_is_folded_without_a_problem_or_in_another_order(
+    troubled: list[WorkerStatus], query: dict[str, str]
+) -> None:
+    fine = [worker(f"fine-{number}") for number in range(11)]
+
+    table = WorkerTable.of([*fine, *troubled], query)
+
+    assert (len(table.workers), table.folded) == (table.total, [])
 
 
 def test_worker_that_is_not_set_up_is_neither_shown_nor_counted() -> None:

@@ -113,6 +113,24 @@ def test_open_run_has_no_outcome(statuses: type[UserStatus]) -> None:
     assert (last.outcome, last.duration_s) == (None, None)
 
 
+@pytest.mark.parametrize(("outcome", "reason"), [("skipped", "deduplicated"), ("missed", "no_scheduler")])
+def test_skipped_and_missed_ticks_are_not_the_last_run(statuses: type[UserStatus], outcome: str, reason: str) -> None:
+    _ended("done", counts={"deleted_rows": 3})
+    _ended(outcome, reason=reason)
+
+    last = worker_status(sweep, _NOW, ZoneInfo("UTC")).last_run
+
+    assert last is not None and (last.outcome, last.counts) == ("done", {"deleted_rows": 3})
+
+
+def test_alert_of_an_open_run_names_the_run(statuses: type[UserStatus]) -> None:
+    run = Run.create(worker=sweep.name, trigger="cli", started_at=_NOW - timedelta(seconds=70))
+
+    [alert] = [each for each in worker_status(sweep, _NOW, _UTC).alarms if each.name == "longest_run"]
+
+    assert str(alert) == f"run {run.id} has taken 70 s, over 60 s"
+
+
 @pytest.mark.parametrize(("rows", "rings"), [(4, []), (5, []), (6, ["more than 5 rows wait"])])
 def test_backlog_above_the_threshold_raises_an_alert(add_statuses: AddStatuses, rows: int, rings: list[str]) -> None:
     add_statuses(rows, _AT)
