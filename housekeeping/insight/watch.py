@@ -1,22 +1,41 @@
 """What one worker or scheduler process does for the installation every half minute, so that nobody needs to look.
 
-It evaluates the alerts, and exports what no run knows: queues, pauses and open runs.
+It evaluates the alerts, and exports what no run knows: queues, pauses and open runs. Each process records once what is
+new since the last one that booted.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import nan
 from typing import Final
 
+from peewee import PeeweeException
+
+import housekeeping
 from housekeeping.brokers import QueueLengths
 from housekeeping.core import telemetry
-from housekeeping.core.settings import Settings
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.logs import error_line, is_secret, to_log_value
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.settings import Settings, variable
+from housekeeping.engine.guard import fingerprint
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus
 from housekeeping.ledger.alerts import claim_evaluation
+from housekeeping.ledger.operators import command_line_user, record_deployment
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.validate_tables import stages_of
 
+logger = named_logger(__name__)
+
+#: Settings that may differ between the processes of one installation.
+_OF_PROCESS: Final = frozenset({"log_format", "log_level", "metrics_host", "metrics_port", "scheduler_metrics_port"})
+#: Settings whose values are not shown. That one of them has changed is not seen.
+_HIDDEN: Final = frozenset({"sentry_dsn", "ping_url", "web_token", "web_read_token"})
 _STATES: Final = ("waiting", "delayed", "dead")
 
 
@@ -24,7 +43,9 @@ class InstallationWatch:
     """Look at the installation by one of its processes at a time."""
 
     def __init__(self, settings: Settings, sweeps: dict[str, Sweep]) -> None:
+        self._settings = settings
         self._sweeps = sweeps
+        self._recorded = False
         self._reader = SnapshotReader(settings, sweeps, with_progress=False)
         self._last: Snapshot | None = None
 
@@ -34,6 +55,7 @@ class InstallationWatch:
         Raises:
           DatabaseUnavailable: The database ``main`` does not answer. What was exported becomes unknown.
         """
+        self._record_deployment()
         try:
             if not claim_evaluation():
                 return
@@ -42,6 +64,16 @@ class InstallationWatch:
             raise
         self._last = self._reader.read(self._last)
         self._export(self._last)
+
+    def _record_deployment(self) -> None:
+        if self._recorded:
+            return
+        try:
+            record_deployment(deployed(self._settings, self._sweeps), command_line_user())
+            self._recorded = True
+        except (HousekeepingError, PeeweeException) as error:
+            # The database does not answer, or the role may not write. Tried again.
+            logger.debug("The deployment is not recorded", error=error_line(error))
 
     def _export(self, found: Snapshot | None) -> None:
         """Export what was read; what could not be read is NaN, as a gauge cannot be taken back."""
@@ -57,6 +89,33 @@ class InstallationWatch:
             telemetry.OPEN_RUNS.set(nan if status is None or status.open_runs is None else status.open_runs, name)
         if found is not None:
             telemetry.INSTALLATION_READ.set(time.time())
+
+
+def deployed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[str, str]:
+    """Return what this process consists of, by name: versions, masked settings and digests of declarations."""
+    found = {"housekeeping": housekeeping.__version__, **_versions(settings.sweeps)}
+    for field, value in settings.model_dump(mode="json", exclude_defaults=True).items():
+        if field not in _OF_PROCESS:
+            hidden = field in _HIDDEN or is_secret(field)
+            text = value if isinstance(value, str) else json.dumps(to_log_value(value), sort_keys=True)
+            found[variable(field)] = "***" if hidden else to_log_value(text)
+    return found | {f"declaration of {name}": _digest(sweep) for name, sweep in sweeps.items()}
+
+
+def _versions(modules: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the installed distributions that have these modules."""
+    packages = importlib.metadata.packages_distributions() if modules else {}
+    names = {name for module in modules for name in packages.get(module.partition(".")[0], ())}
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def _digest(sweep: Sweep) -> str:
+    try:
+        predicate = fingerprint(sweep, stages_of(sweep))
+    except Exception:  # a predicate may raise anything, and a run shows it
+        predicate = "unknown"
+    parts = (predicate, sweep.schedule, sweep.queue, sweep.enabled, str(sweep.limits.runtime))
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:12]
 
 
 def _numbers(lengths: QueueLengths | None) -> Iterator[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ from housekeeping.core.logs import counted, error_line, format_duration, in_one_
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
-from housekeeping.ledger.schema import NOW, Action, Run, Switch
+from housekeeping.ledger.schema import NOW, Action, Deployment, Run, Switch
 
 logger = named_logger(__name__)
 
@@ -34,10 +34,12 @@ ActionName = Literal[
     "release_key",
     "requeue",
     "delete",
+    "deploy",
     "login",
 ]
 
 _MAX_TEXT: Final = 500  # characters of a user, a target or a result
+_MAX_VALUE: Final = 100  # characters of a setting that has changed
 #: An action must not wait for its log.
 _TIME: Final = timedelta(seconds=1)
 
@@ -118,6 +120,44 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
                 result=result,
                 error=problem,
             )
+
+
+def record_deployment(state: Mapping[str, str], user: str) -> None:
+    """Record in the log of actions what differs from the last process of the installation that booted.
+
+    Of processes that boot at the same time with the same difference one records it. The first process of an
+    installation records nothing, as there is nothing to compare with.
+
+    Parameters:
+      state: Versions, settings and declarations by name, without secrets.
+
+    Raises:
+      DatabaseUnavailable: The database ``main`` does not answer.
+    """
+    with database.using(MAIN), translate_postgres_errors(), time_limit(_TIME, _TIME), database.atomic():
+        if Deployment.insert(state=dict(state)).on_conflict_ignore().returning(Deployment.single).tuples().execute():
+            return
+        # Locked only if there is something to record.
+        if Deployment.get().state == state:
+            return
+        before = Deployment.select().for_update().get().state
+        if before == state:
+            return
+        names = sorted(name for name in {*before, *state} if before.get(name) != state.get(name))
+        changes = [_change(name, before.get(name), state.get(name)) for name in names]
+        Deployment.update(state=dict(state)).execute()
+        Action.insert(
+            action="deploy",
+            at=NOW,
+            user_name=in_one_line(user, _MAX_TEXT),
+            target="the installation",
+            result=in_one_line("; ".join(changes), _MAX_TEXT),
+        ).execute()
+
+
+def _change(name: str, before: str | None, after: str | None) -> str:
+    shown = (in_one_line(text, _MAX_VALUE) if text else "unset" for text in (before, after))
+    return f"{name}: {' -> '.join(shown)}"
 
 
 def command_line_user() -> str:

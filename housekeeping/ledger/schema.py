@@ -166,6 +166,11 @@ MIGRATIONS: Final = (
         began_at timestamptz NOT NULL
     );
     COMMENT ON TABLE {schema}.evaluations IS 'one row: when a process last evaluated the alerts of the installation';
+    CREATE TABLE {schema}.deployments (
+        single boolean PRIMARY KEY DEFAULT true CHECK (single),
+        state jsonb NOT NULL
+    );
+    COMMENT ON TABLE {schema}.deployments IS 'one row: versions, masked settings and declarations that booted last';
     CREATE TABLE {schema}.completions (
         name text PRIMARY KEY,
         message_id text NOT NULL,
@@ -386,6 +391,17 @@ class Evaluation(BaseModel):
         schema = "housekeeping"
 
 
+class Deployment(BaseModel):
+    """What the process that booted last consists of, by name: versions, masked settings, declarations; one row."""
+
+    single = BooleanField(primary_key=True, default=True)
+    state = JSONField()
+
+    class Meta:
+        table_name = "deployments"
+        schema = "housekeeping"
+
+
 class Completion(BaseModel):
     """Completion of a plain actor's message, written in the transaction of its effect.
 
@@ -435,6 +451,7 @@ MODELS: Final = (
     Action,
     AlertRow,
     Evaluation,
+    Deployment,
     Completion,
     DetachedPartition,
 )

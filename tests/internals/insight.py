@@ -32,7 +32,7 @@ from housekeeping.insight.status import (
     worker_statuses,
 )
 from housekeeping.insight.trends import Interval, Range, intervals
-from housekeeping.insight.watch import InstallationWatch
+from housekeeping.insight.watch import InstallationWatch, deployed
 from housekeeping.insight.why import REASONS, Explanation, explain_run, why
 from housekeeping.insight.wording import (
     as_json,

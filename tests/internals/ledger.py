@@ -18,6 +18,7 @@ from housekeeping.ledger.operators import (
     override_of,
     overrides,
     record_action,
+    record_deployment,
     resume,
     switch,
 )
