@@ -118,7 +118,7 @@ def _visible(value: Any) -> Any:
 
 def _foldable(name: str) -> Markup:
     """Return a name that may wrap only after its separators."""
-    return Markup(re.sub(r"([._/:])", r"\1<wbr>", str(escape(printable(name)))))
+    return Markup(re.sub(r"([._/:@])", r"\1<wbr>", str(escape(printable(name)))))
 
 
 def _ago(value: Any, now: datetime | None = None) -> Markup:

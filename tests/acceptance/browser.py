@@ -21,9 +21,28 @@ from selenium.webdriver.support import expected_conditions as until
 from selenium.webdriver.support.wait import WebDriverWait
 
 Wait = WebDriverWait[ChromiumDriver]
+#: Widths in px of a small phone, a tablet and a laptop.
+WIDTHS: Final = (320, 768, 1440)
 #: Script that returns whether the page is no wider than the screen. Wait for it: the browser applies an emulated width
 #: shortly after the page's load event.
 FITS: Final = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+
+#: Script that returns the words of the page that are broken in the middle, each with its text.
+BROKEN_WORDS: Final = r"""
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+const range = document.createRange();
+const broken = [];
+for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+  if (!text.parentElement.checkVisibility() || text.parentElement.closest("script, option, svg")) continue;
+  for (const { 0: word, index } of text.data.matchAll(/[\p{L}\p{N}]+/gu)) {
+    range.setStart(text, index);
+    range.setEnd(text, index + word.length);
+    const lines = new Set([...range.getClientRects()].filter(({ width }) => width).map(({ top }) => Math.round(top)));
+    if (lines.size > 1) broken.push(`${word} in ${text.data.trim()}`);
+  }
+}
+return broken;
+"""
 
 
 @contextmanager
@@ -67,6 +86,17 @@ def require_chromium() -> None:
     if os.getenv("HOUSEKEEPING_TEST_REQUIRE_CHROMIUM"):
         pytest.fail("chromium and chromedriver are not installed")
     pytest.skip("chromium and chromedriver are not installed")
+
+
+def misfits(driver: ChromiumDriver, wait: Wait, address: str) -> dict[int, list[str]]:
+    """Return the words that a page breaks, by width of the screen, once it is no wider than each screen."""
+    found = {}
+    for width in WIDTHS:
+        looks(driver, width, 800, phone=width < 500)
+        driver.get(address)
+        assert wait.until(lambda page: page.execute_script(FITS)), width
+        found[width] = driver.execute_script(BROKEN_WORDS)
+    return {width: words for width, words in found.items() if words}
 
 
 def press(wait: Wait, css: str) -> None:

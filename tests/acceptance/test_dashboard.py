@@ -22,7 +22,7 @@ from selenium.webdriver.support import expected_conditions as until
 from selenium.webdriver.support.wait import WebDriverWait
 
 from housekeeping import ExclusiveLease, Settings
-from tests.acceptance.browser import FITS, chromium, looks, require_chromium
+from tests.acceptance.browser import chromium, looks, misfits, require_chromium
 from tests.acceptance.conftest import Command
 from tests.integration.web.serving import serving_in_a_thread
 from tests.internals.ledger import Override
@@ -247,20 +247,26 @@ def test_plan_is_requested_by_a_button(
     assert "3 rows are stale: 1 batch" in text_of(browser, "main")
 
 
-@pytest.mark.parametrize("path", ["/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", "/alerts", "/dead-letters"])
-def test_narrow_screen_hides_nothing(
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", f"/workers/{WORKER}/run?rows=3&exact=1", "/runs/1"),
+        *("/alerts", "/dead-letters", "/database", "/errors", "/actions"),
+    ],
+)
+def test_no_page_scrolls_sideways_or_breaks_a_word(
     logged_in: str,
     browser: ChromiumDriver,
     wait: WebDriverWait[ChromiumDriver],
+    command: Command,
     add: Callable[[int], None],
     path: str,
 ) -> None:
     add(3)
-    looks(browser, 320, 640, phone=True)
+    command("run", WORKER)
+    command("pause", WORKER, "--reason", "a migration of the table of user statuses")
 
-    browser.get(f"{logged_in}{path}")
-
-    assert wait.until(lambda page: page.execute_script(FITS))
+    assert misfits(browser, wait, f"{logged_in}{path}") == {}
 
 
 def test_dark_color_scheme_is_followed(dashboard: str, browser: ChromiumDriver) -> None:

@@ -101,7 +101,7 @@ def test_unavailable_database_is_named_and_its_workers_stay_on_the_page(
     with database.using(MAIN):
         database.initialize(connect_to("postgresql://127.0.0.1:1/nowhere"))
     try:
-        wait.until(until.text_to_be_present_in_element((By.ID, "errors"), "PostgreSQL did not answer"))
+        wait.until(until.text_to_be_present_in_element((By.ID, "alerts"), "PostgreSQL did not answer"))
         during = text_of(browser, "#errors"), text_of(browser, "#workers")
         browser.get(f"{dashboard}/workers/{WORKER}")
         page = text_of(browser, "main")
@@ -122,7 +122,7 @@ def test_locked_ledger_does_not_block_other_pages(
     try:
         with admin.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {settings.schema_name}.runs")
-            wait.until(until.text_to_be_present_in_element((By.ID, "errors"), "lock timeout"))
+            wait.until(until.text_to_be_present_in_element((By.ID, "alerts"), "lock timeout"))
             browser.find_element(By.LINK_TEXT, "Actions").send_keys(Keys.ENTER)
             wait.until(until.title_contains("actions"))
             browser.find_element(By.LINK_TEXT, "Dead letters").send_keys(Keys.ENTER)

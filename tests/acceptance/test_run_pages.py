@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support import expected_conditions as until
 
 from housekeeping import Settings
-from tests.acceptance.browser import FITS, Wait, looks, violations
+from tests.acceptance.browser import FITS, Wait, looks, misfits, violations
 from tests.acceptance.test_dashboard import browser as browser
 from tests.acceptance.test_dashboard import one_browser as one_browser
 from tests.acceptance.test_dashboard import wait as wait
@@ -124,12 +124,10 @@ def test_refresh_of_an_unchanged_page_transfers_nothing(
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_narrow_screen_hides_nothing(dashboard: str, browser: ChromiumDriver, wait: Wait, path: str) -> None:
-    looks(browser, 320, 640, phone=True)
-
-    browser.get(f"{dashboard}{path}")
-
-    assert wait.until(lambda page: page.execute_script(FITS))
+def test_no_page_scrolls_sideways_or_breaks_a_word(
+    dashboard: str, browser: ChromiumDriver, wait: Wait, path: str
+) -> None:
+    assert misfits(browser, wait, f"{dashboard}{path}") == {}
 
 
 def test_long_count_of_a_purge_is_wrapped(dashboard: str, browser: ChromiumDriver, wait: Wait) -> None:
