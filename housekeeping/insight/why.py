@@ -270,9 +270,10 @@ def _without_a_row(
     no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
     if sent:
         return "waiting", f"it was sent, {f'but {no_worker}' if no_worker else _NOT_TAKEN}"
-    if now - tick < _SOON and no_scheduler is None:
+    if now - tick < _SOON and processes.known and no_scheduler is None:
         return "waiting", "it is being sent, or its message waits in the queue; look again in a minute"
-    known = "no scheduler has sent it" if sent is False else "whether it was sent is unknown: Redis has no record of it"
+    of_redis = ": Redis has no record of it" if processes.known else ""
+    known = "no scheduler has sent it" if sent is False else f"whether it was sent is unknown{of_redis}"
     made_up = f" {_MADE_UP}" if sent is False or no_scheduler else ""
     found = f"{known}. {_scheduler_then(processes, tick)}. {_ledger_then(sweep.name, tick)}.{made_up}"
     return "unknown" if sent is None else "not_sent", found

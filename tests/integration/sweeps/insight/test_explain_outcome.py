@@ -201,11 +201,11 @@ def test_unsent_tick_is_explained_by_the_schedulers_and_the_ledger(
     assert "The ledger, which goes back to 2026-11-20 10:00:30 UTC, has no run of it" in answer.meaning
 
 
-@pytest.mark.parametrize("sent", [False, None])
-def test_current_tick_is_waiting(sweep: Sweep, recorded: Recorded, sent: bool | None) -> None:
-    answer = asked(replace(sweep, schedule="59 11 * * *"), LAST.replace(minute=59), sent)
+def test_current_tick_is_unknown_while_redis_does_not_answer(sweep: Sweep, recorded: Recorded) -> None:
+    answer = asked(replace(sweep, schedule="59 11 * * *"), LAST.replace(minute=59))
 
-    assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
+    assert answer.outcome == "unknown" and "Redis did not answer" in answer.meaning
+    assert "being sent" not in answer.meaning and "no record" not in answer.meaning
 
 
 def test_empty_ledger_is_not_called_too_short(sweep: Sweep, recorded: Recorded) -> None:
@@ -239,10 +239,11 @@ def test_dead_scheduler_is_named_at_once_with_the_time_of_its_death(
     assert "No scheduler is alive since 2026-11-20 11:59:40 UTC (last heartbeat of a:7" in answer.meaning
 
 
-def test_living_scheduler_is_given_time_to_send(sweep: Sweep, recorded: Recorded) -> None:
+@pytest.mark.parametrize("sent", [False, None])
+def test_living_scheduler_is_given_time_to_send(sweep: Sweep, recorded: Recorded, sent: bool | None) -> None:
     soon = replace(sweep, schedule="59 11 * * *")
 
-    answer = why(soon, None, NOW, UTC, lambda tick: False, Processes((scheduler(5),)))
+    answer = why(soon, None, NOW, UTC, lambda tick: sent, Processes((scheduler(5),)))
 
     assert answer.outcome == "waiting" and "look again in a minute" in answer.meaning
 
