@@ -36,6 +36,8 @@ logger = named_logger(__name__)
 _OF_PROCESS: Final = frozenset({"log_format", "log_level", "metrics_host", "metrics_port", "scheduler_metrics_port"})
 #: Settings whose values are not shown. That one of them has changed is not seen.
 _HIDDEN: Final = frozenset({"sentry_dsn", "ping_url", "web_token", "web_read_token"})
+#: Options of a store may be secret whatever their names.
+_LEFT_OUT: Final = {"object_stores": {"__all__": {"options"}}}
 _STATES: Final = ("waiting", "delayed", "dead")
 
 
@@ -94,7 +96,7 @@ class InstallationWatch:
 def deployed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[str, str]:
     """Return what this process consists of, by name: versions, masked settings and digests of declarations."""
     found = {"housekeeping": housekeeping.__version__, **_versions(settings.sweeps)}
-    for field, value in settings.model_dump(mode="json", exclude_defaults=True).items():
+    for field, value in settings.model_dump(mode="json", exclude_defaults=True, exclude=_LEFT_OUT).items():
         if field not in _OF_PROCESS:
             hidden = field in _HIDDEN or is_secret(field)
             text = value if isinstance(value, str) else json.dumps(to_log_value(value), sort_keys=True)

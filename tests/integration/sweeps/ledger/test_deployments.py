@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 import housekeeping
 from housekeeping import Settings
+from tests.internals.core import ObjectStoreSettings
 from tests.internals.database import Database, database
 from tests.internals.insight import InstallationWatch, deployed
 from tests.internals.ledger import logged_actions, record_deployment
@@ -84,6 +85,7 @@ def test_no_secret_is_recorded(settings: Settings, postgres: Database) -> None:
         "sentry_dsn": "https://hunter3@sentry/1",
         "ping_url": SecretStr("https://ping/hunter4"),
         "web_token": "hunter5-hunter5-hunter5",
+        "object_stores": {"a": ObjectStoreSettings(url="s3://bucket/x", options={"sas": "hunter6"})},
     }
     record_deployment(deployed(settings.model_copy(update=secrets), SWEEPS), "kim@host")
 
@@ -91,4 +93,4 @@ def test_no_secret_is_recorded(settings: Settings, postgres: Database) -> None:
 
     assert result is not None and "HOUSEKEEPING_BROKER_URL" in result
     assert "HOUSEKEEPING_WEB_TOKEN: unset -> ***" in result
-    assert "hunter" not in result
+    assert "HOUSEKEEPING_OBJECT_STORES" in result and "hunter" not in result
