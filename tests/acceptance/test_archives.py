@@ -193,3 +193,33 @@ def test_interrupted_restore_is_continued_by_the_same_command(
     again = json.loads(housekeeping("restore", archived, "--json").stdout)
     assert (again["outcome"], again["counts"]["restored"], again["counts"]["conflicts"]) == ("done", 2, 0)
     assert (count(postgres, "user_session"), count(postgres, "old_sessions")) == (10, 0)
+
+
+@pytest.mark.slow
+def test_run_shows_its_archived_rows_page_by_page_until_they_are_restored(
+    housekeeping: Housekeeping, archived: str
+) -> None:
+    first, second = (housekeeping("runs", archived, "--limit", "5", *more) for more in ((), ("--skip", "5")))
+    undo = json.loads(housekeeping("runs", archived, "--json").stdout)["undo"]
+    housekeeping("restore", archived, "--no-pause")
+    after = housekeeping("runs", archived)
+
+    line = f"undo: these archived rows can be restored: 8 of user_session: housekeeping restore {archived}\n"
+    assert line in first.stdout and "further ones: add --skip 5\n" in first.stdout
+    assert (first.stdout.count('  {"token": '), second.stdout.count('  {"token": ')) == (5, 3)
+    assert "further ones" not in second.stdout
+    assert undo["command"] == f"housekeeping restore {archived}" and len(undo["archived"][0]["keys"]) == 8
+    assert "undo: its changes cannot be undone: its rows are no longer in the archive" in after.stdout
+
+
+@pytest.mark.slow
+def test_resume_after_a_restore_warns_of_the_restored_rows(housekeeping: Housekeeping, archived: str) -> None:
+    housekeeping("restore", archived)
+
+    resumed = housekeeping("resume", SWEEP)
+
+    assert resumed.stdout == f"{SWEEP} resumes at its next tick\n"
+    assert (
+        f"warning: {SWEEP}: the next run processes 8 restored rows again if still stale, of run {archived}\n"
+        in resumed.stderr
+    )

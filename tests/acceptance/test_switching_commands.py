@@ -182,3 +182,30 @@ def test_acknowledged_alert_names_its_user_in_status(made: None, command: Comman
     assert ", acknowledged by " in line
     assert wrong.returncode == 2 and "no alert 'backlog' is active; active alerts: last_run" in wrong.stderr
     assert [(each["action"], each["target"]) for each in logged] == [("acknowledge", "last_run")]
+
+
+def test_run_is_stopped_once_and_an_ended_one_is_not(made: None, command: Command) -> None:
+    now = datetime.now(UTC)
+    run = Run.create(worker=WORKER, trigger="schedule", started_at=now, heartbeat_at=now)
+
+    first, again = (command("stop", str(run.id)) for _ in range(2))
+    stopped_by = Run.get_by_id(run.id).stopped_by
+    Run.update(outcome="partial", reason="stopped", finished_at=now).where(Run.id == run.id).execute()
+    ended = json.loads(command("stop", str(run.id), "--json").stdout)
+    shown = command("runs", str(run.id))
+    actions = json.loads(command("actions", "--target", str(run.id), "--json").stdout)["actions"]
+
+    assert first.stdout == f"run {run.id} of {WORKER} ends after its current batch\n"
+    assert again.stdout == f"run {run.id} is already ending after its current batch, asked by {stopped_by}\n"
+    assert (ended["changed"], "has already ended as partial" in ended["result"]) == (False, True)
+    assert f"result: {stopped_by} stopped it after its batch" in shown.stdout
+    assert [(each["action"], each["user"]) for each in actions] == [("stop", stopped_by)] * 3
+
+
+@pytest.mark.parametrize(
+    ("run", "said"), [("x", "'x' is no ID of a run"), ("99", "there is no run 99"), ("gone:1", "no database 'gone'")]
+)
+def test_stop_of_no_run_is_one_error_line(made: None, command: Command, run: str, said: str) -> None:
+    refused = command("stop", run)
+
+    assert (refused.returncode, refused.stdout) == (2, "") and said in refused.stderr
