@@ -186,7 +186,9 @@ def test_arrivals_of_a_backlog_beyond_the_limit_are_estimated(add_statuses: AddS
     found = trends.forecast_backlog(SWEEP, Backlog(10_000, exact=False), AT, UTC, ended=last_ended(SWEEP))
 
     assert found is not None and found.catches_up is False
-    assert "never catch up: 14," in found.text
+    # The planner estimates from a sample.
+    [arrived] = re.findall(r"never catch up: ([\d,]+) rows an hour", found.text)
+    assert 13_000 <= int(arrived.replace(",", "")) <= 16_000
 
 
 def test_status_and_plan_say_the_same(add_statuses: AddStatuses, settings: Settings) -> None:
