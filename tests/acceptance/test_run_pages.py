@@ -127,6 +127,11 @@ def test_refresh_of_an_unchanged_page_transfers_nothing(
 def test_no_page_scrolls_sideways_or_breaks_a_word(
     dashboard: str, browser: ChromiumDriver, wait: Wait, path: str
 ) -> None:
+    names = {"worker": "batched_git_ref_updates.cleanup_scheduler", "host": "background-worker-17", "pid": 4_194_304}
+    begun = dict.fromkeys(("tick", "started_at", "heartbeat_at", "finished_at"), datetime.now(UTC))
+    counts = {"total_pending_entries": 4_031, "total_deleted_objects": 4_028, "timed_out_trackers": 10_360}
+    Run.create(trigger="schedule", outcome="done", counts=counts, **names, **begun)
+
     assert misfits(browser, wait, f"{dashboard}{path}") == {}
 
 
