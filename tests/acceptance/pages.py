@@ -167,6 +167,6 @@ def _shape(value: Any) -> Any:
 
 
 def _form(line: str) -> str:
-    """Return a line without its variable parts: numbers, units of time, widths of columns."""
-    line = re.sub(r"\d[\d,.:]*", "0", line)
+    """Return a line without its variable parts: numbers, dates before a time, units of time, widths of columns."""
+    line = re.sub(r"0-0-0 (?=0)", "", re.sub(r"\d[\d,.:]*", "0", line))
     return re.sub(r"\s+", " ", re.sub(r"\b0 (ms|s|min|h|d)\b", "0 s", line)).strip()
