@@ -188,10 +188,11 @@ def test_second_stop_names_who_was_first(add_statuses: AddStatuses) -> None:
 
     run_sweep(SMALL, on_batch=said(after=10, say=lambda: told.extend((stop(), stop("ben@ops")))))
 
-    run_id = Run.get().id
+    record = history.find(Run.get().id)
+    assert record is not None
     assert told == [
-        (True, f"run {run_id} of {SMALL.name} ends after its current batch"),
-        (False, f"run {run_id} is already ending after its current batch, asked by {ANNA}"),
+        (True, f"run {record.label} of {SMALL.name} ends after its current batch"),
+        (False, f"run {record.label} is already ending after its current batch, asked by {ANNA}"),
     ]
 
 
@@ -202,7 +203,7 @@ def test_stop_of_an_ended_run_says_so_and_changes_nothing(add_statuses: AddStatu
 
     answer = history.stop(record, ANNA)
 
-    assert answer == (False, f"run {record.run_id} of {SMALL.name} has already ended as done; nothing was stopped")
+    assert answer == (False, f"run {record.label} of {SMALL.name} has already ended as done; nothing was stopped")
     assert Run.get().stopped_by is None
 
 
