@@ -362,7 +362,8 @@ class QueueGate:
             lengths = queue_lengths(settings, [queue])[queue]
             client = redis_client(settings.require_redis_url())
         except (RedisUnavailable, BrokerUnavailable, SettingsError) as error:
-            text = f"{error}. No run can be sent or received; the queue {queue!r} and its workers are unknown"
+            unknown = f"the queue {queue!r} and its workers are unknown"
+            text = f"{str(error).rstrip('.')}. No run can be sent or received; {unknown}"
             return Check("queue", "waits", text, runs.NOT_SENT)
         self.processes = read_processes(client, settings.namespace, self.now)
         messages = f"{counted(lengths.waiting, 'message is', 'messages are')} in its queue {queue!r}"

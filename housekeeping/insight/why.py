@@ -245,7 +245,8 @@ def why(
     else:
         tick = tick.replace(second=0, microsecond=0)
     if attempts := history.at_tick(name, tick):
-        return Explanation(name, tick, _outcome(attempts[-1]), meaning_of(attempts[-1]), attempts)
+        meaning = _pause_of(attempts[-1]) or meaning_of(attempts[-1])
+        return Explanation(name, tick, _outcome(attempts[-1]), meaning, attempts)
     if cron is not None and cron.latest(tick) != tick:
         around = [format_in_zone(each, zone) for each in (cron.latest(tick), cron.next(tick))]
         nearest = f"the ticks around it are {' and '.join(around)}"
@@ -253,6 +254,16 @@ def why(
     if (gap := _gap_around(name, tick, cron)) is not None:
         return Explanation(name, tick, "missed", meaning_of(gap), [gap])
     return Explanation(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
+
+
+def _pause_of(run: RunRecord) -> str | None:
+    """Return who paused the worker of a skipped run and why; None unless that pause is still in force."""
+    if run.reason != "paused":
+        return None
+    override = override_of(run.worker)
+    if override is None or override.state != "paused" or override.since is None or override.since > run.started_at:
+        return None
+    return f"{describe_with_user(override)}: housekeeping resume {run.worker}"
 
 
 def _without_a_row(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -60,11 +61,12 @@ def wait(browser: ChromiumDriver) -> WebDriverWait[ChromiumDriver]:
 
 
 @contextmanager
-def serving(environment: dict[str, str], port: int = 0) -> Iterator[str]:
+def serving(environment: dict[str, str], port: int = 0, folder: Path | None = None) -> Iterator[str]:
     """Yield the address of a real dashboard process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", "web", "--port", str(port)],
         env={"HOUSEKEEPING_WEB_OPEN_TO_READ": "true"} | environment | {"HOUSEKEEPING_WEB_TOKEN": TOKEN},
+        cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
     )

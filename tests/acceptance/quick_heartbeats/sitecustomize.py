@@ -10,7 +10,9 @@ from housekeeping.ledger import processes, runs
 _SHORT = (
     (processes, "INTERVAL", timedelta(seconds=0.5)),
     (processes, "SILENCE", timedelta(seconds=4)),
+    (processes, "LONG_BUSY", timedelta(seconds=2)),
     (runs, "SILENCE", timedelta(seconds=4)),
+    (alerts, "SILENCE", timedelta(seconds=4)),
     (alerts, "GRACE", timedelta(seconds=4)),
     (alerts, "_PERIODS", 0),
 )

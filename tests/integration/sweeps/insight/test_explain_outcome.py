@@ -12,7 +12,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.declarations import changed
 from tests.internals.database import Database
 from tests.internals.insight import Explanation, why
-from tests.internals.ledger import Heartbeat, Process, Processes, Run
+from tests.internals.ledger import Heartbeat, Override, Process, Processes, Run, switch
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 LAST = datetime(2026, 11, 20, 11, 45, tzinfo=UTC)
@@ -82,6 +82,19 @@ def test_each_reason_is_explained_with_what_to_do(
     recorded(LAST, outcome, reason, error=error)
 
     assert said in asked(sweep).meaning
+
+
+def test_tick_skipped_by_the_pause_in_force_names_who_paused_and_why(sweep: Sweep, recorded: Recorded) -> None:
+    switch(Override("test.why", "paused", "a migration", said_by="ann@db1"))
+    earlier, later = LAST - timedelta(hours=1), LAST
+    recorded(earlier, "skipped", "paused", started_at=datetime(2001, 1, 1, tzinfo=UTC))
+    recorded(later, "skipped", "paused", started_at=datetime(2090, 1, 1, tzinfo=UTC))
+
+    before_the_pause, during_it = asked(sweep, earlier).meaning, asked(sweep, later).meaning
+
+    assert before_the_pause == "the worker is paused: housekeeping resume test.why"
+    assert during_it.startswith("test.why is paused until it is resumed: a migration (set by ann@db1, ")
+    assert during_it.endswith(" UTC): housekeeping resume test.why")
 
 
 @pytest.mark.parametrize(
