@@ -144,9 +144,9 @@ _OTHER: Final = Help(
 )
 
 #: Alerts of a worker whose work is late.
-_LATE: Final = frozenset({"overdue", "backlog", "late"})
+_LATE: Final = frozenset({"overdue", "backlog"})
 #: Alerts of a worker that cannot reach a server.
-_FAILING: Final = frozenset({"overdue", "backlog", "late", "last_run", "failed_runs", "stuck"})
+_FAILING: Final = frozenset({"overdue", "backlog", "last_run", "failed_runs", "stuck"})
 #: Alerts that need the heartbeats or the queues.
 _OF_PROCESSES: Final = frozenset({NO_WORKER, NO_SCHEDULER, SATURATED, "dead_letters"})
 
