@@ -1,9 +1,9 @@
-"""Pings: requests that tell a service outside of the installation that it is alive.
+"""Pings: requests that tell a monitoring service that the installation is alive.
 
 A dead installation cannot raise its own alarm. A service such as healthchecks.io can: it expects a request after each
-tick or run, and raises the alarm when none comes, or when one comes whose path ends with ``/fail``.
+tick or run, and raises the alarm if a request is missing, or if the path of a request ends with ``/fail``.
 
-A URL is a secret: who knows it can keep the service from raising the alarm. It is in no log line and in no error.
+The URL is a secret, because anyone with it could suppress the alarm. No log line and no error contains it.
 """
 
 from __future__ import annotations

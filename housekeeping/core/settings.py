@@ -309,7 +309,7 @@ BROKER: Final = _url(
     well_formed=_well_formed_each,
 )
 SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed_server)
-#: A secret: who knows it can send pings in place of the installation.
+#: A secret: anyone with the URL can send pings in place of the installation.
 PING: Final = BeforeValidator(_ping_url)
 STORE: Final = _url(
     "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed

@@ -1,7 +1,7 @@
-"""What one worker or scheduler process does for the installation every half minute, so that nobody needs to look.
+"""Background evaluation of the installation, by one worker or scheduler process every half minute.
 
-It evaluates the alerts, and exports what no run knows: queues, pauses and open runs. Each process records once what is
-new since the last one that booted.
+The process evaluates the alerts and exports the metrics of the whole installation: queues, pauses and open runs. Each
+process also records once, after it has booted, what has changed since the previous boot of any process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STATES: Final = ("waiting", "delayed", "dead")
 
 
 class InstallationWatch:
-    """Look at the installation by one of its processes at a time."""
+    """Evaluation of the installation, by one of its processes at a time."""
 
     def __init__(self, settings: Settings, sweeps: dict[str, Sweep]) -> None:
         self._settings = settings

@@ -26,11 +26,11 @@ Severity = Literal["critical", "warning"]
 #: Worker, name and subject of an alert. Of several active alerts no two have the same key.
 AlertKey = tuple[str, str, str]
 
-#: Alerts that mean that work stands still or fails again and again. The others can wait until the morning.
+#: Alerts of work that has stopped or fails repeatedly. The others can wait until the morning.
 CRITICAL: Final = frozenset(
     {"failed_runs", "no_scheduler", "no_worker", "overdue", "saturated", "stuck", "unavailable"}
 )
-#: Interval at which the text of an active alert is stored again, and between two evaluations that nobody asked for.
+#: Interval at which the text of an active alert is stored again, and between two evaluations in the background.
 INTERVAL: Final = timedelta(seconds=30)
 _MAX_USER: Final = 200  # characters
 
@@ -83,7 +83,7 @@ class Alert:
 
     @property
     def severity(self) -> Severity:
-        """``critical`` if work stands still or fails again and again, else ``warning``."""
+        """``critical`` if work has stopped or fails repeatedly, else ``warning``."""
         return "critical" if self.name in CRITICAL else "warning"
 
     def as_json(self) -> dict[str, Any]:

@@ -100,9 +100,10 @@ def check(run_id: int) -> Override | None:
 
 
 def request_stop(run_id: int, user: str) -> tuple[bool, str | None]:
-    """Ask a run to stop after its batch. Return whether this call asked it, and who asked it; None: nobody.
+    """Ask a run to stop after its batch. Return whether this call was the first, and the operator of the first call.
 
-    An ended run is not asked. The message of a run that was asked counts as completed, however the run ends.
+    An ended run is not stopped; its operator is None unless it was stopped while it was open. The message of a stopped
+    run counts as completed, however the run ends.
     """
     with database.atomic():
         # Waits for the statement of a batch, which may close the row.

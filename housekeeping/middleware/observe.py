@@ -267,7 +267,7 @@ class Sender:
             threading.Thread(target=self._look, args=(self._watch,), name="alerts", daemon=True).start()
 
     def _look(self, watch: Watch) -> None:
-        """Evaluate the alerts until the process stops. Nobody may look while a worker is in trouble."""
+        """Evaluate the alerts until the process stops, also while no page or command reads them."""
         failing = False
         while not self._stopping.wait(WATCHED.total_seconds()):
             try:
@@ -280,7 +280,7 @@ class Sender:
                     logger.warning("Alerts cannot be evaluated, tried again", error=error_line(error))
                 failing = True
             finally:
-                close_databases()  # no thread keeps a connection that it needs so seldom
+                close_databases()  # a connection used every few seconds need not stay open
 
     def stop(self) -> None:
         """Send a last heartbeat that marks the process as stopped, and wait a few seconds for it."""
