@@ -130,14 +130,16 @@ def test_run_whose_stale_rows_cannot_be_counted_defers_its_argument(
 
 @pytest.mark.parametrize("argument_name", [None, "shop"])
 def test_failed_run_of_an_unreachable_database_defers_nothing(
-    clock: ManualClock, postgres: Database, argument_name: str | None
+    clock: ManualClock, postgres: Database, monkeypatch: pytest.MonkeyPatch, argument_name: str | None
 ) -> None:
     add(1)
-    broken = sweep(
-        lambda order: postgres.execute_sql("SELECT * FROM nowhere"),
-        argument=None if argument_name is None else Argument(argument_name),
-    )
-    postgres.execute_sql("ALTER TABLE orders RENAME COLUMN reference TO another")
+    argument = None if argument_name is None else Argument(argument_name)
+    broken = sweep(lambda order: None, argument=argument)
+
+    def disconnect(*_: Any) -> None:
+        postgres.execute_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    monkeypatch.setattr(TableStage, "backlog", disconnect)
 
     result = run_sweep(broken, None if argument_name is None else 7, clock=clock)
 
