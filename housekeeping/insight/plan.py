@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal
 
-from peewee import OP, SQL, Expression, PeeweeException, ProgrammingError, Query, Select, fn
+from peewee import SQL, PeeweeException, ProgrammingError, Query, Select, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.errors import (
@@ -54,7 +54,7 @@ from housekeeping.ledger.operators import Override, override_of
 from housekeeping.ledger.processes import Processes
 from housekeeping.ledger.runs import NOT_SENT, Outcome
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.keyset import may_be_null
+from housekeeping.sweeps.keyset import is_not_true, may_be_null
 from housekeeping.sweeps.partition_catalog import hint_of
 from housekeeping.sweeps.stage import Backlog, Stage, StagePlan, as_cursor, other_clocks
 from housekeeping.sweeps.table_stage import TableStage
@@ -422,7 +422,7 @@ def inverted_comparison(stage: TableStage, now: datetime) -> str | None:
 
     Only the first rows are asked. A predicate that does not use the time it is given is never inverted.
     """
-    later = Expression(stage.stale(now + _LATER), OP.IS_NOT, SQL("TRUE"))
+    later = is_not_true(stage.stale(now + _LATER))
     first = stage.first_stale(now, [later], _SAMPLE, in_order=True)
     query: Any = Select((first,), [fn.COUNT(SQL("1")), fn.COUNT(SQL("1")).filter(first.c.c0)])
     rows, fresh_later = next(iter(query.tuples().execute(database)))
