@@ -782,15 +782,30 @@ def describe_choice(letters: Sequence[DeadLetter], sought: LetterFilter | None) 
     return f"{counted(len(letters), 'dead letter')}: {sought}"
 
 
-def apply(store: DeadLetterStore, action: Action, letters: Sequence[DeadLetter]) -> BulkResult:
+#: Letters between two reports of the progress of a bulk change.
+_REPORTED: Final = 200
+
+
+def apply(
+    store: DeadLetterStore,
+    action: Action,
+    letters: Sequence[DeadLetter],
+    report: Callable[[str], object] = lambda text: None,
+) -> BulkResult:
     """Requeue or delete the dead letters one after the other.
 
     A broken one is refused, and the others continue. If the broker does not answer, the result says how many are left.
+    If the process is killed, each letter is either changed or still there, and the rest can be changed again.
+
+    Parameters:
+      report: Is called now and then with the progress: ``1,200 of 20,000 tried``.
     """
     done: list[LetterResult] = []
     try:
         for result in store.change_each(action, letters):
             done.append(result)
+            if len(done) % _REPORTED == 0:
+                report(f"{len(done):,} of {len(letters):,} tried")
     except HousekeepingError as error:
         return BulkResult(done, error_line(error), len(letters) - len(done))
     return BulkResult(done)

@@ -40,7 +40,7 @@ from housekeeping.ledger.operators import (
     Override,
     SwitchState,
     command_line_user,
-    describe_override,
+    describe_switch,
     logged_actions,
     record_action,
 )
@@ -139,6 +139,8 @@ def pause(name: str | None, every: bool, reason: str | None, until: str | None) 
     Takes effect immediately. An active run stops after its current batch and keeps its progress. Further ticks and
     messages are recorded as skipped. `housekeeping run NAME --force` runs a paused worker. "purge:TABLE" is the name of
     each purge of a table.
+
+    With --all, a worker that is paused for at least as long keeps its pause and reason.
 
     \b
     housekeeping pause ci.stuck_jobs --reason "migration of ci_builds" --until 2h
@@ -253,9 +255,9 @@ def _override(
         user = command_line_user()
         override = Override(worker, state, reason, ends, said_by=user, **limits)
         with record_action("pause" if state == "paused" else "narrow", worker, user) as outcome:
-            operators.switch(override)
-            outcome.result = describe_override(override)
-        return outcome.result, {"worker": worker, **as_json(override), "changed": True}
+            active = operators.switch(override, keep_pause=every)
+            outcome.result = describe_switch(active, override)
+        return outcome.result, {"worker": worker, **as_json(active), "changed": active is override}
 
     _for_each(_workers(sweeps, name, every), set_override)
 

@@ -234,10 +234,16 @@ def _change(action: Action, message_ids: tuple[str, ...], everything: bool, yes:
     number = counted(len(letters), "dead letter")
     if letters and asks:
         confirm(f"{action.capitalize()} {number}?", f"nothing was {action.removesuffix('e')}ed")
-    with progress(f"{action.removesuffix('e')}ing {number}"):
+    doing = f"{action.removesuffix('e')}ing {number}"
+    with progress(doing) as line:
         target = describe_choice(letters, None if message_ids else sought)
         with record_action(action, target, command_line_user()) as outcome:
-            result = apply(store, action, letters)
+
+            def report(text: str) -> None:
+                line(f"{doing}: {text}")
+                outcome.report(text)
+
+            result = apply(store, action, letters, report)
             outcome.result = str(result)
     _print_result(result, each=bool(message_ids))
 

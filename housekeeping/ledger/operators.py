@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import EXCLUDED, fn
+from peewee import EXCLUDED, SQL, fn
 
 from housekeeping.core.logs import counted, error_line, format_duration, in_one_line
 from housekeeping.core.logs import logger as named_logger
@@ -40,6 +40,8 @@ ActionName = Literal[
 
 _MAX_TEXT: Final = 500  # characters of a user, a target or a result
 _MAX_VALUE: Final = 100  # characters of a setting that has changed
+#: What is said of an action without a result.
+NOT_ENDED: Final = "not ended, or its process was killed"
 #: An action must not wait for its log.
 _TIME: Final = timedelta(seconds=1)
 
@@ -50,9 +52,17 @@ class Outcome:
 
     Attributes:
       result: One line for operators.
+      row_id: Its row; None if it could not be written.
     """
 
     result: str = "done"
+    row_id: int | None = None
+
+    def report(self, progress: str) -> None:
+        """Write how far a long action is. It stays if the process is killed; never raises."""
+        if self.row_id is not None:
+            result = in_one_line(f"{progress}; {NOT_ENDED}", _MAX_TEXT)
+            _in_main(lambda: Action.update(result=result).where(Action.id == self.row_id).execute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class LoggedAction:
     @property
     def result_in_words(self) -> str:
         """The result, or that there is none."""
-        return self.result or "not ended, or its process was killed"
+        return self.result or NOT_ENDED
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry as JSON values."""
@@ -97,8 +107,8 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
       user: The operator: `command_line_user`, or the user of the dashboard.
     """
     row = {name: in_one_line(text, _MAX_TEXT) for name, text in (("user_name", user), ("target", target))}
-    outcome = Outcome()
     row_id, problem = _in_main(lambda: Action.insert(action=action, at=NOW, **row).execute())
+    outcome = Outcome(row_id=row_id)
     try:
         yield outcome
     except Exception as error:
@@ -281,6 +291,15 @@ def describe_override(override: Override) -> str:
     return f"{override.worker} is {state} {ends}" + (f": {override.reason}" if override.reason else "")
 
 
+#: Beginning of the result of a change that has left a pause in force.
+KEPT: Final = "kept: "
+
+
+def describe_switch(active: Override, wanted: Override) -> str:
+    """Return the result of `switch` in one line."""
+    return f"{'' if active is wanted else KEPT}{describe_override(active)}"
+
+
 def override_from(worker: str, values: Sequence[Any] | None, stopped_by: str | None) -> Override | None:
     """Return the override that `OVERRIDE` has selected.
 
@@ -307,14 +326,28 @@ def override_of(worker: str) -> Override | None:
     return None if row is None else _read(row)
 
 
-def switch(to: Override) -> None:
-    """Replace the worker's override."""
+def switch(to: Override, *, keep_pause: bool = False) -> Override:
+    """Replace the worker's override; return the one that is active then.
+
+    Parameters:
+      keep_pause: Whether a pause that lasts at least as long stays, with its reason and operator.
+    """
     values = {"worker": to.worker, **to.columns()}
     replaced: Any = {getattr(Switch, name): getattr(EXCLUDED, name) for name in values if name != "worker"}
+    shorter = Switch.until < fn.COALESCE(EXCLUDED.until, SQL("'infinity'"))
     with database.atomic():
-        Switch.insert(**values, since=NOW).on_conflict(
-            conflict_target=[Switch.worker], update={**replaced, Switch.since: NOW}
-        ).execute()
+        changed = (
+            Switch.insert(**values, since=NOW)
+            .on_conflict(
+                conflict_target=[Switch.worker],
+                update={**replaced, Switch.since: NOW},
+                where=(Switch.state != "paused") | shorter if keep_pause else None,
+            )
+            .as_rowcount()
+            .execute()
+        )
+        kept = None if changed else override_of(to.worker)
+    return kept or to
 
 
 def resume(worker: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -15,6 +16,7 @@ from werkzeug.wrappers import Response
 from housekeeping.brokers.dead_letters import (
     NAME_WIDTH,
     Action,
+    BulkResult,
     DeadLetter,
     DeadLetterStore,
     LetterFilter,
@@ -30,14 +32,17 @@ from housekeeping.brokers.dead_letters import (
     search,
 )
 from housekeeping.core.errors import WrongArgument
-from housekeeping.core.logs import in_one_line
-from housekeeping.database.connection import database
+from housekeeping.core.logs import error_line, in_one_line
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.database.connection import close_databases, database
 from housekeeping.insight.causes import Causes, read_causes
 from housekeeping.insight.wording import describe_requeue, parse_since
 from housekeeping.ledger.operators import record_action
 from housekeeping.web.charts import Cache
 from housekeeping.web.security import Form, current_user
 from housekeeping.web.snapshot import SnapshotCache
+
+logger = named_logger(__name__)
 
 #: Time to search for the letters of a page, which says so if it ended before all were searched.
 MAX_SEARCH: Final = timedelta(seconds=1)
@@ -52,7 +57,7 @@ class FilterForm(Form):
         self.filter = LetterFilter(queue, actor, error, *self.times())
 
 
-#: Letters of one confirmation, which take about a second. The command line has no such limit.
+#: Letters that are changed within a request, in about a second. More are changed in the background.
 _MOST: Final = 1000
 _KEPT: Final = 5  # letters that stay, named one by one
 
@@ -64,14 +69,14 @@ class _Choice:
     Attributes:
       ids: The broker ids of the selected ones; empty: all that meet the filter.
       until: When the confirmation was shown; of a filter's letters, those that died later are left alone.
-      limit: The number that the confirmation showed.
+      shown: The number that the confirmation showed.
     """
 
     action: Action
     ids: Sequence[str]
     form: FilterForm
     until: datetime
-    limit: int
+    shown: int = 0
 
     @classmethod
     def of_request(cls, action: Action) -> _Choice:
@@ -81,10 +86,9 @@ class _Choice:
             raise WrongArgument(text)
         if not ids and "all" not in values:
             raise WrongArgument("no dead letter is selected; select some, or choose all that match")
-        until, limit = datetime.now(UTC), _MOST
         if request.method == "POST" and not ids:
-            until, limit = _shown_at(values.get("shown_at", "")), _number(values.get("shown", ""))
-        return cls(action, ids, form, until, limit)
+            return cls(action, ids, form, _shown_at(values.get("shown_at", "")), _number(values.get("shown", "")))
+        return cls(action, ids, form, datetime.now(UTC))
 
     def found(self, store: DeadLetterStore, max_time: timedelta | None = None) -> Page:
         """Return the chosen letters that are still there.
@@ -96,11 +100,72 @@ class _Choice:
             found = find(store, self.ids)
             return Page([found[each] for each in self.ids if each in found])
         until = min(self.until, self.form.filter.until or self.until)
-        return search(store, replace(self.form.filter, until=until), self.limit, max_time=max_time)
+        return search(store, replace(self.form.filter, until=until), max_time=max_time)
+
+    def apply(self, store: DeadLetterStore, user: str, report: Callable[[str], object] | None = None) -> BulkResult:
+        """Requeue or delete the chosen letters, and record that.
+
+        Parameters:
+          report: Is called now and then with the progress.
+        """
+        letters = self.found(store).letters[::-1]  # the oldest first, as they were sent
+        with record_action(self.action, describe_choice(letters, self._conditions), user) as outcome:
+
+            def said(text: str) -> None:
+                outcome.report(text)
+                if report is not None:
+                    report(text)
+
+            result = apply(store, self.action, letters, said)
+            outcome.result = str(result)
+        return result
+
+    @property
+    def _conditions(self) -> LetterFilter | None:
+        return None if self.ids else self.form.filter
 
 
-def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache) -> None:
-    """Register the pages."""
+class BackgroundChange:
+    """Change of many dead letters in a thread, one at a time. Its progress is also in the log of actions.
+
+    Attributes:
+      text: What it does and how far it is; None if none is running.
+    """
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self._lock = threading.Lock()
+
+    def start(self, choice: _Choice, store: DeadLetterStore, user: str, ended: Callable[[], object]) -> bool:
+        """Begin a change, unless another one is running; return whether it has begun."""
+        with self._lock:
+            if self.text is not None:
+                return False
+            self.text = begin = f"{choice.action} dead letters ({choice.form.filter})"
+
+        def change() -> None:
+            def report(progress: str) -> None:
+                self.text = f"{begin}: {progress}"
+
+            try:
+                choice.apply(store, user, report)
+            except Exception as error:  # the log of actions has it as well
+                logger.error("Dead letters could not be changed", error=error_line(error))
+            finally:
+                close_databases()
+                self.text = None
+                ended()
+
+        threading.Thread(target=change, name="housekeeping-dead-letters", daemon=True).start()
+        return True
+
+
+def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache, background: BackgroundChange) -> None:
+    """Register the pages.
+
+    Parameters:
+      background: The change in the background, which the list shows.
+    """
 
     def chosen(action: str) -> _Choice:
         if action not in ("requeue", "delete"):
@@ -111,26 +176,30 @@ def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache) -> None:
     def letters_to_change(action: str) -> str:
         choice = chosen(action)
         page = choice.found(snapshots.dead_letters(), MAX_SEARCH)
+        # Of an incomplete search the number is unknown.
+        shown = len(page.letters) if page.complete else _MOST + 1
         return render_template(
             "dead_letter_changes.html",
             choice=choice,
             page=page,
             groups=Counter(_group(letter) for letter in page.letters).most_common(),
             missing=len(choice.ids) - len(page.letters) if choice.ids else 0,
+            in_background=shown > _MOST,
+            shown=shown,
         )
 
     @app.post("/dead-letters/all/<action>")
     def change_letters(action: str) -> Response:
         choice, store = chosen(action), snapshots.dead_letters()
-        letters = choice.found(store).letters[::-1]  # the oldest first, as they were sent
-        target = describe_choice(letters, None if choice.ids else choice.form.filter)
-        with record_action(choice.action, target, current_user()) as outcome:
-            result = apply(store, choice.action, letters)
-            outcome.result = str(result)
-        snapshots.invalidate()
-        flash(f"Dead letters: {result}.")
-        for each in result.kept[:_KEPT]:
-            flash(f"{in_one_line(each.id, NAME_WIDTH)}: {describe_requeue(each)}")
+        if choice.shown > _MOST:
+            if not background.start(choice, store, current_user(), snapshots.invalidate):
+                abort(409, "many dead letters are being changed already; wait until that has ended")
+        else:
+            result = choice.apply(store, current_user())
+            snapshots.invalidate()
+            flash(f"Dead letters: {result}.")
+            for each in result.kept[:_KEPT]:
+                flash(f"{in_one_line(each.id, NAME_WIDTH)}: {describe_requeue(each)}")
         return redirect(url_for("dead_letters", **dict[str, Any](choice.form.typed)), 303)
 
 
@@ -150,7 +219,7 @@ def _shown_at(text: str) -> datetime:
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
         raise WrongArgument("the form lacks the number of dead letters; open it again from the dead letters")
-    return min(int(text), _MOST)
+    return int(text)
 
 
 #: Times since which the page of the errors shows them.
@@ -182,6 +251,8 @@ _SHOWN: Final = 50  # letters
 
 def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
     """Register the pages."""
+    background = BackgroundChange()
+    add_dead_letter_changes(app, snapshots, background)
 
     @app.get("/dead-letters")
     def dead_letters() -> tuple[str, int]:
@@ -189,7 +260,15 @@ def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
         place, page = None if before is None else Position.parse(before), Page([])
         if not form.errors:
             page = search(store, form.filter, _SHOWN, place, MAX_SEARCH)
-        shown = render_template("dead_letters.html", page=page, form=form, counts=store.counts(), now=datetime.now(UTC))
+        shown = render_template(
+            "dead_letters.html",
+            page=page,
+            form=form,
+            counts=store.counts(),
+            now=datetime.now(UTC),
+            running=background.text,
+            live=background.text is not None,
+        )
         return shown, 400 if form.errors else 200
 
     @app.get("/dead-letters/one")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
@@ -15,7 +16,7 @@ from werkzeug.wrappers import Response
 from housekeeping.brokers import reach_broker
 from housekeeping.core.cron import in_words
 from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable, WrongArgument
-from housekeeping.core.logs import in_one_line
+from housekeeping.core.logs import counted, in_one_line
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.connection import database, translate_postgres_errors
@@ -35,10 +36,11 @@ from housekeeping.insight.wording import (
 from housekeeping.ledger import history, operators
 from housekeeping.ledger.leases import HeldLease, release_lease
 from housekeeping.ledger.operators import (
+    KEPT,
     ActionName,
     LoggedAction,
     Override,
-    describe_override,
+    describe_switch,
     logged_actions,
     record_action,
 )
@@ -206,6 +208,7 @@ _MOST_ROWS_PER_S: Final = 1_000_000
 def add_actions(app: Flask, snapshots: SnapshotCache) -> None:
     """Register the routes of the forms."""
     _add_overrides(app, snapshots)
+    _add_changes_of_all(app, snapshots)
 
     @app.get("/leases/release")
     def lease_to_release() -> str:
@@ -239,12 +242,7 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
     def set_override(form: SentForm, override: Override) -> Response | tuple[str, int]:
         if form.errors:
             return worker_page(snapshots, override.worker, form), 400
-        action: ActionName = "pause" if override.state == "paused" else "narrow"
-        with record_action(action, override.worker, current_user()) as outcome:
-            with database.using(snapshots.sweep(override.worker).database), translate_postgres_errors():
-                operators.switch(override)
-            outcome.result = describe_override(override)
-        return done(override.worker, f"{outcome.result}.")
+        return done(override.worker, f"{_switch(snapshots, override)}.")
 
     @app.post("/workers/<name>/pause")
     def pause(name: str) -> Response | tuple[str, int]:
@@ -267,13 +265,89 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:
-        sweep = snapshots.sweep(name)
-        with record_action("resume", name, current_user()) as outcome:
-            with database.using(sweep.database), translate_postgres_errors():
-                warning = warning_of_restored_rows(name)
-                ended = operators.resume(name)
-            outcome.result = f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}"
-        return done(name, f"{outcome.result}.{f' Warning: {warning}.' if warning else ''}")
+        return done(name, _resume(snapshots.sweep(name)))
+
+
+def _switch(snapshots: SnapshotCache, override: Override, *, keep_pause: bool = False) -> str:
+    """Replace a worker's override and record that; return the result."""
+    action: ActionName = "pause" if override.state == "paused" else "narrow"
+    with record_action(action, override.worker, current_user()) as outcome:
+        with database.using(snapshots.sweep(override.worker).database), translate_postgres_errors():
+            active = operators.switch(override, keep_pause=keep_pause)
+        outcome.result = describe_switch(active, override)
+    return outcome.result
+
+
+def _resume(sweep: Sweep) -> str:
+    """End a worker's override and record that; return the result with a warning."""
+    name = sweep.name
+    with record_action("resume", name, current_user()) as outcome:
+        with database.using(sweep.database), translate_postgres_errors():
+            warning = warning_of_restored_rows(name)
+            ended = operators.resume(name)
+        outcome.result = f"{name} {'resumes at its next tick' if ended else 'was neither paused nor narrowed'}"
+    return f"{outcome.result}.{f' Warning: {warning}.' if warning else ''}"
+
+
+#: Results of a change of all workers that are shown one by one.
+_TOLD: Final = 5
+
+
+def _add_changes_of_all(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the pages that pause all workers, and resume those that are paused or narrowed."""
+
+    def page(action: str, form: SentForm | None = None) -> str:
+        return render_template(
+            "all_workers.html",
+            action=action,
+            workers=[each for each in snapshots.current().statuses.values() if each.problem is None],
+            typed={} if form is None else form.typed,
+            errors={} if form is None else form.errors,
+        )
+
+    def changed(change: Callable[[Sweep], str], names: Iterable[str]) -> Response:
+        """Change the workers one by one. A database that does not answer keeps no other from being changed."""
+        done, told, unavailable = 0, list[str](), dict[str, str]()
+        for sweep in [snapshots.sweep(name) for name in names]:
+            if sweep.database not in unavailable:
+                try:
+                    result = change(sweep)
+                except DatabaseUnavailable as error:
+                    unavailable[sweep.database] = str(error)
+                else:
+                    done += 1
+                    told += [result] if result.startswith(KEPT) or "Warning" in result else []
+                    continue
+            told.append(f"{sweep.name} is unchanged: {unavailable[sweep.database]}")
+        snapshots.invalidate()
+        flash(f"{counted(done, 'worker')} done.")
+        for text in told[:_TOLD]:
+            flash(text)
+        if len(told) > _TOLD:
+            flash(f"{len(told) - _TOLD:,} more of these are in the log of actions.")
+        return redirect(url_for("front"), 303)
+
+    @app.get("/all/pause")
+    def all_to_pause() -> str:
+        return page("pause")
+
+    @app.post("/all/pause")
+    def pause_all() -> Response | tuple[str, int]:
+        form = SentForm("pause")
+        until = form.read("until", lambda text: parse_future_time(text, snapshots.current().at))
+        if form.errors:
+            return page("pause", form), 400
+        wanted = Override("", "paused", _reason(form), until, said_by=current_user())
+        pause = partial(_switch, snapshots, keep_pause=True)
+        return changed(lambda sweep: pause(replace(wanted, worker=sweep.name)), snapshots.sweeps)
+
+    @app.get("/all/resume")
+    def all_to_resume() -> str:
+        return page("resume")
+
+    @app.post("/all/resume")
+    def resume_all() -> Response:
+        return changed(_resume, request.form.getlist("name"))
 
 
 def _reason(form: SentForm) -> str | None:

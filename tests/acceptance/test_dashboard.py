@@ -253,7 +253,7 @@ def test_plan_is_requested_by_a_button(
     "path",
     [
         *("/", f"/workers/{WORKER}", f"/workers/{WORKER}/plan", f"/workers/{WORKER}/run?rows=3&exact=1", "/runs/1"),
-        *("/alerts", "/dead-letters", "/database", "/errors", "/actions"),
+        *("/alerts", "/dead-letters", "/database", "/errors", "/actions", "/all/pause", "/all/resume"),
     ],
 )
 def test_no_page_scrolls_sideways_or_breaks_a_word(

@@ -51,10 +51,12 @@ def test_all_workers_are_paused_and_resumed_together(made: None, command: Comman
     workers = json.loads(command("status", "--json").stdout)["workers"]
     names = [each["worker"] for each in workers]
 
+    command("pause", WORKER, "--reason", "moves")
     paused = command("pause", "--all").stdout.splitlines()
     resumed = command("resume", "--all").stdout.splitlines()
 
-    assert paused == [f"{name} is paused until it is resumed" for name in names]
+    kept = f"kept: {WORKER} is paused until it is resumed: moves"
+    assert paused == [kept if name == WORKER else f"{name} is paused until it is resumed" for name in names]
     assert resumed == [f"{name} resumes at its next tick" for name in names]
 
 

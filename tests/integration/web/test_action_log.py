@@ -18,6 +18,8 @@ NOT_LOGGED: Final = ("/login", "/logout")
 #: Action and target by address.
 LOGGED: Final = {
     "/alerts/acknowledge": ("acknowledge", "last_run"),
+    "/all/pause": ("pause", WORKER),
+    "/all/resume": ("resume", WORKER),
     "/dead-letters/all/delete": ("delete", "0 dead letters: all"),
     "/dead-letters/requeue": ("requeue", "m"),
     "/leases/release": ("release_lease", "k"),
@@ -37,7 +39,8 @@ def test_every_change_on_the_dashboard_is_logged(client: FlaskClient) -> None:  
 
     for address in addresses:
         names = {"key": "k", "id": "m"}
-        client.post(address, query_string=names, data=form, headers={"Authorization": f"Bearer {TOKEN}"})
+        sent = form | ({"name": WORKER} if address == "/all/resume" else {})
+        client.post(address, query_string=names, data=sent, headers={"Authorization": f"Bearer {TOKEN}"})
 
     logged = [(each.action, each.target) for each in reversed(logged_actions(100))]
     assert dict(zip(addresses, logged, strict=True)) == LOGGED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,7 +15,7 @@ from tests.faults import at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 from tests.internals.leases import Lease, new_token
-from tests.internals.ledger import Run, override_of
+from tests.internals.ledger import Override, Run, logged_actions, override_of, switch
 from tests.internals.web import create_app, plans
 from tests.internals.workers import status_sweep as sweep
 
@@ -61,6 +62,71 @@ def test_narrow_without_a_number_is_rejected(client: FlaskClient, word: str) -> 
     refused = client.post(f"{PATH}/narrow", data={"form_token": word, "batch_size": ""})
 
     assert refused.status_code == 400 and "nothing to narrow" in refused.get_data(as_text=True)
+
+
+@pytest.fixture
+def many(settings: Settings, client: FlaskClient, log_in: LogIn) -> FlaskClient:
+    """Return a person at a dashboard with three workers; one of them is paused, another one is narrowed."""
+    sweeps = {name: replace(sweep, name=name) for name in (WORKER, "b", "c")}
+    person = create_app(settings, sweeps, TOKEN, open_to_read=True).test_client()
+    log_in(person)
+    switch(Override("b", "paused", "moves", said_by="kim@ops"))
+    switch(Override("c", "narrow", batch_size=5))
+    return person
+
+
+def test_pause_of_all_keeps_a_pause_that_lasts_longer(many: FlaskClient) -> None:
+    asked = many.get("/all/pause")
+    form = {"form_token": form_token(asked), "reason": "incident", "until": "2h"}
+
+    done = many.post("/all/pause", data=form, follow_redirects=True).get_data(as_text=True)
+
+    found = [override_of(name) for name in (WORKER, "b", "c")]
+    assert "Pause all 3 workers?" in asked.get_data(as_text=True)
+    assert [each and (each.state, each.reason, each.until is None) for each in found] == [
+        ("paused", "incident", False),
+        ("paused", "moves", True),
+        ("paused", "incident", False),
+    ]
+    assert "3 workers done." in done and "kept: b is paused until it is resumed: moves" in done
+    assert [each.target for each in logged_actions(3)] == ["c", "b", WORKER]
+
+
+def test_pause_of_all_replaces_a_pause_that_ends_earlier(many: FlaskClient) -> None:
+    switch(Override("b", "paused", "moves", NOW + timedelta(minutes=5)))
+
+    many.post("/all/pause", data={"form_token": form_token(many.get("/all/pause")), "reason": "incident"})
+
+    said = override_of("b")
+    assert said is not None and (said.reason, said.until) == ("incident", None)
+
+
+def test_wrong_end_of_the_pause_of_all_changes_nothing(many: FlaskClient) -> None:
+    form = {"form_token": form_token(many.get("/all/pause")), "until": "soon"}
+
+    answer = many.post("/all/pause", data=form)
+
+    assert answer.status_code == 400 and 'value="soon"' in answer.get_data(as_text=True)
+    assert override_of(WORKER) is None
+
+
+def test_selected_workers_are_resumed_and_the_others_stay(many: FlaskClient) -> None:
+    asked = many.get("/all/resume")
+    boxes = re.findall(r'type="checkbox" name="name" value="([^"]+)"', asked.get_data(as_text=True))
+
+    done = many.post("/all/resume", data={"form_token": form_token(asked), "name": ["c"]}, follow_redirects=True)
+
+    assert boxes == ["b", "c"] and "moves (kim@ops)" in asked.get_data(as_text=True)
+    assert "1 worker done." in done.get_data(as_text=True)
+    assert override_of("c") is None and override_of("b") is not None
+
+
+def test_reader_cannot_pause_all(client: FlaskClient) -> None:
+    page = client.get("/all/pause").get_data(as_text=True)
+    refused = client.post("/all/pause", data={})
+
+    assert "<button" not in page.split("<main")[1] and "Pause all…" not in client.get("/").get_data(as_text=True)
+    assert refused.status_code == 302 and override_of(WORKER) is None
 
 
 def test_plan_page_shows_counts_and_changes_nothing(client: FlaskClient) -> None:

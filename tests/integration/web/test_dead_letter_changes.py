@@ -13,6 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 from flask.testing import FlaskClient
 
+from tests.acceptance.processes import eventually
 from tests.integration.brokers.dead_letters.test_looking import bury
 from tests.integration.middleware.applications import queued
 from tests.integration.web.conftest import LogIn, form_token
@@ -70,7 +71,7 @@ def test_search_that_takes_long_is_cut_short_and_says_so(
 
     cut_short = "the search ended after a second and 1 dead letter. Older ones may match, too"
     assert cut_short in page and '&amp;error=nowhere">Older</a>' in page and "no dead letter matches" in page
-    assert cut_short in asked and "Delete 0 dead letters?" in asked
+    assert "Delete all dead letters that match?" in asked and "At least 0 dead letters match" in asked
 
 
 def test_pages_lead_from_the_newest_letter_to_the_oldest(client: FlaskClient, letters: RedisBroker) -> None:
@@ -126,6 +127,34 @@ def test_letters_that_die_after_the_confirmation_stay(client: FlaskClient, log_i
 
     left: Any = letters.client.zrange(f"{letters.namespace}:default.XQ", 0, -1)
     assert "Dead letters: 120 deleted." in done and left == [b"new"]
+
+
+@pytest.mark.parametrize("action", ["requeue", "delete"])
+def test_over_a_thousand_letters_are_changed_in_the_background(
+    client: FlaskClient, log_in: LogIn, letters: RedisBroker, action: str
+) -> None:
+    for number in range(1100):
+        message: Message[Any] = Message("bulk", "charge", (number,), {}, {})
+        bury(letters, message.encode(), f"more-{number}", "bulk", died_at=current_millis() - 5000)
+    log_in(client)
+    held = letters.client.lock(f"{letters.namespace}:__requeue__", timeout=60)
+    if action == "requeue":
+        held.acquire()
+
+    asked, done = confirmed(client, f"/dead-letters/all/{action}?all=1&queue=bulk")
+    if action == "requeue":
+        _, again = confirmed(client, "/dead-letters/all/delete?all=1")
+        assert f"In the background: {action} dead letters (queue &#39;bulk&#39;)" in done
+        assert "many dead letters are being changed already" in again
+        held.release()
+    eventually(lambda: "In the background" not in client.get("/dead-letters").get_data(as_text=True))
+
+    [entry] = logged_actions(1)
+    assert f"{action.capitalize()} 1,100 dead letters?" in asked and "happens in the background" in asked
+    assert entry.target == "1,100 dead letters: queue 'bulk'"
+    assert entry.result == f"1,100 {action.removesuffix('e')}ed"
+    assert (dead(letters, "bulk"), dead(letters, "default")) == (0, 90)
+    assert len(queued(letters, "bulk")) == (1100 if action == "requeue" else 0)
 
 
 def test_selected_letters_are_deleted_and_the_others_stay(

@@ -48,6 +48,8 @@ def addresses_that_change() -> list[str]:
 def test_routes_that_change_something_are_known() -> None:
     assert addresses_that_change() == [
         "/alerts/acknowledge",
+        "/all/pause",
+        "/all/resume",
         "/dead-letters/all/delete",
         "/dead-letters/requeue",
         "/leases/release",

@@ -159,7 +159,7 @@ class Outside:
     """A page of effects outside of the database. After each one, it checks whether the run should continue."""
 
     effects: list[int] = field(default_factory=list)
-    between: Callable[[int], None] = lambda number: None
+    between: Callable[[int], object] = lambda number: None
     name: str = "outside"
     batch_size: int = 10
     counts: tuple[str, ...] = ("effects", "batches")
