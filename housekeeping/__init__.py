@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.actions import Delete as Delete
     from housekeeping.sweeps.actions import Transition as Transition
     from housekeeping.sweeps.declaration import Sweep as Sweep
+    from housekeeping.sweeps.dependents import Reference as Reference
     from housekeeping.sweeps.partitions import DropPartitions as DropPartitions
     from housekeeping.sweeps.row import Column as Column
     from housekeeping.sweeps.row import Condition as Condition
@@ -128,6 +129,7 @@ _HOMES: Final = {
     "housekeeping.middleware.enqueue": "enqueue_many",
     "housekeeping.sweeps.actions": "Delete Transition",
     "housekeeping.sweeps.declaration": "Sweep",
+    "housekeeping.sweeps.dependents": "Reference",
     "housekeeping.sweeps.partitions": "DropPartitions",
     "housekeeping.sweeps.row": "Column Condition Row",
     "housekeeping.sweeps.rows": "Call CallStage Rows",
@@ -182,6 +184,7 @@ __all__ = [
     "Position",
     "RecordChanged",
     "RedisUnavailable",
+    "Reference",
     "Row",
     "RowLog",
     "RowNotChanged",

@@ -35,6 +35,20 @@ class DeclarationError(Refused, ValueError):
     """An actor or sweep was declared with options that cannot work; the text shows the right form."""
 
 
+class DependentsRefused(DeclarationError):
+    """A `Delete` cannot delete the dependents of its rows like this; nothing was changed.
+
+    Attributes:
+      problem: What is wrong.
+      way_out: The line to add, or the statement to execute.
+    """
+
+    def __init__(self, problem: str, way_out: str) -> None:
+        super().__init__(f"{problem}; {way_out}")
+        self.problem = problem
+        self.way_out = way_out
+
+
 class UnknownWorker(Refused):
     """No worker has the requested name."""
 

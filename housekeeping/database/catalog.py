@@ -359,13 +359,16 @@ WITH RECURSIVE reached (id, top) AS (
 )
 SELECT to_regclass(%(table)s)::oid::bigint, conname::text, conrelid::regclass::text,
     coalesce(pg_partition_root(conrelid)::oid, conrelid)::bigint,
-    ARRAY(SELECT quote_ident(attname) FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
+    ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
           JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
     top::regclass::text, top::bigint,
     ARRAY(SELECT attname::text FROM unnest(confkey) WITH ORDINALITY AS one (number, place)
           JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place),
     CASE confdeltype WHEN 'a' THEN 'NO ACTION' WHEN 'r' THEN 'RESTRICT' WHEN 'c' THEN 'CASCADE' WHEN 'n' THEN 'SET NULL'
         ELSE 'SET DEFAULT' END,
+    ARRAY(SELECT attname::text FROM jsonb_array_elements_text(
+              CASE jsonb_typeof(listed) WHEN 'array' THEN listed ELSE to_jsonb(conkey) END
+          ) AS number JOIN pg_attribute ON attrelid = conrelid AND attnum = number::int ORDER BY attnum),
     conparentid = 0,
     EXISTS (
         SELECT FROM pg_index WHERE indrelid = conrelid AND indisvalid AND indpred IS NULL
@@ -378,6 +381,7 @@ SELECT to_regclass(%(table)s)::oid::bigint, conname::text, conrelid::regclass::t
         WHERE part.top = coalesce(pg_partition_root(conrelid)::oid, conrelid)
     )
 FROM pg_constraint AS one JOIN pg_class ON pg_class.oid = conrelid JOIN reached ON reached.id = confrelid
+CROSS JOIN LATERAL (SELECT to_jsonb(one) -> 'confdelsetcols' AS listed) AS set  -- since PostgreSQL 15
 WHERE contype = 'f' AND NOT EXISTS (
     SELECT FROM pg_constraint AS above JOIN reached AS upper ON upper.id = above.confrelid
     WHERE above.oid = one.conparentid AND upper.top = reached.top
@@ -398,10 +402,11 @@ class ForeignKey:
       name: Name of the constraint.
       table: The referencing table, as SQL has it.
       table_id: Its oid; of a partition, that of the partitioned table.
-      columns: The referencing columns, as SQL has them.
+      columns: The referencing columns, by name.
       referenced, referenced_id: The referenced table; likewise, unless it is the partition that was asked about.
       referenced_columns: The referenced columns, by name.
       on_delete: What PostgreSQL does with the referencing rows, such as ``NO ACTION``.
+      set_columns: The columns that SET NULL and SET DEFAULT change.
       is_own: Whether the constraint was declared for these tables; otherwise for partitioned tables above them.
       indexed: Whether an index begins with the referencing columns.
       partitioned: Whether the referencing table is partitioned.
@@ -417,6 +422,7 @@ class ForeignKey:
     referenced_id: int
     referenced_columns: Sequence[str]
     on_delete: str
+    set_columns: Sequence[str]
     is_own: bool
     indexed: bool
     partitioned: bool
@@ -424,13 +430,16 @@ class ForeignKey:
     large: bool
 
 
-def foreign_keys_to(table: str) -> list[ForeignKey]:
-    """Return the foreign keys of other tables that refer to a table, as SQL has it.
+def foreign_keys_to(table: str, *, deep: bool = False) -> list[ForeignKey]:
+    """Return the foreign keys that refer to a table, as SQL has it.
+
+    Parameters:
+      deep: Also return those that refer to the referencing tables, and so on.
 
     Raises:
       peewee.PeeweeException: The catalog cannot be read.
     """
-    return [ForeignKey(*columns) for _, *columns in _read_keys(table, deep=False)]
+    return [ForeignKey(*columns) for _, *columns in _read_keys(table, deep=deep)]
 
 
 def chains_to(table: str) -> list[tuple[ForeignKey, ...]]:
@@ -487,6 +496,99 @@ def table_ids(models: Sequence[type[Model]]) -> list[int | None]:
         if is_visible:
             found[None, table] = number
     return [found.get(name) for name in names]
+
+
+#: Bytes of a row in a table whose density is unknown, because it was never vacuumed.
+_ROW_BYTES: Final = 100
+_TABLE_FACTS: Final = """
+WITH RECURSIVE parts (top, id) AS (
+    SELECT id, id FROM unnest(%s::oid[]) AS id
+    UNION SELECT top, inhrelid FROM parts JOIN pg_inherits ON inhparent = parts.id
+), sizes AS (
+    SELECT top, sum(pg_relation_size(oid) * CASE
+        WHEN relpages > 0 AND reltuples >= 0 THEN reltuples / relpages / current_setting('block_size')::int
+        ELSE 1.0 / %s
+    END) AS rows
+    FROM parts JOIN pg_class ON oid = parts.id WHERE relkind = 'r' GROUP BY top
+)
+SELECT pg_class.oid::bigint, pg_class.oid::regclass::text, nspname::text, relname::text,
+    pg_table_is_visible(pg_class.oid), relkind = 'p',
+    coalesce(rows, 0)::bigint, quote_ident(current_user), CASE
+        WHEN NOT has_schema_privilege(relnamespace, 'USAGE') THEN quote_ident(nspname)
+    END, ARRAY(
+        SELECT kind FROM unnest(ARRAY['SELECT', 'DELETE', 'UPDATE']) AS kind
+        WHERE has_table_privilege(pg_class.oid, kind)
+    ), (
+        SELECT jsonb_object_agg(attname, jsonb_build_array(
+            quote_ident(attname), format_type(atttypid, atttypmod), attnotnull, atthasdef,
+            has_column_privilege(attrelid, attnum, 'UPDATE')
+        )) FROM pg_attribute WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
+    )
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace LEFT JOIN sizes ON top = pg_class.oid
+WHERE pg_class.oid = ANY (%s::oid[])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """A column of a table, and what the current role may do with it.
+
+    Attributes:
+      sql_name: Its name, quoted if necessary.
+    """
+
+    sql_name: str
+    sql_type: str
+    not_null: bool
+    has_default: bool
+    may_update: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """A table, its estimated size, and what the current role may do with it.
+
+    Attributes:
+      name: Its name as SQL has it here: quoted if necessary, with its schema unless the search path finds it.
+      schema, plain_name: Its schema and its name, unquoted.
+      rows: Estimated number of rows, by the size of its files; with partitions and inheriting tables.
+      role: The current role, quoted if necessary.
+      closed_schema: Its schema, quoted if necessary, if the role may not use it; else None.
+      rights: Those of SELECT, DELETE and UPDATE that the role has on the whole table.
+      columns: Name -> column.
+    """
+
+    id: int
+    name: str
+    schema: str
+    plain_name: str
+    is_visible: bool
+    is_partitioned: bool
+    rows: int
+    role: str
+    closed_schema: str | None
+    rights: Sequence[str]
+    columns: Mapping[str, ColumnFacts]
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The names by which a declaration can mean this table."""
+        plain = (self.plain_name,) if self.is_visible else ()
+        return (self.name, f"{self.schema}.{self.plain_name}", *plain)
+
+
+def read_table_facts(ids: Iterable[int]) -> list[TableFacts]:
+    """Read the tables with these oids, without a cache. One that was dropped meanwhile is left out.
+
+    Raises:
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    wanted = list(ids)
+    found = []
+    for *row, columns in database.execute_sql(_TABLE_FACTS, (wanted, _ROW_BYTES, wanted)).fetchall():
+        row.append({name: ColumnFacts(*each) for name, each in (columns or {}).items()})
+        found.append(TableFacts(*row))
+    return found
 
 
 ZONED: Final = {"timestamp with time zone"}

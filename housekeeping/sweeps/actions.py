@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from peewee import (
     CTE,
@@ -36,6 +36,7 @@ from housekeeping.database.catalog import key_of, quoted_name, read_columns
 from housekeeping.database.connection import BaseModel
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.times import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
+from housekeeping.sweeps.dependents import Decision, Reference
 from housekeeping.sweeps.stage import Batch, BatchResult
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, TableStage, Write, archiving_part
 from housekeeping.sweeps.values import declared
@@ -169,15 +170,24 @@ class Delete:
         them. The archive has the table's columns, ``archived_at`` and ``archived_by_run``.
       archive_keep: How long rows stay in the archive. The sweep ``<name>.archive`` then deletes them. None keeps them
         for ever.
+      dependents: Whether to delete the rows that hang from the deleted ones first, at any depth, in bounded
+        transactions. True: their foreign keys decide. A mapping adds to that and overrides it: ``"table"`` or
+        ``"table.column"`` -> ``delete``, ``clear`` (the column gets NULL, or its default) or ``keep`` (a row with such
+        a dependent stays). None leaves dependents to PostgreSQL.
+      references: Links to dependents that have no foreign key.
     """
 
     rows_counted_as: str = "deleted_rows"
     archive_to: str | type[Model] | None = None
     archive_keep: timedelta | None = None
+    dependents: Literal[True] | Mapping[str, Decision] | None = None
+    references: Sequence[Reference] = ()
     #: The columns to move, once they were read from the table.
     _columns: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.references and self.dependents is None:
+            raise DeclarationError("Delete: references without dependents; write dependents=True, or a mapping")
         if isinstance(self.archive_to, str):
             parsed_name(self.archive_to)
         if self.archive_keep is not None and self.archive_to is None:

@@ -355,7 +355,7 @@ def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
     for key in foreign_keys_to(partition.name):
         if key.is_own and drops:
             return f"the foreign key {key.name} of {key.table} refers to it"
-        columns = zip(key.columns, map(quoted, key.referenced_columns), strict=True)
+        columns = zip(map(quoted, key.columns), map(quoted, key.referenced_columns), strict=True)
         joined = " AND ".join(f"one.{referencing} = other.{referenced}" for referencing, referenced in columns)
         sql = f"SELECT 1 FROM {key.table} AS one JOIN {partition.name} AS other ON {joined} LIMIT 1"  # noqa: S608
         if _is_found(sql.replace("%", "%%")):

@@ -585,10 +585,10 @@ def _with_number(reference: Reference, now: datetime) -> Reference:
 
 def _joined(chain: Sequence[ForeignKey]) -> str:
     """Return the condition that joins the tables of a chain, ``link_0`` and so on, with the sample."""
-    pairs = [f"link_0.{name} = sample.c{number}" for number, name in enumerate(chain[0].columns)]
+    pairs = [f"link_0.{quoted(name)} = sample.c{number}" for number, name in enumerate(chain[0].columns)]
     for place, key in enumerate(chain[1:], start=1):
         for name, referenced in zip(key.columns, key.referenced_columns, strict=True):
-            pairs.append(f"link_{place}.{name} = link_{place - 1}.{quoted(referenced)}")
+            pairs.append(f"link_{place}.{quoted(name)} = link_{place - 1}.{quoted(referenced)}")
     return " AND ".join(pairs)
 
 

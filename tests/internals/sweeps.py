@@ -6,6 +6,7 @@ from housekeeping.engine import failures as bad_rows
 from housekeeping.sweeps import actions, partition_catalog
 from housekeeping.sweeps.actions import moved
 from housekeeping.sweeps.conditions import as_condition, check_expression
+from housekeeping.sweeps.dependents import Graph, Link, read_graph
 from housekeeping.sweeps.keyset import held_condition, hold_of_another_table, is_not_held
 from housekeeping.sweeps.partition_catalog import hint_of
 from housekeeping.sweeps.partitions import PartitionStage

@@ -1,0 +1,539 @@
+"""Graph of the tables whose rows hang from the rows that a sweep deletes, and the decision about each link.
+
+`read_graph` reads the foreign keys, also through partitions, circles and other schemas, and adds declared references.
+It refuses a declaration that leaves a link undecided, or that cannot work, before anything changes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Final, Literal
+
+from peewee import Model, PeeweeException
+
+from housekeeping.core.errors import DeclarationError, DependentsRefused, WrongArgument
+from housekeeping.core.logs import counted, error_line
+from housekeeping.database.catalog import TableFacts, foreign_keys_to, quoted_name, read_table_facts
+from housekeeping.database.connection import database
+from housekeeping.database.errors import Kind, kind_of, sqlstate
+from housekeeping.sweeps.conditions import check_expression
+from housekeeping.sweeps.tables import describe, model_of
+from housekeeping.sweeps.values import declared
+
+Decision = Literal["delete", "clear", "keep"]
+
+#: What a constraint decides. NO ACTION and RESTRICT refuse the deletion, so they decide nothing.
+_DECIDED: Final[Mapping[str | None, Decision]] = {"CASCADE": "delete", "SET NULL": "clear", "SET DEFAULT": "clear"}
+#: Rows of a table above which a missing index matters. To read a smaller table for each batch is no problem.
+LARGE: Final = 10_000
+
+
+@declared
+class Reference:
+    """A link between two tables without a foreign key, for the `references` of a `Delete`.
+
+    ::
+
+        Reference("attachment.owner_id", "account.id", where="owner_type = 'Account'")
+
+    Attributes:
+      referencing: The dependents' table and column: ``"table.column"``, or ``"table.a,b"`` for several columns.
+      referenced: The table and the column that they refer to, likewise.
+      where: SQL condition of the dependents, on their table alone, for a column whose meaning depends on another one.
+      database: Name of the dependents' database, from ``HOUSEKEEPING_DATABASES``; None for that of the sweep.
+    """
+
+    referencing: str
+    referenced: str
+    _: KW_ONLY
+    where: str | None = None
+    database: str | None = None
+
+    def __post_init__(self) -> None:
+        (_, columns), (_, others) = _named_columns(self.referencing), _named_columns(self.referenced)
+        if len(columns) != len(others):
+            raise DeclarationError(
+                f"Reference: {self.referencing!r} has {counted(len(columns), 'column')}, and {self.referenced!r} has "
+                f"{len(others)}; write one for each"
+            )
+        if self.where is not None:
+            try:
+                check_expression(self.where)
+            except WrongArgument as error:
+                raise DeclarationError(f"Reference({self.referencing!r}): {str(error).replace('--', '')}") from None
+
+
+def _named_columns(text: str) -> tuple[str, tuple[str, ...]]:
+    table, _, names = text.rpartition(".")
+    columns = tuple(each.strip().strip('"') for each in names.split(","))
+    if not table or not all(columns):
+        raise DeclarationError(f'Reference: {text!r} names no column; write "table.column", or "table.a,b" for two')
+    return table, columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A foreign key, or a declared `Reference`, to rows that are deleted, and what becomes of the rows that have it.
+
+    Attributes:
+      table: The dependents' table, as SQL has it; a partition counts as its partitioned table.
+      columns: Its referencing columns, by name.
+      parent, parent_columns: The referenced table and columns, likewise.
+      decision: None if neither the constraint nor the declaration decides.
+      on_delete: What the constraint does, such as ``NO ACTION``; None for a `Reference`.
+      where: Condition of a `Reference` on the dependents' table.
+      rows: Estimated rows of the whole table.
+      database, parent_database: Names of the databases of the two tables.
+      cleared: The columns that ``clear`` changes, by name.
+      defaults: Whether they get their default instead of NULL.
+      index_statement: The statement that creates the index by which dependents are found; None if there is one.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    parent: str
+    parent_columns: tuple[str, ...]
+    decision: Decision | None
+    on_delete: str | None
+    where: str | None
+    rows: int
+    database: str
+    parent_database: str
+    cleared: tuple[str, ...]
+    defaults: bool
+    index_statement: str | None
+
+    @property
+    def name(self) -> str:
+        """The name by which a mapping decides about the link: ``"order_item.order_id"``."""
+        return f"{self.table}.{','.join(self.columns)}"
+
+    @property
+    def indexed(self) -> bool:
+        """Whether an index finds the dependents of a row."""
+        return self.index_statement is None
+
+    @property
+    def large(self) -> bool:
+        """Whether the table is so large that a missing index matters."""
+        return self.rows > LARGE
+
+    @property
+    def rule(self) -> str:
+        """What links the rows, such as ``ON DELETE CASCADE``."""
+        return "a Reference" if self.on_delete is None else f"ON DELETE {self.on_delete}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The tables whose rows hang from the rows of a table.
+
+    Attributes:
+      root: The table, as SQL has it.
+      links: Every link to a row that may be deleted, nearest first. What hangs from a row that is kept, or whose
+        reference is cleared, stays and is not among them.
+      database: Name of the root's database.
+    """
+
+    root: str
+    links: tuple[Link, ...]
+    database: str
+    _root_model: type[Model] = field(repr=False, compare=False)
+
+    def links_of(self, table: str, of_database: str | None = None) -> tuple[Link, ...]:
+        """Return the links whose parent is this table.
+
+        Parameters:
+          of_database: Name of the table's database; None for the root's.
+        """
+        parent = (of_database or self.database, table)
+        return tuple(each for each in self.links if (each.parent_database, each.parent) == parent)
+
+    def model_of(self, table: str, of_database: str | None = None) -> type[Model]:
+        """Return a model of a table of the graph, with its real columns and its primary key.
+
+        Parameters:
+          of_database: Name of the table's database; None for the root's.
+
+        Raises:
+          DeclarationError: The table has no primary key, or was dropped.
+          peewee.PeeweeException: The catalog cannot be read.
+        """
+        if table == self.root and of_database in (None, self.database):
+            return self._root_model
+        with database.using(of_database or self.database):
+            model: type[Model] = model_of(table)
+        return model
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables of the root's database whose rows are deleted or changed.
+
+        The root is the last one. Each comes after the tables of its dependents, except in circles.
+        """
+        found: list[str] = []
+        visited = {self.root}
+
+        def visit(table: str) -> None:
+            for link in self.links_of(table):
+                is_changed = link.decision in ("delete", "clear") and link.database == self.database
+                if is_changed and link.table not in visited:
+                    visited.add(link.table)
+                    visit(link.table)
+            found.append(table)
+
+        visit(self.root)
+        return tuple(found)
+
+
+def read_graph(
+    model: type[Model],
+    dependents: Literal[True] | Mapping[str, Decision] | None,
+    references: Sequence[Reference] = (),
+) -> Graph:
+    """Read the graph of a table's dependents, in the current database, and what is decided about each link.
+
+    Parameters:
+      dependents: Decisions by the names of links, which add to those of the constraints; True for no others. None for
+        what PostgreSQL itself does: then nothing is refused, and a link without a decision prevents the deletion.
+
+    Raises:
+      DependentsRefused: A link has no decision, a name fits no link, or a decision cannot be carried out. The text has
+        the line to add.
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    reader = _Reader(dependents if isinstance(dependents, Mapping) else {}, references)
+    graph = reader.read(model)
+    if dependents is not None:
+        reader.refuse_problems(graph)
+    return graph
+
+
+#: A table: the name of its database, and its oid.
+_Node = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """A link as the catalog or a `Reference` has it, before its decision."""
+
+    node: _Node
+    columns: tuple[str, ...]
+    parent: _Node
+    parent_columns: tuple[str, ...]
+    on_delete: str | None = None
+    set_columns: tuple[str, ...] = ()
+    indexed: bool = True
+    where: str | None = None
+
+
+class _Reader:
+    """Reading of one graph."""
+
+    def __init__(self, decisions: Mapping[str, Decision], references: Sequence[Reference]) -> None:
+        self._decisions = {_without_spaces(name): decision for name, decision in decisions.items()}
+        self._references = references
+        self._own = database.selected
+        self._tables: dict[_Node, TableFacts] = {}
+        self._edges: dict[_Node, list[_Edge]] = {}
+
+    def read(self, model: type[Model]) -> Graph:
+        root = self._read_from(self._own, quoted_name(model))
+        if root is None:  # the first statement on the table reports it
+            return Graph(quoted_name(model), (), self._own, model)
+        for edge in [self._edge_of(each, node) for each, node in self._read_references()]:
+            self._edges.setdefault(edge.parent, []).append(edge)
+        links, seen, queue = list[Link](), {root}, deque([root])
+        while queue:
+            for edge in sorted(self._edges.get(queue.popleft(), ()), key=self._place):
+                link = self._link(edge)
+                links.append(link)
+                if link.decision == "delete" and edge.node not in seen:
+                    seen.add(edge.node)
+                    queue.append(edge.node)
+        return Graph(self._tables[root].name, tuple(links), self._own, model)
+
+    def _place(self, edge: _Edge) -> tuple[str, tuple[str, ...]]:
+        return self._tables[edge.node].name, edge.columns
+
+    def _read_from(self, of_database: str, table: str, *, whole: bool = False) -> _Node | None:
+        """Read the foreign keys to a table, to the tables that have them, and so on; None if there is no such table.
+
+        Parameters:
+          whole: Whether a partition stands for its partitioned table.
+        """
+        with database.using(of_database):
+            row: Any = database.execute_sql(_IDS, (table,)).fetchone()
+            own_id, whole_id = row
+            if own_id is None:
+                return None
+            node: _Node = (of_database, whole_id if whole else own_id)
+            if node in self._tables:
+                return node
+            (start,) = read_table_facts([node[1]])
+            keys = foreign_keys_to(start.name, deep=True)
+            facts = read_table_facts({node[1], *(key.table_id for key in keys)})
+        known, merged = set(self._edges), dict[Any, _Edge]()
+        for key in keys:
+            edge = _Edge(
+                (of_database, key.table_id),
+                tuple(key.columns),
+                (of_database, key.referenced_id),
+                tuple(key.referenced_columns),
+                key.on_delete,
+                tuple(key.set_columns),
+                key.indexed,
+            )
+            same = (edge.node, edge.columns, edge.parent, edge.parent_columns)
+            merged[same] = _merged(merged[same], edge) if same in merged else edge
+        self._tables |= {(of_database, each.id): each for each in facts}
+        for edge in merged.values():
+            was_dropped = edge.node not in self._tables or edge.parent not in self._tables
+            if edge.parent not in known and not was_dropped:
+                self._edges.setdefault(edge.parent, []).append(edge)
+        return node
+
+    def _read_references(self) -> list[tuple[Reference, _Node]]:
+        """Read the table of each declared reference, before the tables that they refer to are looked up."""
+        found = []
+        for each in self._references:
+            name = each.database or self._own
+            if name not in database.by_name():
+                raise DependentsRefused(
+                    f"{_called(each)} names the database {name!r}, which is not configured",
+                    "add it to HOUSEKEEPING_DATABASES",
+                )
+            table, _ = _named_columns(each.referencing)
+            with database.using(name):
+                try:
+                    describe(table)
+                except DeclarationError as error:
+                    raise DeclarationError(f"{_called(each)}: {error}") from None
+                except PeeweeException as error:
+                    if sqlstate(error) != _NO_RIGHT:
+                        raise
+                    grant = f"GRANT USAGE ON SCHEMA {table.rpartition('.')[0]} TO current_user"
+                    raise DependentsRefused(f"{_called(each)}: {error_line(error)}", grant) from None
+            node = self._read_from(name, table, whole=True)
+            assert node is not None, "it was just described"
+            found.append((each, node))
+        return found
+
+    def _edge_of(self, reference: Reference, node: _Node) -> _Edge:
+        """Return the edge of a declared reference, once PostgreSQL accepts its columns and its condition."""
+        _, columns = _named_columns(reference.referencing)
+        _, parent_columns = _named_columns(reference.referenced)
+        parent = self._parent_of(reference, node)
+        for at, names in ((node, columns), (parent, parent_columns)):
+            facts = self._tables[at]
+            for name in names:
+                if name not in facts.columns:
+                    known = ", ".join(sorted(facts.columns))
+                    raise DeclarationError(f"{_called(reference)}: {facts.name} has no column {name!r}; it has {known}")
+        return _Edge(
+            node,
+            columns,
+            parent,
+            parent_columns,
+            indexed=self._is_indexed(reference, node, columns, parent, parent_columns),
+            where=reference.where,
+        )
+
+    def _parent_of(self, reference: Reference, node: _Node) -> _Node:
+        named, _ = _named_columns(reference.referenced)
+        for name in dict.fromkeys((self._own, node[0])):
+            for parent, facts in self._tables.items():
+                if parent[0] == name and named in facts.spellings:
+                    return parent
+        same = [each.name for each in self._tables.values() if each.plain_name == named.rpartition(".")[2]]
+        raise DependentsRefused(
+            f"{_called(reference)} refers to {named}, whose rows hang from none of the deleted ones",
+            f"write {' or '.join(same)} instead" if same else "name a table that leads to them, or leave it out",
+        )
+
+    def _is_indexed(
+        self,
+        reference: Reference,
+        node: _Node,
+        columns: Sequence[str],
+        parent: _Node,
+        parent_columns: Sequence[str],
+    ) -> bool:
+        """Return whether an index finds the rows that refer to one row, also a partial one that fits the condition.
+
+        Raises:
+          DeclarationError: The columns cannot be compared, or PostgreSQL rejects the condition.
+        """
+        facts, others = self._tables[node], self._tables[parent].columns
+        if facts.closed_schema or "SELECT" not in facts.rights:
+            return True  # the missing right is reported
+        pairs = zip((facts.columns[each].sql_name for each in columns), parent_columns, strict=True)
+        conditions = [f"{name} = (SELECT NULL::{others[other].sql_type})" for name, other in pairs]
+        conditions += [] if reference.where is None else [f"({reference.where})"]
+        query = f"EXPLAIN (FORMAT JSON) SELECT FROM {facts.name} WHERE {' AND '.join(conditions)}"
+        with database.using(node[0]), database.atomic() as transaction:
+            try:
+                # PostgreSQL scans small tables even if they have a suitable index.
+                database.execute_sql("SET LOCAL enable_seqscan = off")
+                explained: Any = database.execute_sql(query.replace("%", "%%"), ()).fetchone()
+            except PeeweeException as error:
+                if kind_of(error) not in (Kind.STATEMENT, Kind.ROW):
+                    raise
+                raise DeclarationError(f"{_called(reference)}: PostgreSQL says: {error_line(error)}") from None
+            transaction.rollback()
+        found = list(_nodes(explained[0][0]["Plan"]))
+        scans = [each for each in found if each.get("Relation Name") or each["Node Type"] == "Bitmap Index Scan"]
+        names = [facts.columns[each].sql_name for each in columns]
+        by_index = [each for each in scans if any(name in each.get("Index Cond", "") for name in names)]
+        return bool(by_index) and not any(each["Node Type"] == "Seq Scan" for each in scans)
+
+    def _link(self, edge: _Edge) -> Link:
+        table, parent = self._tables[edge.node], self._tables[edge.parent]
+        own = _DECIDED.get(edge.on_delete)
+        decision = next((self._decisions[name] for name in _names(table, edge) if name in self._decisions), own)
+        nullable = tuple(each for each in edge.columns if not table.columns[each].not_null)
+        columns = ", ".join(table.columns[each].sql_name for each in edge.columns)
+        concurrently = "" if table.is_partitioned else " CONCURRENTLY"
+        return Link(
+            table=table.name,
+            columns=edge.columns,
+            parent=parent.name,
+            parent_columns=edge.parent_columns,
+            decision=decision,
+            on_delete=edge.on_delete,
+            where=edge.where,
+            rows=table.rows,
+            database=edge.node[0],
+            parent_database=edge.parent[0],
+            cleared=edge.set_columns if own == "clear" else nullable,
+            defaults=edge.on_delete == "SET DEFAULT",
+            index_statement=None if edge.indexed else f"CREATE INDEX{concurrently} ON {table.name} ({columns})",
+        )
+
+    def refuse_problems(self, graph: Graph) -> None:
+        """Raise DependentsRefused for the first kind of problem that a run would meet."""
+        self._refuse_undecided(graph)
+        self._refuse_unfit_names(graph)
+        self._refuse_missing_rights(graph)  # it tells which tables cannot be looked up
+        self._refuse_impossible(graph)
+
+    def _refuse_undecided(self, graph: Graph) -> None:
+        undecided = [each for each in graph.links if each.decision is None]
+        if not undecided:
+            return
+        found = ", ".join(f"{each.name} (references {each.parent}, {each.rule})" for each in undecided)
+        # The decision that loses nothing.
+        lines: Mapping[str, Decision] = {**self._decisions, **{each.name: "keep" for each in undecided}}
+        one = len(undecided) == 1
+        raise DependentsRefused(
+            f"{counted(len(undecided), 'link')} {'has' if one else 'have'} no decision: {found}",
+            f'decide "delete", "clear" or "keep" for {"it" if one else "each"}: dependents={_written(lines)}',
+        )
+
+    def _refuse_unfit_names(self, graph: Graph) -> None:
+        # Also of links that are not reached, because their parents stay.
+        known = {name for edges in self._edges.values() for edge in edges for name in self._names_of(edge)}
+        for name in self._decisions:
+            if name not in known:
+                links = [each for link in graph.links for each in (link.name, link.table)]
+                near = difflib.get_close_matches(name, links, n=1)
+                fitting = ", ".join(dict.fromkeys(each.name for each in graph.links)) or "none"
+                raise DependentsRefused(
+                    f"dependents names {name!r}, which fits no link",
+                    f"did you mean {near[0]!r}?" if near else f"the links are {fitting}",
+                )
+
+    def _names_of(self, edge: _Edge) -> tuple[str, ...]:
+        return _names(self._tables[edge.node], edge)
+
+    def _refuse_impossible(self, graph: Graph) -> None:
+        for link in graph.links:
+            facts = self._facts_of(link)
+            if link.decision == "clear":
+                fixed = [each for each in link.cleared or link.columns if facts.columns[each].not_null]
+                if fixed and not (link.defaults and all(facts.columns[each].has_default for each in fixed)):
+                    column = facts.columns[fixed[0]].sql_name
+                    raise DependentsRefused(
+                        f"{link.name} cannot be cleared, because {column} is NOT NULL",
+                        f"ALTER TABLE {link.table} ALTER COLUMN {column} DROP NOT NULL, or decide "
+                        f'dependents={{"{link.name}": "delete"}} or "keep"',
+                    )
+            if link.decision != "keep":
+                try:
+                    graph.model_of(link.table, link.database)
+                except DeclarationError as error:
+                    raise DependentsRefused(
+                        str(error).partition(";")[0],
+                        f"ALTER TABLE {link.table} ADD COLUMN id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, or "
+                        "make a key of its own columns",
+                    ) from None
+
+    def _refuse_missing_rights(self, graph: Graph) -> None:
+        needed: dict[str, tuple[TableFacts, dict[str, None]]] = {}
+        for link in graph.links:
+            facts = self._facts_of(link)
+            _, rights = needed.setdefault(f"{link.database} {link.table}", (facts, {}))
+            rights["SELECT"] = None
+            if link.decision == "delete":
+                rights["DELETE"] = None
+            # FOR UPDATE needs the right to update at least one column.
+            changed = link.cleared if link.decision == "clear" else link.columns[:1]
+            if link.decision != "keep" and not all(facts.columns[each].may_update for each in changed):
+                names = ", ".join(facts.columns[each].sql_name for each in changed)
+                rights[f"UPDATE ({names})"] = None
+        statements, tables = dict[str, None](), []
+        for facts, rights in needed.values():
+            missing = [each for each in rights if each not in facts.rights]
+            if facts.closed_schema is not None:
+                statements[f"GRANT USAGE ON SCHEMA {facts.closed_schema} TO {facts.role}"] = None
+            if missing:
+                statements[f"GRANT {', '.join(missing)} ON {facts.name} TO {facts.role}"] = None
+            if missing or facts.closed_schema is not None:
+                tables.append(facts.name)
+        if tables:
+            raise DependentsRefused(f"the role lacks rights on {', '.join(tables)}", "; ".join(statements))
+
+    def _facts_of(self, link: Link) -> TableFacts:
+        return next(
+            facts for node, facts in self._tables.items() if node[0] == link.database and facts.name == link.table
+        )
+
+
+_NO_RIGHT: Final = "42501"  # SQLSTATE
+_IDS: Final = """
+SELECT id::bigint, coalesce(pg_partition_root(id)::oid, id)::bigint FROM (SELECT to_regclass(%s)::oid AS id) AS asked
+"""
+
+
+def _merged(one: _Edge, other: _Edge) -> _Edge:
+    """Return the edge of two constraints on the same columns, such as those of single partitions."""
+    rules = sorted({each.on_delete or "" for each in (one, other)})
+    return replace(one, on_delete=" and ".join(rules), indexed=one.indexed and other.indexed)
+
+
+def _names(table: TableFacts, edge: _Edge) -> tuple[str, ...]:
+    """Return the names by which a mapping can mean the link, the most exact ones first."""
+    columns = ",".join(edge.columns)
+    return (*(f"{each}.{columns}" for each in table.spellings), *table.spellings)
+
+
+def _without_spaces(name: str) -> str:
+    return ",".join(each.strip() for each in name.split(","))
+
+
+def _written(decisions: Mapping[str, Decision]) -> str:
+    pairs = ", ".join(f'"{name}": "{decision}"' for name, decision in decisions.items())
+    return f"{{{pairs}}}"
+
+
+def _called(reference: Reference) -> str:
+    return f'Reference("{reference.referencing}", "{reference.referenced}")'
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
