@@ -40,11 +40,13 @@ QUICK: Final = Path(__file__).with_name("quick_heartbeats")
 _SHOP: Final = """
 import os, socket
 from datetime import timedelta
+from peewee import TextField
 from housekeeping import BaseModel, Call, Delete, Lease, Limits, Rows, Sweep, UtcDateTimeField
 
 
 class Order(BaseModel):
     expires_at = UtcDateTimeField()
+    grace = TextField()
 
     class Meta:
         table_name = "orders"
@@ -75,7 +77,7 @@ orders = Sweep(
     "shop.orders",
     Rows(
         Order,
-        stale=lambda row, now: row.expires_at <= now,
+        stale=lambda row, now: (row.expires_at <= now) & (row.grace.cast("integer") == 0),
         order="expires_at",
         action=Delete(archive_to="old_orders"),
     ),
@@ -139,18 +141,22 @@ class Night:
     """An installation in one state.
 
     Attributes:
-      values: What the rows of the table call `{run}` and the like.
+      ledger: The schema of the library's tables.
+      values: What questions and answers call `{run}` and the like.
+      printed: What commands have printed: several answers are read from one output.
     """
 
     folder: Path
     environment: dict[str, str]
     commands: CommandProcesses
-    admin: Any
     stack: ExitStack
     servers: Any
     settings: Settings
+    ledger: str
     values: dict[str, str] = field(default_factory=dict)
+    printed: dict[str, str] = field(default_factory=dict)
     browser: Browser | None = None
+    admin: Any = None
 
     def type(self, line: str) -> str:
         """Run ``housekeeping`` with these words; return what it printed."""
@@ -171,10 +177,36 @@ class Night:
             for statement in statements:
                 cursor.execute(statement)
 
+    def value(self, query: str) -> Any:
+        """Return the first column of the query's first row."""
+        with self.admin.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchone()[0]
+
+    def connect(self) -> None:
+        """Connect as the application does, after a restart again."""
+        self.admin = psycopg2.connect(self.servers.database_url, options=f"-csearch_path={self.settings.namespace}")
+        self.admin.autocommit = True
+        self.stack.callback(self.admin.close)
+
+    def slow_down_orders(self) -> None:
+        """Let each deletion of an order take ten milliseconds."""
+        self.sql(
+            "CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_sleep(0.01); RETURN OLD; END $$",
+            "CREATE TRIGGER slow BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION be_slow()",
+        )
+
     def start(self, *words: str) -> Process:
         log = self.folder / f"{uuid4().hex[:6]}.log"
         in_folder = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
         return self.stack.enter_context(started([*in_folder, *HOUSEKEEPING, *words], self.environment, log))
+
+    def add_orders(self, rows: int) -> None:
+        """Add stale orders, the oldest of which is as many hours old."""
+        self.sql(
+            f"INSERT INTO orders (expires_at) SELECT now() - n * interval '1 hour' FROM generate_series(1, {rows}) AS n"
+        )
 
     def put(self, actor: str, times: int = 1) -> None:
         broker = message_broker(self.settings)
@@ -200,7 +232,7 @@ def night(servers: embedded.Servers, commands: CommandProcesses, folder: Path) -
     (folder / "night_shop.py").write_text(_SHOP)
     loaded = Settings.load(
         _env_file=None,
-        database_url=f"{servers.database_url}&options=-csearch_path%3D{name}",
+        database_url=f"{servers.database_url}&options=-csearch_path%3D{name}%20-clock_timeout%3D1s",
         redis_url=servers.redis_url,
         namespace=name,
         schema_name=f"{name}_own",
@@ -215,24 +247,21 @@ def night(servers: embedded.Servers, commands: CommandProcesses, folder: Path) -
         "HOUSEKEEPING_BUILT_IN": "",
         "COLUMNS": "400",
     }
-    admin = psycopg2.connect(servers.database_url)
-    admin.autocommit = True
     with ExitStack() as stack:
-        stack.callback(admin.close)
         quiet = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         environment["SERVICE_PORT"] = str(quiet.getsockname()[1])
-        made = Night(folder, environment, commands, admin, stack, servers, loaded)
+        made = Night(folder, environment, commands, stack, servers, loaded, f"{name}_own")
+        made.connect()
         made.sql(
             f"CREATE SCHEMA {name}",
-            f"SET search_path TO {name}",
-            "CREATE TABLE orders (id serial PRIMARY KEY, expires_at timestamptz NOT NULL)",
+            "CREATE TABLE orders (id serial PRIMARY KEY, expires_at timestamptz NOT NULL, grace text DEFAULT '0')",
             "CREATE TABLE parcels (id serial PRIMARY KEY, expires_at timestamptz NOT NULL)",
             "CREATE TABLE emails (id serial PRIMARY KEY, expires_at timestamptz NOT NULL)",
             "CREATE INDEX ON orders (expires_at, id)",
-            "INSERT INTO orders (expires_at) SELECT now() - n * interval '1 hour' FROM generate_series(1, 700) AS n",
             "INSERT INTO parcels (expires_at) VALUES (now() - interval '1 hour')",
             "INSERT INTO emails (expires_at) SELECT now() - n * interval '1 hour' FROM generate_series(1, 40) AS n",
         )
+        made.add_orders(700)
         made.type("init --with-archives")
         _add_history(made, f"{name}_own.runs")
         commands.run(["run", CALLS, "--confirm"], {**environment, "SERVICE_PORT": "0"}, folder, timeout_s=90)
