@@ -19,12 +19,14 @@ import periodiq
 
 from housekeeping.brokers import reach_broker, reject_unusable_redis
 from housekeeping.cli.main import load_workers
-from housekeeping.core.errors import SettingsError, WrongArgument
+from housekeeping.cli.output import notify
+from housekeeping.core.errors import DatabaseUnavailable, SettingsError, WrongArgument
 from housekeeping.core.interrupts import exit_on
 from housekeeping.core.logs import how_to_install
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.core.telemetry import require_sentry
 from housekeeping.database.connection import close_databases
+from housekeeping.ledger import schema
 from housekeeping.middleware.observe import PageServer, Readiness, require_prometheus, with_health
 
 
@@ -52,7 +54,11 @@ def web(host: str, port: int) -> None:
         from housekeeping.web.security import is_loopback
     except ModuleNotFoundError as error:
         raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
-    settings, sweeps = load_workers()
+    settings, sweeps = load_workers(with_schema=False)
+    try:
+        schema.require_all()
+    except DatabaseUnavailable as error:
+        notify(f"warning: {error}; the pages show it until it answers")  # an outage is when they are needed
     reject_unusable_redis(settings)
     local = is_loopback(host)
     token = settings.web_token

@@ -66,7 +66,29 @@ def translate_redis_errors() -> Iterator[None]:
     try:
         yield
     except redis.RedisError as error:
-        raise RedisUnavailable(f"Redis did not answer: {error_line(error)}") from error
+        problem = "is full" if _is_full(error) else "did not answer"
+        raise RedisUnavailable(f"Redis {problem}: {error_line(error)}") from error
+
+
+def _is_full(error: redis.RedisError) -> bool:
+    """Return whether Redis answers, but rejects writes: it cannot write to its disk, or has reached its maxmemory."""
+    import redis
+
+    return isinstance(error, redis.OutOfMemoryError) or str(error).startswith("MISCONF")
+
+
+def reason_full(client: redis.Redis, namespace: str) -> str | None:
+    """Return why Redis rejects writes although it answers; None if it takes them, or does not answer.
+
+    Without writes there are no heartbeats, so all processes would look dead.
+    """
+    import redis
+
+    try:
+        client.set(f"{namespace}:probe", "", px=1)
+    except redis.RedisError as error:
+        return f"Redis is full: {error_line(error)}" if _is_full(error) else None
+    return None
 
 
 def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:

@@ -46,7 +46,7 @@ from housekeeping.core.logs import error_line, mask_secrets
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import waiting_for
 from housekeeping.database.errors import is_connection_lost as is_connection_lost
-from housekeeping.database.errors import sqlstate
+from housekeeping.database.errors import is_disk_full, sqlstate
 
 #: Value of ``HOUSEKEEPING_PREPARED_STATEMENTS``. ``auto`` tests each connection, ``on`` means that all are direct,
 #: ``off`` that all lead through a pooler.
@@ -564,7 +564,8 @@ def translate_postgres_errors() -> Iterator[None]:
         yield
     except (OperationalError, InterfaceError) as error:
         which = f"the database {database.selected!r}" if database.several() else "PostgreSQL"
-        raise DatabaseUnavailable(f"{which} did not answer: {error_line(error)}") from error
+        problem = "has a full disk" if is_disk_full(error) else "did not answer"
+        raise DatabaseUnavailable(f"{which} {problem}: {error_line(error)}") from error
 
 
 def use_databases(urls: Mapping[str, str], prepared_statements: PreparedStatements) -> None:

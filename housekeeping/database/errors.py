@@ -47,6 +47,7 @@ _KINDS: Final = {
     "3F": Kind.STATEMENT,
 }
 _LOCK_TIMEOUT: Final = "55P03"
+_DISK_FULL: Final = "53100"
 
 
 def kind_of(error: PeeweeException) -> Kind:
@@ -81,6 +82,11 @@ def is_timeout(error: BaseException) -> bool:
 def is_lock_timeout(error: BaseException) -> bool:
     """Return whether PostgreSQL ended a statement because it waited for a lock too long."""
     return sqlstate(error) == _LOCK_TIMEOUT
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether the disk of the database, or of a tablespace, is full."""
+    return sqlstate(error) == _DISK_FULL
 
 
 def is_conflict(error: BaseException) -> bool:

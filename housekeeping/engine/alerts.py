@@ -61,6 +61,7 @@ HELD_BACK: Final = ("disabled", "paused", UNCONFIRMED)
 NO_WORKER: Final = "no_worker"
 NO_SCHEDULER: Final = "no_scheduler"
 UNAVAILABLE: Final = "unavailable"
+NO_SPACE: Final = "no_space"
 SATURATED: Final = "saturated"
 DEAD_LETTERS: Final = "dead_letters"
 #: Minimum time without a scheduler before an alert; a restart takes less.

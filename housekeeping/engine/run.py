@@ -32,7 +32,7 @@ from housekeeping.core.pings import pings
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import WaitTimes, current_message, report, wait_times, withhold
 from housekeeping.database.connection import database
-from housekeeping.database.errors import cause_of, is_unreachable
+from housekeeping.database.errors import cause_of, is_disk_full, is_unreachable
 from housekeeping.database.replicas import data_consistency_used
 from housekeeping.engine import CLOCK_SKEWS, RunRequest, RunResult, RunState, alerts, initial_counts
 from housekeeping.engine.batches import Batches
@@ -43,7 +43,7 @@ from housekeeping.engine.speed import HealthSource
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import runs, schema
 from housekeeping.ledger.leases import holder_of
-from housekeeping.ledger.runs import Counts
+from housekeeping.ledger.runs import DISK_FULL, Counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.send import Send
 from housekeeping.sweeps.stage import other_clocks
@@ -355,6 +355,8 @@ def reason_of(error: BaseException) -> str:
         return "clock"
     if isinstance(error, BreakerTripped):
         return "breaker"
+    if is_disk_full(error):
+        return f"{DISK_FULL}{error_line(error)}"
     place = "database: " if isinstance(error, PeeweeException) else ""
     return f"{place}{error_line(error)}"
 
@@ -439,7 +441,13 @@ def _close_row(request: RunRequest, state: RunState, run_id: int) -> None:
     extra: Counts = {name: state.counts[name] for name in _COUNTS_OF_A_BROKEN_RUN if name in state.counts}
     assert state.outcome is not None
     try:
-        closed = runs.fail(run_id, state.outcome, state.reason or "", text, extra, stored_traceback(error))
+        try:
+            closed = runs.fail(run_id, state.outcome, state.reason or "", text, extra, stored_traceback(error))
+        except PeeweeException as again:
+            if not is_disk_full(again):
+                raise
+            # Without the traceback, the row may fit its page.
+            closed = runs.fail(run_id, state.outcome, state.reason or "", text, extra)
     except PeeweeException as again:
         logger.error("Could not close the run", outcome=state.outcome, error=error_line(again))
         return

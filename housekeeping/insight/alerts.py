@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from housekeeping.core.logs import counted
-from housekeeping.engine.alerts import GRACE, NO_SCHEDULER, NO_WORKER, SATURATED, UNAVAILABLE
+from housekeeping.engine.alerts import GRACE, NO_SCHEDULER, NO_SPACE, NO_WORKER, SATURATED, UNAVAILABLE
 from housekeeping.insight.wording import format_age
 from housekeeping.ledger.alerts import Alert, AlertKey
 from housekeeping.sweeps.declaration import Sweep
@@ -36,6 +36,13 @@ ALERTS: Final = {
         "A database, Redis or the broker does not answer. What it knows cannot be read; alerts that it explains are "
         "counted with it.",
         "Start the server or repair the network to it. The text has the error. Runs wait or fail, and are retried.",
+    ),
+    "no_space": Help(
+        "No space",
+        "A disk of PostgreSQL, or the disk or memory of Redis, is full: the server answers and rejects writes. Without "
+        "writes to Redis there are no heartbeats and no messages.",
+        "Free space on the server's disk, or enlarge it (Redis: or raise maxmemory). Nothing is lost: failed batches "
+        "were rolled back, and runs are retried.",
     ),
     "no_worker": Help(
         "No worker",
@@ -185,12 +192,15 @@ def _causes(
     if sweep is not None:
         yield "", UNAVAILABLE, server_of(sweep.database)
     if alert.name in _FAILING | _OF_PROCESSES:
-        yield from (key for key in active if key[1] == UNAVAILABLE and not key[2].startswith("PostgreSQL"))
+        away = (key for key in active if key[1] in (UNAVAILABLE, NO_SPACE))
+        yield from (key for key in away if not key[2].startswith("PostgreSQL"))
     if sweep is None:
         if alert.name == SATURATED:
             stuck = [each for each in active.values() if each.name == "stuck" and _queue(each, sweeps) == alert.subject]
             yield from (each.key for each in sorted(stuck, key=_place))
         return
+    if alert.name in _FAILING:
+        yield from _not_before(alert, active, ("", NO_SPACE, server_of(sweep.database)))
     if alert.name == "last_run":
         yield sweep.name, "failed_runs", ""
     if alert.name in _LATE or alert.name == "stuck":

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 from peewee import PeeweeException, fn
@@ -19,10 +20,10 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import redis_client
+from housekeeping.core.redis import reason_full, redis_client
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import is_unavailable
+from housekeeping.database.errors import is_disk_full, is_unavailable
 from housekeeping.database.times import ClockSkew, database_now, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
@@ -30,6 +31,7 @@ from housekeeping.engine.alerts import (
     DEFAULT_COUNT_LIMIT,
     HELD_BACK,
     NO_SCHEDULER,
+    NO_SPACE,
     UNAVAILABLE,
     Observation,
     Rates,
@@ -50,12 +52,12 @@ from housekeeping.insight.alerts import Headline, explained, what_is_wrong
 from housekeeping.insight.trends import BacklogForecast, forecast_backlog
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
-from housekeeping.ledger.alerts import Alert, AlertKey, merged, reconcile
+from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.leases import HeldLease, held_leases
 from housekeeping.ledger.operators import Override, override_of
 from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
-from housekeeping.ledger.runs import STOPPED
+from housekeeping.ledger.runs import DISK_FULL, STOPPED
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog, as_cursor
@@ -467,7 +469,7 @@ class Unavailable:
 
     Attributes:
       server: Such as ``PostgreSQL, database main``, ``Redis`` or ``RabbitMQ``.
-      since: When it was first found unavailable.
+      since: When it last answered, as far as known; else when it was first found unavailable.
       database: Its name in the settings, if it is a database.
       shown: What the pages show instead, one text for each part.
     """
@@ -492,7 +494,8 @@ class Snapshot:
       leases_complete: False if Redis is unavailable and only the database's leases are included.
       unavailable: The servers that do not answer, by `Unavailable.server`.
       clocks: Differences between this machine's clock and those of the databases that answered, by their names.
-      processes: Workers and schedulers by their heartbeats.
+      processes: Workers and schedulers by their heartbeats; unknown if Redis does not answer or rejects writes.
+      full: Why a server rejects writes although it answers, by its name.
       alerts: All active alerts, the gravest first. What could not be read keeps the alerts that it had.
       progress: Progress of the last run of each worker where it is open.
       read_at: Time of the last successful reading of each part.
@@ -508,6 +511,7 @@ class Snapshot:
     unavailable: dict[str, Unavailable] = field(default_factory=dict)
     clocks: dict[str, ClockSkew] = field(default_factory=dict)
     processes: Processes = UNKNOWN
+    full: dict[str, str] = field(default_factory=dict)
     alerts: Sequence[Alert] = ()
     progress: dict[str, Progress] = field(default_factory=dict)
     read_at: dict[str, datetime] = field(default_factory=dict)
@@ -557,6 +561,9 @@ class Snapshot:
         return by_problem(self.problems)
 
 
+_NAMED: Final = 5  # workers that an alert names
+
+
 class SnapshotReader:
     """Reader of snapshots, for terminal, dashboard and alerts. Only one thread may read at a time.
 
@@ -586,7 +593,10 @@ class SnapshotReader:
         found.read_at = dict(before.read_at)
         settings = self._settings
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
-        found.processes = read_processes(client, settings.namespace, found.at)
+        if client is not None and (full := reason_full(client, settings.namespace)) is not None:
+            found.full["Redis"] = full
+        else:
+            found.processes = read_processes(client, settings.namespace, found.at)
         ever_ran = [
             self._read_database(name, sweeps, found, before) for name, sweeps in by_database(self._read_sweeps).items()
         ]
@@ -631,11 +641,14 @@ class SnapshotReader:
 
     def _read_alerts(self, found: Snapshot, before: Snapshot, *, ever_ran: bool) -> None:
         read = {name: each for name, each in found.statuses.items() if each.database in found.clocks}
+        self._date_outages(found, before)
         evaluated = [
             *(
                 Alert(UNAVAILABLE, each.error, since=each.since, subject=each.server)
                 for each in found.unavailable.values()
             ),
+            *(Alert(NO_SPACE, error, subject=server) for server, error in found.full.items()),
+            *(alert for name in found.clocks for alert in _full_disk(name, read.values())),
             *process_alerts(
                 [sweep for name, sweep in self._sweeps.items() if name not in found.problems],
                 found.processes,
@@ -657,13 +670,37 @@ class SnapshotReader:
                 translate_postgres_errors(),
                 time_limit(STATEMENT_TIME, LOCK_TIME),
             ):
-                alerts = reconcile(evaluated, judged, found.clocks[MAIN].server_at).alerts
+                reconciled = reconcile(evaluated, judged, found.clocks[MAIN].server_at)
+                alerts = list(reconciled.alerts)
+                if reconciled.error is not None and is_disk_full(reconciled.error):
+                    full = Alert(NO_SPACE, f"{DISK_FULL}{error_line(reconciled.error)}", subject=database_server(MAIN))
+                    if full.key not in {alert.key for alert in alerts}:
+                        began = known[full.key].since if full.key in known else found.at
+                        alerts.append(replace(full, since=began))
         shown = {"", *(sweep.name for sweep in self._read_sweeps)}
         found.alerts = explained((each for each in alerts if each.worker in shown), self._sweeps, database_server)
         of_worker: dict[str, list[Alert]] = {}
         for alert in found.alerts:
             of_worker.setdefault(alert.worker, []).append(alert)
         found.statuses = {name: replace(each, alarms=of_worker.get(name, [])) for name, each in found.statuses.items()}
+
+    def _date_outages(self, found: Snapshot, before: Snapshot) -> None:
+        """Set the times at which the servers that do not answer have answered last, as far as known.
+
+        The processes of the installation read all servers every half minute. What the last reading has not found is
+        newer than that reading.
+        """
+        new = [each for server, each in found.unavailable.items() if server not in before.unavailable]
+        for each in new:
+            each.since = before.read_at.get(each.server, each.since)
+        unknown = [each for each in new if each.server not in before.read_at]
+        if unknown and MAIN in found.clocks:
+            with _noting(found, before, database_server(MAIN), MAIN), database.using(MAIN), translate_postgres_errors():
+                evaluated_at = last_evaluation()
+            for each in unknown:
+                if evaluated_at is not None and found.at - 2 * INTERVAL < evaluated_at < each.since:
+                    each.since = evaluated_at
+        found.read_at |= {server: found.at for server in self._servers - found.unavailable.keys()}
 
     def _dead_letters(self, found: Snapshot) -> Iterator[Alert]:
         """Yield an alert for each queue with dead letters; an acknowledged one begins again with the next letter."""
@@ -692,6 +729,8 @@ class SnapshotReader:
             return is_read and not (alert.name == "backlog" and (alert.worker, "unseen", "") in evaluated)
         if alert.name == UNAVAILABLE:
             return alert.subject in self._servers
+        if alert.name == NO_SPACE:
+            return alert.subject in self._servers - found.unavailable.keys()
         # A process may know only some of the workers, and so a longer period. A living scheduler is known to all.
         if alert.name == NO_SCHEDULER:
             return any(each.alive for each in found.processes.schedulers)
@@ -724,6 +763,22 @@ class SnapshotReader:
             return "RabbitMQ"
         same = self._settings.broker_url in (None, self._settings.redis_url)
         return "Redis" if same else "Redis of the broker"
+
+
+def _full_disk(name: str, statuses: Iterable[WorkerStatus]) -> Iterator[Alert]:
+    """Yield an alert if the last runs of workers failed because the disk of their database was full."""
+    found = dict[str, list[RunRecord]]()
+    for status in statuses:
+        ended = sorted(status.ended, key=lambda run: (run.finished_at, run.run_id), reverse=True)
+        full = list(takewhile(lambda run: (run.reason or "").startswith(DISK_FULL), ended))
+        if full and status.database == name:
+            found[status.worker] = full
+    if found:
+        last = max((runs[0] for runs in found.values()), key=lambda run: (run.finished_at, run.run_id))
+        more = " ..." if len(found) > _NAMED else ""
+        text = f"{last.reason}; {counted(len(found), 'worker')} cannot write: {', '.join(list(found)[:_NAMED])}{more}"
+        since = min(runs[-1].finished_at for runs in found.values() if runs[-1].finished_at)
+        yield Alert(NO_SPACE, text, since=since, subject=database_server(name))
 
 
 def database_server(name: str) -> str:

@@ -28,7 +28,7 @@ AlertKey = tuple[str, str, str]
 
 #: Alerts of work that has stopped or fails repeatedly. The others can wait until the morning.
 CRITICAL: Final = frozenset(
-    {"failed_runs", "no_scheduler", "no_worker", "overdue", "saturated", "stuck", "unavailable"}
+    {"failed_runs", "no_scheduler", "no_space", "no_worker", "overdue", "saturated", "stuck", "unavailable"}
 )
 #: Interval at which the text of an active alert is stored again, and between two evaluations in the background.
 INTERVAL: Final = timedelta(seconds=30)
@@ -100,11 +100,13 @@ class Reconciled:
     Attributes:
       alerts: The evaluated alerts with their beginnings and acknowledgments, then the stored ones that were not judged.
       began, ended: Those whose beginning or end this call has stored. No other call returns them.
+      error: Why the changes could not be stored; None if they were, or there were none.
     """
 
     alerts: Sequence[Alert]
     began: Sequence[Alert] = ()
     ended: Sequence[Alert] = ()
+    error: PeeweeException | None = None
 
 
 def reconcile(found: Iterable[Alert], is_judged: Callable[[Alert], bool], at: datetime) -> Reconciled:
@@ -133,10 +135,17 @@ def reconcile(found: Iterable[Alert], is_judged: Callable[[Alert], bool], at: da
         for key, (alert, _) in stored.items()
         if (_is_renewed(alert, evaluated[key]) if key in evaluated else is_judged(alert))
     ]
-    began, ended = _store(new, seen, gone, at) if new or seen or gone else ({}, set())
+    began, ended, error = dict[AlertKey, Alert](), set[int](), None
+    if new or seen or gone:
+        try:
+            began, ended = _store(new, seen, gone, at)
+        except PeeweeException as failure:
+            # A role or a server that may only read, a full disk, or a locked table. The next evaluation stores them.
+            logger.debug("Alerts are not stored", error=error_line(failure))
+            error = failure
     known = {key: alert for key, (alert, _) in stored.items() if alert.alert_id not in ended} | began
     alerts = merged(evaluated.values(), known, is_judged)
-    return Reconciled(alerts, list(began.values()), [alert for alert in gone if alert.alert_id in ended])
+    return Reconciled(alerts, list(began.values()), [alert for alert in gone if alert.alert_id in ended], error)
 
 
 def merged(found: Iterable[Alert], known: Mapping[AlertKey, Alert], is_judged: Callable[[Alert], bool]) -> list[Alert]:
@@ -225,13 +234,8 @@ def _store(
     ids = [alert.alert_id for alert in gone]
     table = f'"{AlertRow._meta.schema}".alerts'
     values = [ids, at, at, _as_rows(seen), at, _as_rows(new)]
-    try:
-        with database.atomic():
-            rows = database.execute_sql(_RECONCILE.format(alerts=table), values).fetchall()
-    except PeeweeException as error:
-        # A role or a server that may only read, or a locked table. The next evaluation stores the changes.
-        logger.debug("Alerts are not stored", error=error_line(error))
-        return {}, set()
+    with database.atomic():
+        rows = database.execute_sql(_RECONCILE.format(alerts=table), values).fetchall()
     unstored = {alert.key: alert for alert in new}
     began = {
         (worker, name, subject): replace(unstored[worker, name, subject], since=began_at, alert_id=alert_id)
@@ -284,6 +288,12 @@ ON CONFLICT (single) DO UPDATE SET began_at = excluded.began_at
 WHERE last.began_at NOT BETWEEN excluded.began_at - %s AND excluded.began_at
 RETURNING began_at
 """
+
+
+def last_evaluation() -> datetime | None:
+    """Return when a process of the installation last began to evaluate the alerts; None if none has."""
+    began_at: datetime | None = Evaluation.select(Evaluation.began_at).scalar()
+    return began_at
 
 
 def claim_evaluation() -> bool:

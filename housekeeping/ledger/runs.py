@@ -41,6 +41,8 @@ Cursor = dict[str, Any]
 HEARTBEAT: Final = timedelta(seconds=20)
 #: Three missed heartbeats: the run is then considered dead. A single late one may be a slow statement or network.
 SILENCE: Final = 3 * HEARTBEAT
+#: Beginning of the reason of a run that failed because the disk of its database was full.
+DISK_FULL: Final = "disk full: "
 #: Key in a run's counts of the fingerprint of its predicate. It is not a count, and not shown.
 PREDICATE: Final = "predicate"
 #: Key in a run's counts of what a purge was asked to do. It is not a count either.

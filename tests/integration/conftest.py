@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -62,7 +63,7 @@ def add_statuses(statuses: type[UserStatus], admin: Connection) -> AddStatuses:
 @pytest.fixture
 def plant(postgres: Database, admin: Connection) -> Plant:
     def plant(event: str, where: str, act: str) -> None:
-        (kind, _, table), name = event.partition(" ON "), event.replace(" ", "_")
+        (kind, _, table), name = event.partition(" ON "), re.sub(r"\W", "_", event)
         with admin.cursor() as cursor:
             cursor.execute(
                 f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS "

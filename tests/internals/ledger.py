@@ -39,6 +39,7 @@ from housekeeping.ledger.schema import (
     AlertRow,
     Completion,
     DetachedPartition,
+    Evaluation,
     OutboxRow,
     Rejection,
     Run,

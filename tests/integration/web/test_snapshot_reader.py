@@ -9,13 +9,16 @@ import redis
 
 from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.integration.conftest import Beat, Locked
+from tests.integration.conftest import Beat, Locked, Plant
 from tests.internals.core import MAIN
 from tests.internals.database import Database, connect_to, database
-from tests.internals.ledger import Heartbeat, Run
+from tests.internals.embedded import embedded
+from tests.internals.ledger import Evaluation, Heartbeat, Run
 from tests.internals.web import SnapshotReader, database_server
 from tests.internals.workers import status_sweep as sweep
 
+NOW = datetime.now(UTC)
+PAST = dict.fromkeys(("started_at", "heartbeat_at", "finished_at", "tick"), NOW - timedelta(minutes=2))
 NOWHERE = "unix:///nowhere/redis.sock"
 SWEEPS = {sweep.name: sweep}
 
@@ -52,6 +55,73 @@ def test_outage_keeps_the_time_of_its_beginning(settings: Settings, reader: Snap
     later = without_redis(settings).read(first)
 
     assert later.unavailable["Redis"].since == first.unavailable["Redis"].since
+
+
+def test_outage_dates_from_the_last_answer(settings: Settings, reader: SnapshotReader) -> None:
+    before = reader.read(None)
+
+    during = without_redis(settings).read(before)
+
+    [alert] = [each for each in during.alerts if each.name == "unavailable"]
+    assert during.unavailable["Redis"].since == before.at == alert.since
+
+
+@pytest.mark.parametrize(("age_s", "is_known"), [(20, True), (70, False)])
+def test_outage_dates_from_the_last_evaluation_by_any_process(
+    settings: Settings, reader: SnapshotReader, age_s: int, is_known: bool
+) -> None:
+    Evaluation.create(began_at=datetime.now(UTC) - timedelta(seconds=age_s))
+    evaluated_at = Evaluation.get().began_at
+
+    found = without_redis(settings).read(None)
+
+    assert (found.unavailable["Redis"].since == evaluated_at) is is_known
+
+
+def test_full_redis_is_the_alert_and_no_process_looks_dead(settings: Settings, reader: SnapshotReader) -> None:
+    with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as client:
+        client.config_set("maxmemory", 1)
+        full = settings.model_copy(update={"redis_url": servers.redis_url, "broker_url": None})
+        Run.create(worker=sweep.name, trigger="schedule", outcome="done", message_id="m", **PAST)
+        found = SnapshotReader(full, SWEEPS).read(None)
+        client.config_set("maxmemory", 0)
+        freed = SnapshotReader(full, SWEEPS).read(found)
+
+    [root] = [each for each in found.alerts if each.cause is None]
+    assert (root.name, root.subject, root.severity) == ("no_space", "Redis", "critical")
+    assert str(root).startswith("Redis is full: ") and found.has_alerts and not found.processes.known
+    assert found.headline.as_text(found.at).startswith("No space: Redis, since ")
+    assert [each.name for each in freed.alerts if each.name == "no_space"] == [] and freed.processes.known
+
+
+def test_full_disk_explains_the_failed_runs(reader: SnapshotReader) -> None:
+    error = {"outcome": "failed", "reason": "disk full: could not extend file", "error": "could not extend file"}
+    first = Run.create(worker=sweep.name, trigger="schedule", **error, **PAST)
+    Run.create(worker=sweep.name, trigger="schedule", **error, **PAST)
+
+    found = reader.read(None)
+
+    names = [(each.name, each.cause and each.cause[1]) for each in found.alerts if each.worker == sweep.name]
+    [root] = [each for each in found.alerts if each.name == "no_space"]
+    assert ("last_run", "no_space") in names and root.since == first.finished_at
+    assert str(root) == f"disk full: could not extend file; 1 worker cannot write: {sweep.name}"
+
+
+def test_alerts_that_a_full_disk_does_not_take_are_shown(
+    reader: SnapshotReader, plant: Plant, settings: Settings
+) -> None:
+    Run.create(worker=sweep.name, trigger="schedule", outcome="failed", reason="gone", error="gone", **PAST)
+    plant(
+        f"INSERT ON {settings.schema_name}.alerts", "true", "RAISE 'could not extend file' USING ERRCODE = 'disk_full'"
+    )
+
+    found = reader.read(None)
+    later = reader.read(found)
+
+    first, second = ([each for each in read.alerts if each.name == "no_space"] for read in (found, later))
+    assert [str(each) for each in first] == ["disk full: could not extend file"]
+    assert first[0].since == found.at == second[0].since
+    assert "last_run" in [each.name for each in found.alerts]
 
 
 def test_unavailable_redis_is_named_and_the_queues_stay(settings: Settings, reader: SnapshotReader) -> None:

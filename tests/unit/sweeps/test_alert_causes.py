@@ -50,6 +50,8 @@ def headline(*alerts: Alert) -> str:
     [
         (alert("unavailable", subject="PostgreSQL, database main"), ["backlog", "failed_runs", "last_run", "unseen"]),
         (alert("unavailable", subject="Redis"), ["backlog", "failed_runs", "last_run", "overdue", "stuck"]),
+        (alert("no_space", subject="Redis"), ["backlog", "failed_runs", "last_run", "overdue", "stuck"]),
+        (alert("no_space", subject="PostgreSQL, database main"), ["backlog", "failed_runs", "last_run", "overdue"]),
         (alert("no_scheduler"), ["backlog", "overdue"]),
         (alert("no_worker", subject="cronjob"), ["backlog", "overdue", "stuck"]),
         (alert("saturated", subject="cronjob"), ["backlog", "overdue"]),

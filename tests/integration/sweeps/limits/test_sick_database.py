@@ -150,6 +150,20 @@ def test_locked_ledger_row_is_closed_by_the_next_run(
     assert (free.counts["deleted_rows"], resumed(), _totals()) == (30, True, 50)
 
 
+def test_full_disk_is_the_reason_even_if_the_traceback_does_not_fit(
+    sicken: Sicken, plant: Plant, last_run: Callable[[], Run], settings: Settings
+) -> None:
+    full = "RAISE 'could not extend file' USING ERRCODE = 'disk_full'"
+    sicken(full)
+    plant(f"UPDATE ON {settings.schema_name}.runs", "NEW.traceback IS NOT NULL", full)
+
+    failed = run_sweep(SMALL)
+
+    row = last_run()
+    assert (failed.outcome, failed.reason) == ("failed", "disk full: could not extend file")
+    assert (row.outcome, row.reason, row.traceback) == ("failed", failed.reason, None)
+
+
 @_DIRECT
 @pytest.mark.one_server_only(reason="a URL of several hosts rejects a server that is read-only")
 def test_failover_to_a_read_only_server_fails_the_run_but_no_row(
