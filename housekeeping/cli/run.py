@@ -127,12 +127,26 @@ def print_plan(planned: Plan) -> None:
             print_table(samples)
     for warning in planned.warnings:
         say(printable(f"\nwarning: {warning}"))
-    for reference in planned.references:
-        say(printable(f"\n{reference.level}: {reference.text}"))
-        if reference.way_out is not None:
-            say(printable(f"do: {reference.way_out}"))
+    _print_dependents(planned)
     for trigger in planned.triggers:
         say(printable(f"\n{trigger.text}"))
+
+
+def _print_dependents(planned: Plan) -> None:
+    """Print the tree of dependents, and what is to be done about them."""
+    if planned.dependents:
+        tree = table("DEPENDENTS", "DECISION", ">ROWS", ">BATCHES", "INDEX")
+        # Each below the one that it hangs from.
+        for each in sorted(planned.dependents, key=lambda each: [each.stage.name, *(link.name for link in each.path)]):
+            name = f"{'  ' * (len(each.path) - 1)}{each.link.name}"
+            tree.add_row(name, each.decision_in_words, each.rows_in_words, each.batches_in_words, each.index_in_words)
+        out.print()
+        print_table(tree)
+    for each in planned.dependents:
+        if each.way_out is not None or each.is_new:
+            say(printable(f"\n{each.level}: {each.text}"))
+        if each.way_out is not None:
+            say(printable(f"do: {each.way_out}"))
 
 
 def print_checks(checks: Sequence[Check]) -> None:

@@ -40,11 +40,11 @@ class DependentsRefused(DeclarationError):
 
     Attributes:
       problem: What is wrong.
-      way_out: The line to add, or the statement to execute.
+      way_out: The line to add, or the statement to execute; None if the problem says it.
     """
 
-    def __init__(self, problem: str, way_out: str) -> None:
-        super().__init__(f"{problem}; {way_out}")
+    def __init__(self, problem: str, way_out: str | None = None) -> None:
+        super().__init__(problem if way_out is None else f"{problem}; {way_out}")
         self.problem = problem
         self.way_out = way_out
 

@@ -442,37 +442,6 @@ def foreign_keys_to(table: str, *, deep: bool = False) -> list[ForeignKey]:
     return [ForeignKey(*columns) for _, *columns in _read_keys(table, deep=deep)]
 
 
-def chains_to(table: str) -> list[tuple[ForeignKey, ...]]:
-    """Return the shortest chain to each foreign key that the deletion of a row can reach, nearest first.
-
-    All keys of a chain but the last are ON DELETE CASCADE. No table is twice in a chain, so circles end. Partitions
-    count as one table.
-
-    Parameters:
-      table: The table as SQL has it.
-
-    Raises:
-      peewee.PeeweeException: The catalog cannot be read.
-    """
-    rows = _read_keys(table, deep=True)
-    keys, start = [ForeignKey(*columns) for _, *columns in rows], rows[0][0] if rows else 0
-    chains: list[tuple[ForeignKey, ...]] = []
-    seen = {start}
-    level: list[tuple[int, tuple[ForeignKey, ...]]] = [(start, ())]
-    while level:
-        following: list[tuple[int, tuple[ForeignKey, ...]]] = []
-        for referenced, before in level:
-            for key in keys:
-                if key.referenced_id != referenced:
-                    continue
-                chains.append((*before, key))
-                if key.on_delete == CASCADE and key.table_id not in seen:
-                    seen.add(key.table_id)
-                    following.append((key.table_id, (*before, key)))
-        level = following
-    return chains
-
-
 def _read_keys(table: str, *, deep: bool) -> list[Any]:
     """Return a row for each foreign key that refers to the table, with the table's oid.
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 
+from housekeeping.core.errors import DependentsRefused
 from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import declared_key_columns, quoted_name, table_if_visible, vouches_for_key
@@ -24,7 +25,8 @@ from housekeeping.sweeps.keyset import ExceptHeld, Groups
 from housekeeping.sweeps.row import bare
 from housekeeping.sweeps.stage import Explainable, ExplainQuery
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.validate_tables import sampled_references, wrong_key
+from housekeeping.sweeps.tree import read_known_tables, sampled_branches
+from housekeeping.sweeps.validate_tables import wrong_key
 from housekeeping.sweeps.values import Finding
 
 #: Beginning of the text of a check that failed.
@@ -43,12 +45,12 @@ def examine_stages(settings: Settings, sweeps: dict[str, Sweep], declared: Colle
       declared: All sweeps. The holds and archives of disabled ones count as well.
     """
     now = database_now()
-    references = partial(_references, [*declared, *sweeps.values()])
+    dependents = partial(_dependents, [*declared, *sweeps.values()])
     broken: set[str] = set()
     for subject, check in (
         ("predicate", _predicates),
         ("key", _keys),
-        ("references", references),
+        ("dependents", dependents),
         ("indexes", _indexes),
     ):
         for sweep in sweeps.values():
@@ -65,6 +67,9 @@ def _checked(
     try:
         with time_limit(STATEMENT_TIME, LOCK_TIME):
             return list(check(sweep, now))
+    except DependentsRefused as error:
+        is_here = subject == "dependents"
+        return [Finding("error", sweep.name, subject, error.problem, error.way_out)] if is_here else []
     except Exception as error:
         if is_unavailable(error):
             raise
@@ -115,11 +120,12 @@ def _key_findings(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
         yield Finding("error", sweep.name, subject, *mismatch)
 
 
-def _references(declared: Collection[Sweep], sweep: Sweep, now: datetime) -> Iterator[Finding]:
+def _dependents(declared: Collection[Sweep], sweep: Sweep, now: datetime) -> Iterator[Finding]:
+    stages = sweep.stages_for_run()
     with database.atomic():
-        found = sampled_references(sweep, sweep.stages_for_run(), now, declared)
+        found = sampled_branches(sweep, stages, now, declared, read_known_tables(sweep, stages))
     for each in found:
-        yield Finding(each.level, sweep.name, f"references to {each.chain[0].referenced}", each.text, each.way_out)
+        yield Finding(each.level, sweep.name, f"dependents of {each.path[0].parent}", each.text, each.way_out)
 
 
 def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from peewee import Model, ProgrammingError
 
 from housekeeping.core.clock import SYSTEM_CLOCK
-from housekeeping.core.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import (
@@ -240,7 +240,7 @@ def examine_columns(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Fi
 def _stages_of(sweep: Sweep) -> Sequence[Stage]:
     try:
         return sweep.stages_for_run()
-    except ProgrammingError:  # no right on the schema
+    except (ProgrammingError, DependentsRefused):  # no right on the schema, or `examine_stages` reports it
         return sweep.declared_stages()
 
 

@@ -226,6 +226,7 @@ class PurgeSweep(Sweep):
 
     predicate_name: ClassVar[str] = "--where"
     rows_called: ClassVar[str] = "matching"
+    decides_by: ClassVar[str] = "delete the rows of {} first"
     _name_form: ClassVar[re.Pattern[str]] = re.compile(r"purge:[^\x00-\x1f]{1,200}")
 
 

@@ -46,8 +46,9 @@ from housekeeping.ledger.leases import holder_of
 from housekeeping.ledger.runs import DISK_FULL, Counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.send import Send
-from housekeeping.sweeps.stage import other_clocks
-from housekeeping.sweeps.validate_tables import stages_of, warn_of_references
+from housekeeping.sweeps.stage import DETAILS, other_clocks
+from housekeeping.sweeps.tree import log_branches, tables_of_dependents
+from housekeeping.sweeps.validate_tables import stages_of
 
 logger = named_logger(__name__)
 
@@ -199,8 +200,9 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
         if not _passes(before_batches(request, stages, skews, guard, lambda: begun.history), state):
             return
         state.fingerprint = guard.fingerprint
-        if not begun.history:
-            warn_of_references(sweep, stages)
+        log_branches(sweep, stages, begun.history)
+        if tables := tables_of_dependents(stages):
+            state.counts[DETAILS] = {"dependents": tables}  # so that the next run notices new ones
         alerts.record_alerts(sweep, alerts.breaker_alerts(sweep, state.counts), clear_others=False)
         if request.confirmed:
             logger.info("Run is confirmed")

@@ -58,14 +58,8 @@ from housekeeping.sweeps.keyset import is_not_true, may_be_null
 from housekeeping.sweeps.partition_catalog import hint_of
 from housekeeping.sweeps.stage import Backlog, Stage, StagePlan, as_cursor, other_clocks
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.validate_tables import (
-    Reference,
-    Trigger,
-    problems_of,
-    sampled_references,
-    stages_of,
-    triggers_of,
-)
+from housekeeping.sweeps.tree import Branch, counted_branches, read_known_tables, sampled_branches
+from housekeeping.sweeps.validate_tables import Trigger, problems_of, stages_of, triggers_of
 
 #: Rows counted at most, so that a plan never takes minutes; above it the plan says "at least".
 COUNT_LIMIT: Final = 1_000_000
@@ -145,7 +139,7 @@ class Plan(Forecast):
     Attributes:
       stages: The plan of each stage, with its number of batches.
       warnings: What is unusual about the stale rows.
-      references: Foreign keys that reach the rows it would delete.
+      dependents: Links to the rows it would delete, nearest first, with the dependents that they reach.
       triggers: Triggers and rules that it would fire.
       clock_skew: The difference between this machine's clock and the database's; None if not measured.
       pace: Rows per second in the worker's last runs; None without such runs.
@@ -158,7 +152,7 @@ class Plan(Forecast):
     stages: list[tuple[StagePlan, int]]
     pace: float | None = None
     clock_skew: ClockSkew | None = None
-    references: Sequence[Reference] = ()
+    dependents: Sequence[Branch] = ()
     triggers: Sequence[Trigger] = ()
     warnings: Sequence[str] = ()
     max_rows_per_s: float | None = None
@@ -225,7 +219,7 @@ class Plan(Forecast):
             **Forecast.as_json(self),
             "forecast": self.backlog_forecast,
             "warnings": self.warnings,
-            "references": self.references,
+            "dependents": self.dependents,
             "triggers": self.triggers,
         }
 
@@ -388,7 +382,8 @@ def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int, decla
         now = clock.now() if clock else skew.server_at
         stages = stages_of(sweep)
         found = [(each.plan(now, limit, argument), each.batch_size) for each in stages]
-        referenced = sampled_references(sweep, stages, now, declared)
+        branches = sampled_branches(sweep, stages, now, declared, read_known_tables(sweep, stages))
+        branches = counted_branches(branches, {each.name: each.stale for each, _ in found}, now)
         triggers = triggers_of(stages, now)
         warnings = [
             line for each, (made, _) in zip(stages, found, strict=True) for line in warnings_of(sweep, each, made, now)
@@ -399,7 +394,7 @@ def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int, decla
     with suppress(ProgrammingError), translate_postgres_errors():  # before `housekeeping init`
         rows_per_s = pace(sweep, last_ended(sweep))
     limit_per_s = sweep.limits.rows_per_s
-    return Plan(sweep.name, now, passes, rows_per_s, skew, referenced, triggers, warnings, max_rows_per_s=limit_per_s)
+    return Plan(sweep.name, now, passes, rows_per_s, skew, branches, triggers, warnings, max_rows_per_s=limit_per_s)
 
 
 def warnings_of(sweep: Sweep, stage: Stage, planned: StagePlan, now: datetime) -> Iterator[str]:
@@ -600,7 +595,7 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
 
 
 def _refuse_cascade_to_held_rows(planned: Plan) -> None:
-    for each in planned.references:
+    for each in planned.dependents:
         if each.deletes_held_rows:
             raise Refused(f"{each.text}. Leave the rows above them out of --where, or add --ignore-holds")
 

@@ -321,6 +321,7 @@ _RESERVED: Final = (
     "breaker",
     "clock_skew_s",
     "confirmed",
+    "details",
     "predicate",
     "redis_clock_skew_s",
     "throttled",
@@ -378,6 +379,8 @@ class Sweep:
     #: How messages call the predicate and its rows; a purge has a WHERE instead.
     predicate_name: ClassVar[str] = "`stale`"
     rows_called: ClassVar[str] = "stale"
+    #: How messages call the way to decide about dependents, given the name of a link.
+    decides_by: ClassVar[str] = 'decide about them: Delete(dependents={{"{}": "delete"}}), or "clear" or "keep"'
     #: Whether the predicates could not be checked at declaration, because one of them raised.
     _unchecked: ClassVar[bool] = False
 

@@ -81,11 +81,13 @@ class Link:
     Attributes:
       table: The dependents' table, as SQL has it; a partition counts as its partitioned table.
       columns: Its referencing columns, by name.
-      parent, parent_columns: The referenced table and columns, likewise.
+      parent, parent_columns, parent_types: The referenced table and columns, likewise, with their types.
       decision: None if neither the constraint nor the declaration decides.
       on_delete: What the constraint does, such as ``NO ACTION``; None for a `Reference`.
       where: Condition of a `Reference` on the dependents' table.
+      table_id: Oid of the dependents' table.
       rows: Estimated rows of the whole table.
+      readable: Whether the current role may read it.
       database, parent_database: Names of the databases of the two tables.
       cleared: The columns that ``clear`` changes, by name.
       defaults: Whether they get their default instead of NULL.
@@ -96,10 +98,13 @@ class Link:
     columns: tuple[str, ...]
     parent: str
     parent_columns: tuple[str, ...]
+    parent_types: tuple[str, ...]
     decision: Decision | None
     on_delete: str | None
     where: str | None
+    table_id: int
     rows: int
+    readable: bool
     database: str
     parent_database: str
     cleared: tuple[str, ...]
@@ -126,6 +131,11 @@ class Link:
         """What links the rows, such as ``ON DELETE CASCADE``."""
         return "a Reference" if self.on_delete is None else f"ON DELETE {self.on_delete}"
 
+    @property
+    def source(self) -> str:
+        """The dependents' table in a FROM clause, without the rows that a `Reference` does not mean."""
+        return self.table if self.where is None else f"(SELECT * FROM {self.table} WHERE ({self.where}))"  # noqa: S608
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -136,11 +146,13 @@ class Graph:
       links: Every link to a row that may be deleted, nearest first. What hangs from a row that is kept, or whose
         reference is cleared, stays and is not among them.
       database: Name of the root's database.
+      root_rows: Estimated rows of the root.
     """
 
     root: str
     links: tuple[Link, ...]
     database: str
+    root_rows: int
     _root_model: type[Model] = field(repr=False, compare=False)
 
     def links_of(self, table: str, of_database: str | None = None) -> tuple[Link, ...]:
@@ -151,6 +163,15 @@ class Graph:
         """
         parent = (of_database or self.database, table)
         return tuple(each for each in self.links if (each.parent_database, each.parent) == parent)
+
+    def path_to(self, link: Link) -> tuple[Link, ...]:
+        """Return the shortest way from the root to a link, which is the last one of it."""
+        path = [link]
+        while (path[0].parent_database, path[0].parent) != (self.database, self.root):
+            above = (path[0].parent_database, path[0].parent)
+            nearest = (each for each in self.links if each.decision == "delete")
+            path.insert(0, next(each for each in nearest if (each.database, each.table) == above))
+        return tuple(path)
 
     def model_of(self, table: str, of_database: str | None = None) -> type[Model]:
         """Return a model of a table of the graph, with its real columns and its primary key.
@@ -243,7 +264,7 @@ class _Reader:
     def read(self, model: type[Model]) -> Graph:
         root = self._read_from(self._own, quoted_name(model))
         if root is None:  # the first statement on the table reports it
-            return Graph(quoted_name(model), (), self._own, model)
+            return Graph(quoted_name(model), (), self._own, 0, model)
         for edge in [self._edge_of(each, node) for each, node in self._read_references()]:
             self._edges.setdefault(edge.parent, []).append(edge)
         links, seen, queue = list[Link](), {root}, deque([root])
@@ -254,7 +275,7 @@ class _Reader:
                 if link.decision == "delete" and edge.node not in seen:
                     seen.add(edge.node)
                     queue.append(edge.node)
-        return Graph(self._tables[root].name, tuple(links), self._own, model)
+        return Graph(self._tables[root].name, tuple(links), self._own, self._tables[root].rows, model)
 
     def _place(self, edge: _Edge) -> tuple[str, tuple[str, ...]]:
         return self._tables[edge.node].name, edge.columns
@@ -311,7 +332,7 @@ class _Reader:
                 try:
                     describe(table)
                 except DeclarationError as error:
-                    raise DeclarationError(f"{_called(each)}: {error}") from None
+                    raise DependentsRefused(f"{_called(each)}: {error}") from None
                 except PeeweeException as error:
                     if sqlstate(error) != _NO_RIGHT:
                         raise
@@ -331,8 +352,8 @@ class _Reader:
             facts = self._tables[at]
             for name in names:
                 if name not in facts.columns:
-                    known = ", ".join(sorted(facts.columns))
-                    raise DeclarationError(f"{_called(reference)}: {facts.name} has no column {name!r}; it has {known}")
+                    way_out = f"it has {', '.join(sorted(facts.columns))}"
+                    raise DependentsRefused(f"{_called(reference)}: {facts.name} has no column {name!r}", way_out)
         return _Edge(
             node,
             columns,
@@ -365,7 +386,7 @@ class _Reader:
         """Return whether an index finds the rows that refer to one row, also a partial one that fits the condition.
 
         Raises:
-          DeclarationError: The columns cannot be compared, or PostgreSQL rejects the condition.
+          DependentsRefused: The columns cannot be compared, or PostgreSQL rejects the condition.
         """
         facts, others = self._tables[node], self._tables[parent].columns
         if facts.closed_schema or "SELECT" not in facts.rights:
@@ -382,7 +403,7 @@ class _Reader:
             except PeeweeException as error:
                 if kind_of(error) not in (Kind.STATEMENT, Kind.ROW):
                     raise
-                raise DeclarationError(f"{_called(reference)}: PostgreSQL says: {error_line(error)}") from None
+                raise DependentsRefused(f"{_called(reference)}: PostgreSQL says: {error_line(error)}") from None
             transaction.rollback()
         found = list(_nodes(explained[0][0]["Plan"]))
         scans = [each for each in found if each.get("Relation Name") or each["Node Type"] == "Bitmap Index Scan"]
@@ -402,10 +423,15 @@ class _Reader:
             columns=edge.columns,
             parent=parent.name,
             parent_columns=edge.parent_columns,
+            parent_types=tuple(
+                parent.columns[each].sql_type if each in parent.columns else "text" for each in edge.parent_columns
+            ),
             decision=decision,
             on_delete=edge.on_delete,
             where=edge.where,
+            table_id=table.id,
             rows=table.rows,
+            readable=table.closed_schema is None and "SELECT" in table.rights,
             database=edge.node[0],
             parent_database=edge.parent[0],
             cleared=edge.set_columns if own == "clear" else nullable,

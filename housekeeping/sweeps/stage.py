@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from blinker import NamedSignal
 
@@ -53,6 +53,9 @@ class RowLog:
     constants: Mapping[str, Any] = field(default_factory=dict)
     level: int = logging.INFO
 
+
+#: Key in a run's counts of numbers by table, and of what else there is to tell about them. It is not a count.
+DETAILS: Final = "details"
 
 #: A place in a stage, as the stage made it: values that JSON can hold, or that `as_cursor` converts.
 Position = tuple[Any, ...]

@@ -1,27 +1,23 @@
-"""A sweep's stages compared with the real tables: columns, keys, archives, foreign keys and triggers.
+"""A sweep's stages compared with the real tables: columns, keys, archives and triggers.
 
 `stages_of` gives the stages of a run once keys and columns are right, `problems_of` says what is wrong with archives.
-Foreign keys that reach deleted rows and triggers that fire are shown by `plan` and `doctor`, and never stop a run.
+Triggers that fire are shown by `plan`, and never stop a run. `tree` has what hangs from deleted rows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
 
-from peewee import Column, Field, Model, ProgrammingError
+from peewee import Field, Model, ProgrammingError
 
-from housekeeping.core.errors import DeclarationError
+from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import error_line
-from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.catalog import (
-    CASCADE,
     ColumnType,
-    ForeignKey,
-    chains_to,
     declared_key_columns,
     forget_table,
     identify,
@@ -29,22 +25,17 @@ from housekeeping.database.catalog import (
     quoted_name,
     read_columns,
     read_table,
-    table_ids,
     table_of,
     vouches_for_key,
 )
-from housekeeping.database.connection import database, shorten_time_limits
-from housekeeping.database.errors import is_connection_lost
+from housekeeping.database.connection import database
 from housekeeping.database.queries import Recorder
-from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, Delete, archive_model, archiving
+from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, archive_model, archiving
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.keyset import held_condition
 from housekeeping.sweeps.partitions import PartitionStage
-from housekeeping.sweeps.rows import Call, CallStage
+from housekeeping.sweeps.rows import CallStage
 from housekeeping.sweeps.stage import Explainable, Stage
 from housekeeping.sweeps.table_stage import TableStage
-
-logger = named_logger(__name__)
 
 
 def recorded(stage: Stage, now: datetime) -> Recorder:
@@ -87,9 +78,13 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
     Raises:
       DeclarationError: The key of a stage is not unique in its table, the table lacks a column that the stage uses, or
         a statement of its action identifies rows by a part of their key.
+      DependentsRefused: A `Delete` cannot delete the dependents of its rows as declared.
       peewee.PeeweeException: When the database cannot be asked.
     """
-    stages = sweep.stages_for_run()
+    try:
+        stages = sweep.stages_for_run()
+    except DependentsRefused as error:
+        raise DependentsRefused(f"{sweep.name}: {error.problem}", error.way_out) from None
     for stage in stages:
         if isinstance(stage, TableStage) and (missing := missing_column(stage)) is not None:
             raise DeclarationError(f"{sweep.name}: {missing}")
@@ -322,290 +317,6 @@ def _key_columns(source: type[Model]) -> Sequence[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(quoted, names))
-
-
-#: Stale rows that are looked up in each referencing table.
-SAMPLE: Final = 100
-#: Time to look them up. A chain may lead from one stale row to millions of others.
-_SAMPLE_TIME: Final = timedelta(seconds=2)
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A foreign key that reaches the rows that a stage deletes.
-
-    Attributes:
-      sweep, stage: The stage that deletes them, of this sweep.
-      chain: The foreign keys that lead from the deleted rows to it; it is the last one. The others cascade.
-      reached: Whether the same deletion also reaches its table by another chain, which cascades.
-      others: Stages of declared sweeps that hold or archive rows of its table, if it cascades, by the sweep's name.
-      referenced_rows: How many of the sampled rows it keeps from being deleted, or, if it cascades, have held rows
-        behind it; None if not counted.
-      sampled_rows: How many stale rows were looked up.
-    """
-
-    sweep: Sweep
-    stage: TableStage
-    chain: tuple[ForeignKey, ...]
-    reached: bool
-    others: tuple[tuple[str, TableStage | PartitionStage], ...] = ()
-    referenced_rows: int | None = None
-    sampled_rows: int | None = None
-
-    @property
-    def key(self) -> ForeignKey:
-        """The foreign key."""
-        return self.chain[-1]
-
-    @property
-    def handled(self) -> bool:
-        """Whether the action of the stage is one of your own, which may delete the referencing rows itself."""
-        delete = _delete_of(self.stage)
-        return delete is not None and type(delete).write is not Delete.write
-
-    @property
-    def holding(self) -> str:
-        """Names of the declared sweeps that hold rows of its table; empty without one."""
-        return ", ".join(dict.fromkeys(name for name, stage in self.others if stage.hold is not None))
-
-    @property
-    def archiving(self) -> str:
-        """Names of the declared sweeps that archive rows of its table; empty without one."""
-        return ", ".join(dict.fromkeys(name for name, stage in self.others if _archives(stage)))
-
-    @property
-    def restricts(self) -> bool:
-        """Whether a referenced row cannot be deleted."""
-        if self.handled or (self.reached and self.key.on_delete == "NO ACTION"):
-            return False
-        return self.key.on_delete in ("NO ACTION", "RESTRICT")
-
-    @property
-    def deletes_held_rows(self) -> bool:
-        """Whether the deletion may cascade to rows that a declared sweep holds."""
-        return bool(self.holding) and self.referenced_rows != 0
-
-    @property
-    def countable(self) -> bool:
-        """Whether the stale rows in question can be counted by indexes."""
-        return all(key.indexed and key.readable for key in self.chain)
-
-    @property
-    def level(self) -> Literal["fine", "warning"]:
-        """``warning`` if the foreign key needs a remedy, otherwise ``fine``."""
-        return "warning" if self.way_out else "fine"
-
-    @property
-    def text(self) -> str:
-        """Description of the foreign key and its effect, in one line."""
-        key = self.key
-        declared = f"{key.table} ({', '.join(key.columns)}) references {key.referenced}, ON DELETE {key.on_delete}"
-        text = f"{declared}, {'indexed' if key.indexed else 'not indexed'}: {self._effect()}"
-        return text if len(self.chain) == 1 else f"{text}; {self.chain_in_words}"
-
-    @property
-    def chain_in_words(self) -> str:
-        """The chain, such as ``cart <- item (CASCADE) <- note (RESTRICT)``."""
-        links = [f"{key.table} ({key.on_delete})" for key in self.chain]
-        return " <- ".join([self.chain[0].referenced, *links])
-
-    @property
-    def way_out(self) -> str | None:
-        """Remedy; None if none is needed."""
-        key, predicate, steps = self.key, self.sweep.predicate_name, []
-        if not key.indexed and (len(self.chain) == 1 or key.large):
-            concurrently = "" if key.partitioned else " CONCURRENTLY"
-            steps.append(f"CREATE INDEX{concurrently} ON {key.table} ({', '.join(key.columns)})")
-        if self.restricts and self.referenced_rows != 0:
-            steps.append(
-                f"leave referenced rows out of {predicate}, or delete the rows of {key.table} first by a sweep of "
-                "their own, or declare the foreign key ON DELETE CASCADE"
-            )
-        if self.deletes_held_rows or self.archiving:
-            steps.append(
-                f"leave rows with rows of {key.table} out of {predicate}, or declare the foreign key ON DELETE RESTRICT"
-            )
-        return "; ".join(steps) or None
-
-    def as_json(self) -> dict[str, Any]:
-        """One element of ``references`` in ``housekeeping plan --json``."""
-        of_key = {name: getattr(self.key, name) for name in ("table", "columns", "on_delete", "indexed")}
-        names = ("referenced_rows", "sampled_rows", "level", "text", "way_out")
-        own = {name: getattr(self, name) for name in names}
-        return {"pass": self.stage.name, **of_key, "chain": self.chain_in_words, **own}
-
-    def _effect(self) -> str:
-        scan = "" if self.key.indexed else "; each deleted row reads all of it"
-        archived = archiving(self.stage.action) is not None
-        again = "; every run calls the function of its Call for them again" * isinstance(self.stage.action, Call)
-        if self.handled:
-            return f"the sweep's own action decides about its rows{scan}"
-        if self.key.on_delete == CASCADE:
-            kept = " or archived" if archived else ""
-            return f"its rows are deleted as well, and not counted{kept}{self._of_others()}{scan}"
-        if self.key.on_delete not in ("NO ACTION", "RESTRICT"):
-            kept = "; a restore does not change them back" if archived else ""
-            return f"its rows are changed as well, and not counted{kept}{scan}"
-        if not self.restricts:
-            return f"its rows are deleted as well by another chain; any other row prevents the deletion{scan}"
-        if self.referenced_rows is not None:
-            if not self.sampled_rows:
-                return f"no row is {self.sweep.rows_called} now"
-            if self.referenced_rows == 0:
-                return f"none of {self._sample} is referenced"
-            verb = "is" if self.referenced_rows == 1 else "are"
-            return f"{self.referenced_rows} of {self._sample} {verb} referenced and cannot be deleted{again}"
-        return f"referenced rows cannot be deleted{self._why_not_counted()}{again}{scan}"
-
-    def _why_not_counted(self) -> str:
-        named = [(key, "it" if key is self.key else key.table) for key in self.chain]
-        texts = [f"{name} has no index" for key, name in named if not key.indexed]
-        texts += [f"this role cannot read {name}" for key, name in named if not key.readable]
-        return f" (not counted, {texts[0]})" if texts else ""
-
-    def _of_others(self) -> str:
-        """Return what the cascade does to rows that a declared sweep holds or archives."""
-        text = ""
-        if self.holding and self.referenced_rows is None:
-            text = f"; also those that {self.holding} holds"
-        elif self.holding:
-            number, verb = self.referenced_rows or "none", "lead" if (self.referenced_rows or 1) != 1 else "leads"
-            text = f"; {number} of {self._sample} {verb} to rows that {self.holding} holds"
-        return f"{text}; they do not reach the archive of {self.archiving}" if self.archiving else text
-
-    @property
-    def _sample(self) -> str:
-        rows = self.sweep.rows_called
-        return f"the only {rows} row" if self.sampled_rows == 1 else f"the first {self.sampled_rows} {rows} rows"
-
-
-def references(sweep: Sweep, stages: Sequence[Stage], declared: Iterable[Sweep] = ()) -> list[Reference]:
-    """Return the foreign keys that reach the rows that the stages delete.
-
-    Parameters:
-      declared: All sweeps; those on a table that is deleted along are named.
-
-    Raises:
-      peewee.PeeweeException: When the database cannot be asked.
-    """
-    found = []
-    for stage in stages:
-        if isinstance(stage, TableStage) and _delete_of(stage) is not None:
-            chains = chains_to(quoted_name(stage.model))
-            cascaded = {chain[-1].table_id for chain in chains if chain[-1].on_delete == CASCADE}
-            found += [Reference(sweep, stage, chain, chain[-1].table_id in cascaded) for chain in chains]
-    # A cascade from a table to itself passes the sweep's own hold and archive by.
-    by_name = {each.name: each for each in (*declared, sweep)}
-    others = [each for other in by_name.values() for each in _stages_on(other, sweep.database)]
-    if not found or not others:
-        return found
-    of_table: dict[int | None, list[tuple[str, TableStage | PartitionStage]]] = {}
-    for number, each in zip(table_ids([stage.model for _, stage in others]), others, strict=True):
-        of_table.setdefault(number, []).append(each)
-    return [
-        replace(each, others=tuple(of_table.get(each.key.table_id, ()))) if each.key.on_delete == CASCADE else each
-        for each in found
-    ]
-
-
-def sampled_references(
-    sweep: Sweep, stages: Sequence[Stage], now: datetime, declared: Iterable[Sweep] = ()
-) -> list[Reference]:
-    """Return `references` with counts of the first stale rows: those that cannot be deleted, or lead to held rows.
-
-    Only with an index at every link, and for a limited time. Requires a transaction.
-
-    Raises:
-      peewee.PeeweeException: When the database cannot be asked.
-    """
-    return [
-        _with_number(each, now) if each.countable and (each.restricts or each.deletes_held_rows) else each
-        for each in references(sweep, stages, declared)
-    ]
-
-
-def warn_of_references(sweep: Sweep, stages: Sequence[Stage]) -> None:
-    """Log each foreign key that reaches the rows that the stages delete."""
-    for each in references(sweep, stages):
-        if each.way_out is None:
-            logger.info("Deleted rows are referenced", text=each.text)
-        else:
-            logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
-
-
-def _delete_of(stage: TableStage) -> Delete | None:
-    action = stage.action.then if isinstance(stage.action, Call) else stage.action
-    return action if isinstance(action, Delete) else None
-
-
-def _stages_on(sweep: Sweep, database_name: str) -> list[tuple[str, TableStage | PartitionStage]]:
-    """Return the stages of a sweep that hold or archive rows of a database, with the sweep's name."""
-    if sweep.database != database_name:
-        return []
-    try:
-        declared = sweep.declared_stages()
-    except Exception as error:  # its own plan, run and `doctor` report it
-        logger.debug("Stages could not be read", worker=sweep.name, error=error_line(error))
-        return []
-    return [
-        (sweep.name, stage)
-        for stage in declared
-        if isinstance(stage, TableStage | PartitionStage) and (stage.hold is not None or _archives(stage))
-    ]
-
-
-def _archives(stage: TableStage | PartitionStage) -> bool:
-    return isinstance(stage, TableStage) and archiving(stage.action) is not None
-
-
-def _with_number(reference: Reference, now: datetime) -> Reference:
-    stage, chain = reference.stage, reference.chain
-    meta: Any = stage.model._meta
-    columns = [Column(meta.table, name) for name in chain[0].referenced_columns]
-    sample = stage.first_stale(now, columns, SAMPLE, in_order=True)
-    rows, values = database.get_sql_context().sql(sample).query()
-    tables = ", ".join(f"{key.table} AS link_{place}" for place, key in enumerate(chain))
-    found = f"SELECT FROM {tables} WHERE {_joined(chain)}".replace("%", "%%")
-    try:
-        held, of_hold = _held(reference, now)
-        # Names come from the catalog, quoted by PostgreSQL.
-        sql = f"SELECT count(*), count(*) FILTER (WHERE EXISTS ({found}{held})) FROM ({rows}) AS sample"  # noqa: S608
-        with database.atomic() as savepoint:
-            shorten_time_limits(_SAMPLE_TIME)
-            row: Any = database.execute_sql(sql, [*of_hold, *values]).fetchone()
-            savepoint.rollback()  # restores the limits
-    except Exception as error:
-        if is_connection_lost(error):
-            raise
-        # It took too long, or the hold of another sweep fails, which must not fail the plan of this one.
-        logger.debug("Referenced rows could not be counted", error=error_line(error))
-        return reference
-    return replace(reference, sampled_rows=row[0], referenced_rows=row[1])
-
-
-def _joined(chain: Sequence[ForeignKey]) -> str:
-    """Return the condition that joins the tables of a chain, ``link_0`` and so on, with the sample."""
-    pairs = [f"link_0.{quoted(name)} = sample.c{number}" for number, name in enumerate(chain[0].columns)]
-    for place, key in enumerate(chain[1:], start=1):
-        for name, referenced in zip(key.columns, key.referenced_columns, strict=True):
-            pairs.append(f"link_{place}.{quoted(name)} = link_{place - 1}.{quoted(referenced)}")
-    return " AND ".join(pairs)
-
-
-def _held(reference: Reference, now: datetime) -> tuple[str, list[Any]]:
-    """Return the further condition, with its parameters, that a declared sweep holds the row of the last table."""
-    conditions, values = [], []
-    for _, stage in reference.others:
-        if stage.hold is None:
-            continue
-        meta: Any = stage.model._meta
-        context: Any = database.get_sql_context()
-        context.alias_manager[meta.table] = f"link_{len(reference.chain) - 1}"
-        with context.scope_normal():
-            condition, parameters = context.sql(held_condition(stage.hold, stage.model, now)).query()
-        conditions.append(f"({condition})")
-        values += parameters
-    return (f" AND ({' OR '.join(conditions)})" if conditions else ""), values
 
 
 #: Of a table and its partitions; a trigger of a partitioned table is listed once. Constraints have internal triggers,

@@ -78,7 +78,7 @@ def test_plan_says_that_rows_of_a_cascade_are_not_archived(archive: None) -> Non
         "CREATE INDEX ON comment (read_id)"
     )
 
-    cascade, set_null = sorted((each.text for each in plan(sweep(), clock=CLOCK).references), key=len)
+    cascade, set_null = sorted((each.text for each in plan(sweep(), clock=CLOCK).dependents), key=len)
 
     assert cascade.endswith("its rows are deleted as well, and not counted or archived")
     assert set_null.endswith("its rows are changed as well, and not counted; a restore does not change them back")

@@ -114,5 +114,5 @@ def test_purge_that_ignores_holds_deletes_held_rows_by_a_cascade(folders: None) 
     planned = plan_purge(request, sweep_of(request, [DOCUMENTS]))
     purge(request, [DOCUMENTS])
 
-    assert ([each.level for each in planned.plan.references], left()) == (["warning"], [])
-    assert "out of --where" in str(planned.plan.references[0].way_out)
+    assert ([each.level for each in planned.plan.dependents], left()) == (["warning"], [])
+    assert "out of --where" in str(planned.plan.dependents[0].way_out)

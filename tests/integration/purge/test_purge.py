@@ -189,7 +189,7 @@ def test_plan_speaks_of_the_where_and_of_no_declaration(sessions: Left, postgres
 
     planned = plan_purge(request, sweep_of(request)).plan
 
-    (visits,) = planned.references
+    (visits,) = planned.dependents
     assert planned.warnings == [
         "2 matching rows are in the future (expires_at); check the direction of the comparison in --where"
     ]

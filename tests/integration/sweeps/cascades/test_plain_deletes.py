@@ -1,4 +1,4 @@
-"""Foreign keys on the rows that a sweep deletes: named by plan, doctor and the first run."""
+"""Dependents of the rows that a plain `Delete()` deletes, which PostgreSQL itself deletes, clears or refuses."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def do(postgres: Database, admin: Connection) -> Do:
 
 def found(sweep: Sweep) -> list[Finding]:
     findings = stages.examine_stages(Settings.load(), {sweep.name: sweep})
-    return [each for each in findings if each.subject.startswith("references")]
+    return [each for each in findings if each.subject.startswith("dependents")]
 
 
 ITEMS = "CREATE TABLE item (id bigint PRIMARY KEY, cart_id bigint REFERENCES cart (id) {on_delete})"
 WAYS = (
-    "leave referenced rows out of `stale`, or delete the rows of item first by a sweep of their own, "
-    "or declare the foreign key ON DELETE CASCADE"
+    'leave referenced rows out of `stale`, or decide about them: Delete(dependents={"item.cart_id": "delete"}), '
+    'or "clear" or "keep"'
 )
 INDEX = "CREATE INDEX CONCURRENTLY ON item (cart_id)"
 CASES = [
@@ -89,7 +89,7 @@ def test_foreign_key_is_named_by_plan_and_doctor(
     if indexed:
         do("CREATE INDEX ON item (cart_id)")
 
-    (planned,) = as_json(plan(sweep_with(action)))["references"]
+    (planned,) = as_json(plan(sweep_with(action)))["dependents"]
     (finding,) = found(sweep_with(action))
 
     if isinstance(action, Call):
@@ -171,9 +171,9 @@ held_notes = notes(hold=lambda row: LegalHold.note == row.id)
 
 def lines(sweep: Sweep = carts, declared: Sequence[Sweep] = ()) -> dict[str, tuple[str, str]]:
     """Level and text of each foreign key in the plan, by its table; `doctor` must say the same."""
-    planned = as_json(plan(sweep, declared=declared))["references"]
+    planned = as_json(plan(sweep, declared=declared))["dependents"]
     findings = stages.examine_stages(Settings.load(), {each.name: each for each in (sweep, *declared)})
-    found = [each for each in findings if each.subject.startswith("references") and each.area == sweep.name]
+    found = [each for each in findings if each.subject.startswith("dependents") and each.area == sweep.name]
     assert [each["text"] for each in planned] == [each.text for each in found]
     return {each["table"]: (each["level"], each["text"]) for each in planned}
 
@@ -206,11 +206,11 @@ def test_key_that_sets_null_ends_the_chain(do: Do) -> None:
 
 def test_missing_index_of_a_large_table_behind_a_cascade_is_a_warning(do: Do) -> None:
     do(CHAIN.format(on_delete="ON DELETE CASCADE"))
-    do("DROP INDEX note_item_id_idx; INSERT INTO note SELECT n, 1 FROM generate_series(10, 40000) AS n")
+    do("DROP INDEX note_item_id_idx")
     small = lines()["note"][0]
 
-    do("ANALYZE note")
-    (each,) = [each for each in plan(carts).references if each.key.table == "note"]
+    do("INSERT INTO note SELECT n, 1 FROM generate_series(10, 40000) AS n")
+    (each,) = [each for each in plan(carts).dependents if each.link.table == "note"]
 
     assert (small, each.level, each.way_out) == ("fine", "warning", "CREATE INDEX CONCURRENTLY ON note (item_id)")
 
@@ -252,7 +252,7 @@ def test_rows_that_another_chain_deletes_prevent_nothing(do: Do, on_delete: str,
         "INSERT INTO item VALUES (1, 1); INSERT INTO note VALUES (1, 1)"
     )
 
-    found = [each for each in plan(carts).references if list(each.key.columns) == ["item_id"]]
+    found = [each for each in plan(carts).dependents if list(each.link.columns) == ["item_id"]]
 
     assert [each.level for each in found] == [level]
 
@@ -264,7 +264,7 @@ def test_chains_end_in_circles_and_trees(do: Do) -> None:
         "ALTER TABLE cart ADD COLUMN item_id bigint REFERENCES item (id) ON DELETE CASCADE"
     )
 
-    chains = [each.chain_in_words for each in plan(carts).references]
+    chains = [each.path_in_words for each in plan(carts).dependents]
 
     assert chains == [
         "cart <- item (CASCADE)",
@@ -291,11 +291,11 @@ def test_chain_through_partitions_schemas_and_composite_keys_is_followed(
         "INSERT INTO note VALUES (1, '2020-05-05')"
     )
 
-    found = plan(carts).references
+    found = plan(carts).dependents
     do(f"DROP SCHEMA {other} CASCADE")
 
     item = f'{other}."Item"'
-    assert [each.chain_in_words for each in found] == [
+    assert [each.path_in_words for each in found] == [
         f"cart <- {item} (CASCADE)",
         f"cart <- {item} (CASCADE) <- note (NO ACTION)",
     ]
@@ -320,7 +320,7 @@ def test_count_that_takes_too_long_is_left_out_of_the_plan(do: Do) -> None:
 
     planned = plan(carts, declared=[slow])
 
-    (note,) = [each for each in planned.references if each.key.table == "note"]
+    (note,) = [each for each in planned.dependents if each.link.table == "note"]
     assert (note.level, note.referenced_rows) == ("warning", None)
     assert "also those that shop.notes holds; cart <-" in note.text
 
@@ -335,4 +335,4 @@ def test_broken_hold_of_another_sweep_does_not_fail_the_plan(do: Do, hold: Any) 
 
     planned = plan(carts, declared=[notes(hold=lambda row: hold())])
 
-    assert [each.level for each in planned.references] == ["fine", "warning"]
+    assert [each.level for each in planned.dependents] == ["fine", "warning"]
