@@ -25,6 +25,7 @@ from housekeeping.database.times import TOLERATED
 from housekeeping.engine import CLOCK_SKEWS, RunResult
 from housekeeping.engine.failures import Failing, failing
 from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded, processed_rows
+from housekeeping.engine.lateness import LATE, late_alert, late_limit, unknown_age
 from housekeeping.ledger import history
 from housekeeping.ledger.alerts import Alert as Alert
 from housekeeping.ledger.history import RunRecord
@@ -101,6 +102,7 @@ class Observation:
       failing: Arguments whose last runs failed, and their number.
       waiting: Its backlog.
       uncounted: Why the backlog could not be counted.
+      late: The alert about rows that are older than promised.
       open_runs: Its open runs, and the time at which they were read.
       unconfirmed: Counts of a skipped run that waits for a confirmation.
       attempted_at: When a run last began or was held back.
@@ -113,6 +115,7 @@ class Observation:
     failing: tuple[Sequence[Failing], int] = ((), 0)
     waiting: Backlog | None = None
     uncounted: str | None = None
+    late: Alert | None = None
     open_runs: Sequence[RunRecord] = ()
     unconfirmed: Mapping[str, Any] = field(default_factory=dict)
     attempted_at: datetime | None = None
@@ -123,7 +126,7 @@ class Observation:
 def worker_alerts(sweep: Sweep, seen: Observation) -> list[Alert]:
     """Return a worker's alerts, each once. Skipped and missed ticks, and a run that has just begun, end none."""
     last = seen.ended[-1] if seen.ended else None
-    alerts = [*_backlog(sweep, seen), *_stuck(sweep, seen)]
+    alerts = [*_backlog(sweep, seen), *_late(sweep, seen), *_stuck(sweep, seen)]
     for run in seen.open_runs:
         alerts += _of_counts(sweep, (seen.now - run.started_at).total_seconds(), run.counts, open_run=run.run_id)
         alerts += breaker_alerts(sweep, run.counts)
@@ -168,6 +171,13 @@ def _backlog(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
         yield Alert("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, seen.waiting.rows)
     if seen.uncounted is not None:
         yield Alert("unseen", f"the backlog cannot be counted: {seen.uncounted}")
+
+
+def _late(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
+    if seen.late is not None:
+        yield seen.late
+    elif seen.uncounted is not None and sweep.alerts.late is not None:
+        yield unknown_age(sweep, seen.uncounted)
 
 
 def failing_arguments(sweep: Sweep) -> tuple[Sequence[Failing], int]:
@@ -475,10 +485,13 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
     except Exception as error:
         logger.warning("Could not read the ledger", error=error_line(error))
     # The backlog of a worker with an argument says nothing about this run.
-    if sweep.argument is None and (sweep.progress_counts or sweep.alerts.backlog is not None):
+    thresholds = sweep.alerts
+    if sweep.argument is None and (sweep.progress_counts or (thresholds.backlog, thresholds.late) != (None, None)):
         try:
             with database.atomic():
-                seen = replace(seen, waiting=_record_backlog(sweep, result.run_id, clock))
+                waiting = _record_backlog(sweep, result.run_id, clock)
+                late = late_alert(sweep, clock.now()) if waiting.rows else None
+                seen = replace(seen, waiting=waiting, late=late)
         except Exception as error:  # a predicate may raise anything
             logger.warning("Could not count the backlog", error=error_line(error))
             seen = replace(seen, uncounted=error_line(error))
@@ -693,6 +706,8 @@ def _limits_of(sweep: Sweep) -> dict[str, float | None]:
         found["failed_runs"] = thresholds.failed_runs
     if sweep.argument is None:
         found |= {"unseen": None} if thresholds.backlog is None else {"unseen": None, "backlog": thresholds.backlog}
+        if (limit := late_limit(sweep)) is not None:
+            found[LATE] = limit.total_seconds()
     return found
 
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from housekeeping.core.logs import counted
 from housekeeping.engine.alerts import GRACE, NO_SCHEDULER, NO_SPACE, NO_WORKER, SATURATED, UNAVAILABLE
+from housekeeping.engine.guard import UNCONFIRMED
+from housekeeping.engine.lateness import LATE
 from housekeeping.insight.wording import format_age
 from housekeeping.ledger.alerts import Alert, AlertKey
 from housekeeping.sweeps.declaration import Sweep
@@ -102,6 +104,13 @@ ALERTS: Final = {
         "Compare arrived and processed rows on the worker's page. If runs are missing, see housekeeping why; "
         "if they are not and the backlog grows, raise batch_size or max_runtime_s.",
     ),
+    "late": Help(
+        "Rows stay too long",
+        "Stale rows that are not on hold are older than the worker promises, whether or not its runs succeed; or their "
+        "age cannot be read.",
+        "See which rows stay: housekeeping plan NAME. Runs skip locked rows, reject those that an error or a trigger "
+        "keeps, and block parents whose dependents must stay. If they are only slow, raise max_runtime_s.",
+    ),
     "unconfirmed": Help(
         "Waits for a confirmation",
         "No run of the worker has completed yet, or its predicate has changed since, and a run would process over 20 % "
@@ -151,9 +160,9 @@ _OTHER: Final = Help(
 )
 
 #: Alerts of a worker whose work is late.
-_LATE: Final = frozenset({"overdue", "backlog"})
+_LATE: Final = frozenset({"overdue", "backlog", LATE})
 #: Alerts of a worker that cannot reach a server.
-_FAILING: Final = frozenset({"overdue", "backlog", "last_run", "failed_runs", "stuck"})
+_FAILING: Final = frozenset({"overdue", "backlog", LATE, "last_run", "failed_runs", "stuck"})
 #: Alerts that need the heartbeats or the queues.
 _OF_PROCESSES: Final = frozenset({NO_WORKER, NO_SCHEDULER, SATURATED, "dead_letters"})
 
@@ -203,6 +212,8 @@ def _causes(
         yield from _not_before(alert, active, ("", NO_SPACE, server_of(sweep.database)))
     if alert.name == "last_run":
         yield sweep.name, "failed_runs", ""
+    if alert.name == LATE:
+        yield from ((sweep.name, name, "") for name in ("overdue", "failed_runs", UNCONFIRMED, "unseen"))
     if alert.name in _LATE or alert.name == "stuck":
         yield from _not_before(alert, active, ("", NO_WORKER, sweep.queue), ("", NO_WORKER, ""))
     if alert.name in _LATE:

@@ -47,6 +47,7 @@ from housekeeping.engine.alerts import (
 )
 from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.guard import UNCONFIRMED, count_stale, processed_rows
+from housekeeping.engine.lateness import known_late_alert
 from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.insight.alerts import Headline, explained, what_is_wrong
 from housekeeping.insight.trends import BacklogForecast, forecast_backlog
@@ -223,7 +224,10 @@ def worker_status(
             first = oldest(sweep, now)
             on_hold = held(sweep, now, limit)
             course = forecast_backlog(sweep, waiting, now, zone, ended=ended, override=switch, open_run=last)
-        seen = replace(seen, waiting=waiting)
+            late = None
+            if waiting.rows and sweep.enabled:
+                late = known_late_alert(sweep, ended[-1].finished_at if ended else None, now)
+        seen = replace(seen, waiting=waiting, late=late)
     except Exception as error:
         if is_unavailable(error):
             raise

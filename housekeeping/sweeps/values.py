@@ -119,6 +119,8 @@ def written(value: Any) -> str:
 
 #: Longest time of a run, as in settings. A longer one is probably a mistake.
 _LONGEST: Final = timedelta(days=7)
+#: A longer promise may begin before the first date of PostgreSQL.
+_LONGEST_LATE: Final = timedelta(days=100 * 366)
 GuardAction = Literal["alert", "limit", "stop"]
 _Positive = Annotated[float, Field(gt=0)]
 
@@ -222,6 +224,8 @@ class Alerts:
       most: Limits on counts of one run, by the name of the count.
       failed_runs: Failed runs in a row.
       overdue: Periods of the schedule without a run.
+      late: How long rows may stay after they have become stale, however the runs end. Rows on hold do not count. Needs
+        a `stale` that uses its time, or an order by a time.
     """
 
     longest_run: Annotated[timedelta, Field(ge=timedelta())] | None = None
@@ -230,6 +234,7 @@ class Alerts:
     failed_runs: Annotated[int, Field(ge=0)] | None = None
     # No document has a number: one period may be lost to a restart, two to a restart at the wrong moment.
     overdue: Annotated[int, Field(ge=0)] | None = 3
+    late: Annotated[timedelta, Field(gt=timedelta(), le=_LONGEST_LATE)] | None = None
 
     def changed(self, given: Mapping[str, float | None], counts: Sequence[str]) -> Alerts:
         """Return a copy with the limits of the setting ``alarms``.
@@ -242,8 +247,8 @@ class Alerts:
         """
         changes: dict[str, Any] = {"most": dict(self.most)}
         for name, limit in given.items():
-            if name == "longest_run_s":
-                changes["longest_run"] = None if limit is None else timedelta(seconds=limit)
+            if name in ("longest_run_s", "late_s"):
+                changes[name.removesuffix("_s")] = None if limit is None else timedelta(seconds=limit)
                 continue
             if limit is not None and limit != int(limit):
                 raise DeclarationError(f"the alarm {name} is {limit}; it should be a whole number or null")
@@ -254,7 +259,7 @@ class Alerts:
                 changes["most"].pop(name, None)
                 changes["most"] |= {} if number is None else {name: number}
             else:
-                known = ", ".join(("longest_run_s", "backlog", "failed_runs", "overdue", *counts))
+                known = ", ".join(("longest_run_s", "late_s", "backlog", "failed_runs", "overdue", *counts))
                 raise DeclarationError(f"there is no alarm {name}; the alarms are {known}")
         return dataclasses.replace(self, **changes)
 

@@ -122,6 +122,7 @@ old_runs: Final = Sweep(
     schedule=OLD_RUNS_SCHEDULE,
     limits=Limits(OLD_RUNS_BATCH_SIZE, timedelta(seconds=60)),
     guard=Guard(first_run=False),
+    alerts=Alerts(late=timedelta(days=2)),  # of daily runs, one may be missed
     options={"stale_after_s": KEPT_FOR.total_seconds()},
 )
 
@@ -260,7 +261,7 @@ outbox: Final = Sweep(
     limits=Limits(OUTBOX_BATCH_SIZE, OUTBOX_MAX_RUNTIME),
     # After an outage of a handler the backlog is far larger than usual, and all of it is to be delivered.
     guard=Guard(times_history=None, first_run=False),
-    alerts=Alerts(backlog=OUTBOX_LARGEST_BACKLOG, most={"no_handler": 0}),
+    alerts=Alerts(backlog=OUTBOX_LARGEST_BACKLOG, most={"no_handler": 0}, late=timedelta(days=1)),
 )
 
 #: No tables of the application: HOUSEKEEPING_SCHEMA says where the library's own are.

@@ -44,6 +44,7 @@ BATCH_SIZE: Final = 100  # projects per batch; document 58, 備考
 MAX_PROJECTS: Final = 10_000  # projects per run; document 58, 備考
 LEASE_TTL: Final = timedelta(minutes=10)  # document 58, 排他制御
 LONGEST_RUN: Final = timedelta(minutes=10)  # document 58, パフォーマンス要件: 目標処理時間
+LATE: Final = timedelta(days=1)  # no document has a number
 FAILED_RUNS: Final = 3  # in a row; document 58, 監視・アラート, without a number
 MAX_RUNTIME: Final = timedelta(minutes=8)  # no document: below the lease's ttl, should its renewal fail
 PAGE_SIZE: Final = 1000  # rows per page of a project; docs/workers/batched_git_ref_updates.md
@@ -97,7 +98,7 @@ cleanup_scheduler: Final = Sweep(
     # Projects with high ids must not starve behind 10,000 busy ones.
     limits=Limits(BATCH_SIZE, MAX_RUNTIME, resume="after_limit"),
     guard=Guard(first_run=False),
-    alerts=Alerts(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
+    alerts=Alerts(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS, late=LATE),
     options={"max_projects": MAX_PROJECTS},
     actor={"feature_category": "gitaly", "data_consistency": "sticky"},
 )
@@ -114,6 +115,7 @@ processed_deletions: Final = Sweep(
     schedule=PROCESSED_SCHEDULE,
     # Ids grow, so old rows are at the front. A run that ended early has more of them behind it.
     limits=Limits(PROCESSED_BATCH_SIZE, MAX_RUNTIME, resume="after_limit"),
+    alerts=Alerts(late=LATE),
     actor={"feature_category": "gitaly"},
 )
 

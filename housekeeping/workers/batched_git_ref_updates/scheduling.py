@@ -32,6 +32,8 @@ CLEANUP: Final = "batched_git_ref_updates.project_cleanup"
 #: Bulk commands whose projects one statement finds and one transaction counts; together they take about 50 ms.
 _BULKS: Final = 10
 _SAMPLES: Final = 5
+#: Projects with pending rows up to which the oldest row is looked for.
+_MOST_PROBED: Final = 10_000
 #: The id of the last row that the project's last run read: the first value of its cursor. If that run failed, no row
 #: counts as new.
 _LAST_ID: Final = SQL("coalesce((later.position ->> 0)::bigint, 9223372036854775807)")
@@ -158,9 +160,16 @@ class PendingProjects:
         found = count_pending_projects(limit + 1)
         return Backlog(min(found, limit), found <= limit)
 
-    def oldest(self, now: datetime, argument: Any = None) -> Any:
-        """Return None: no index could find the oldest row."""
-        return None
+    def oldest(self, now: datetime, argument: Any = None) -> datetime | None:
+        """Return when the oldest pending row was created, by an index probe per project; None for too many."""
+        projects = _each_project(None, None).limit(_MOST_PROBED + 1).alias("projects")
+        # A range with one project, as in `cleanup.in_order`.
+        of_project = Deletion.project_id.between(projects.c.project_id, projects.c.project_id)
+        pending = Deletion.select(Deletion.created_at).where(of_project & (Deletion.status == DeletionStatus.pending))
+        first = pending.order_by(Deletion.project_id, Deletion.id).limit(1)
+        found: Any = Select((projects,), [fn.COUNT(SQL("1")), fn.MIN(first)]).tuples()
+        number, created_at = next(iter(found.execute(_read_database())))
+        return created_at if number <= _MOST_PROBED else None
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         return [ExplainQuery("the projects with pending deletions", _each_project(None, None).limit(100), Deletion)]

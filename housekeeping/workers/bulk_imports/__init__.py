@@ -21,6 +21,7 @@ from typing import Any, Final
 from peewee import OP, SQL, Expression, Function, Select, Value, fn
 
 from housekeeping import (
+    Alerts,
     Backlog,
     Batch,
     BatchResult,
@@ -160,6 +161,7 @@ def _is_open(entities: Function) -> Expression:
 
 SCHEDULE: Final = "0 */4 * * *"  # document 65, 実行スケジュール
 STALE_AFTER: Final = timedelta(hours=24)  # since the last change; document 65, 備考
+LATE: Final = timedelta(days=1)  # six runs; no document has a number
 PAGE_SIZE: Final = 1000  # imports per statement; docs/workers/bulk_imports.md: at most 1000 per page
 BATCH_SIZE: Final = 100  # entities per transaction, each with its trackers; the library's default
 MAX_RUNTIME: Final = timedelta(minutes=5)  # document 65, パフォーマンス要件: 数分以内 (within a few minutes)
@@ -234,6 +236,7 @@ sweep: Final = Sweep(
         resume="after_limit",
     ),
     guard=Guard(first_run=False),
+    alerts=Alerts(late=LATE),
     options={"stale_after_s": STALE_AFTER.total_seconds(), "page_size": PAGE_SIZE, "log_records": True},
     actor={"feature_category": "importers", "data_consistency": "sticky"},
 )

@@ -209,6 +209,7 @@ LEASE_TTL: Final = timedelta(minutes=30)  # document 6, 排他制御
 MAX_RUNTIME: Final = timedelta(minutes=25)  # well before the lease ends
 LONGEST_RUN: Final = timedelta(minutes=30)  # document 6, 監視・アラート
 MOST_DROPPED: Final = 1000  # builds per run, ten full batches; document 6, 監視・アラート gives no number
+LATE: Final = timedelta(days=1)  # 24 runs; no document has a number
 MOST_DOOMED: Final = 10  # builds per run; each is damaged data that a person has to look into
 
 #: Child -> delay after the parent; document 6, 前後の処理との関連.
@@ -250,7 +251,7 @@ def drop_sweep(
             resume="after_limit",
         ),
         guard=Guard(first_run=False),
-        alerts=Alerts(longest_run=LONGEST_RUN, most={"dropped": MOST_DROPPED, "doomed": MOST_DOOMED}),
+        alerts=Alerts(longest_run=LONGEST_RUN, most={"dropped": MOST_DROPPED, "doomed": MOST_DOOMED}, late=LATE),
         options={"stale_after_s": stale_after.total_seconds(), "log_records": True},
         actor={
             "feature_category": "continuous_integration",

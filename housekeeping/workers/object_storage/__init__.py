@@ -325,6 +325,7 @@ STALE_AFTER: Final = timedelta(hours=3)  # docs/workers/object_storage.md; docum
 PAGE: Final = 1000  # entries per page; docs/workers/object_storage.md
 LONGEST_RUN: Final = timedelta(seconds=250)  # document 100, 監視・アラート
 FAILED_RUNS: Final = 3  # in a row; document 100, 監視・アラート: 連続失敗, without a number
+LATE: Final = timedelta(days=1)  # 240 runs; no document has a number
 LARGEST_BACKLOG: Final = 10_000  # stale entries left by a run; document 100, 監視・アラート: 大量蓄積, without a number
 
 configure = stores.configure
@@ -341,7 +342,7 @@ sweep: Final = Sweep(
     # front, slow failures there would keep the rest waiting for ever.
     limits=Limits(PAGE, MAX_EXEC_DURATION, resume="after_limit"),
     guard=Guard(first_run=False),
-    alerts=Alerts(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG, failed_runs=FAILED_RUNS),
+    alerts=Alerts(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG, failed_runs=FAILED_RUNS, late=LATE),
     options={"stale_after_s": STALE_AFTER.total_seconds(), "log_records": False},
     actor={"feature_category": "job_artifacts", "data_consistency": "sticky", "deduplicate": "until_executed"},
 )

@@ -42,6 +42,7 @@ sweep: Final = Sweep(
     alerts=Alerts(
         longest_run=timedelta(seconds=60),  # document 48, 監視・アラート
         backlog=10_000,  # rows; document 48, 監視・アラート
+        late=timedelta(days=1),  # 1,440 runs; no document has a number
     ),
     actor={"feature_category": "user_profile", "data_consistency": "sticky"},
 )

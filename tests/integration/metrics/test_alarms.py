@@ -58,6 +58,18 @@ def test_failed_runs_alert_is_active_from_its_limit_until_a_success(
     assert exported("housekeeping_runs_total", worker=sweep.name, outcome="failed") == 2
 
 
+def test_late_alert_is_active_until_the_last_late_row_is_gone(add_statuses: AddStatuses, is_active: Rings) -> None:
+    promising = replace(NARROW, alerts=Alerts(late=timedelta(hours=2)))
+    add_statuses(3, "now() - n * interval '1 hour'")
+    after_each = []
+
+    for _ in range(2):
+        run_sweep(promising)  # the oldest one is processed
+        after_each.append(is_active("late"))
+
+    assert after_each == [1, 0]
+
+
 def test_oldest_row_metric_has_its_age_or_no_sample(
     add_statuses: AddStatuses, exported: Exported, redis_client: redis.Redis
 ) -> None:

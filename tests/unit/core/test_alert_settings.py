@@ -15,9 +15,10 @@ def configured(**alarms: float | None) -> Alerts:
 
 
 def test_every_limit_can_be_set_and_the_others_keep_their_documents_value() -> None:
-    given = configured(longest_run_s=90, backlog=5, failed_runs=2, overdue=9, dropped=7)
+    given = configured(longest_run_s=90, late_s=7, backlog=5, failed_runs=2, overdue=9, dropped=7)
 
     assert (given.longest_run, given.backlog, given.failed_runs, given.overdue) == (timedelta(seconds=90), 5, 2, 9)
+    assert given.late == timedelta(seconds=7)
     assert given.most == {"dropped": 7, "doomed": drop_canceling.alerts.most["doomed"]}
 
 
@@ -30,7 +31,10 @@ def test_null_disables_an_alert() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"longest": 3}, "there is no alarm longest; the alarms are longest_run_s, backlog, failed_runs, overdue, "),
+        (
+            {"longest": 3},
+            "there is no alarm longest; the alarms are longest_run_s, late_s, backlog, failed_runs, overdue, ",
+        ),
         ({"backlog": 1.5}, "the alarm backlog is 1.5; it should be a whole number or null"),
     ],
 )

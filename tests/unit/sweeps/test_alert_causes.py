@@ -48,13 +48,19 @@ def headline(*alerts: Alert) -> str:
 @pytest.mark.parametrize(
     ("cause", "caused"),
     [
-        (alert("unavailable", subject="PostgreSQL, database main"), ["backlog", "failed_runs", "last_run", "unseen"]),
-        (alert("unavailable", subject="Redis"), ["backlog", "failed_runs", "last_run", "overdue", "stuck"]),
-        (alert("no_space", subject="Redis"), ["backlog", "failed_runs", "last_run", "overdue", "stuck"]),
-        (alert("no_space", subject="PostgreSQL, database main"), ["backlog", "failed_runs", "last_run", "overdue"]),
-        (alert("no_scheduler"), ["backlog", "overdue"]),
-        (alert("no_worker", subject="cronjob"), ["backlog", "overdue", "stuck"]),
-        (alert("saturated", subject="cronjob"), ["backlog", "overdue"]),
+        (
+            alert("unavailable", subject="PostgreSQL, database main"),
+            ["backlog", "failed_runs", "last_run", "late", "unseen"],
+        ),
+        (alert("unavailable", subject="Redis"), ["backlog", "failed_runs", "last_run", "late", "overdue", "stuck"]),
+        (alert("no_space", subject="Redis"), ["backlog", "failed_runs", "last_run", "late", "overdue", "stuck"]),
+        (
+            alert("no_space", subject="PostgreSQL, database main"),
+            ["backlog", "failed_runs", "last_run", "late", "overdue"],
+        ),
+        (alert("no_scheduler"), ["backlog", "late", "overdue"]),
+        (alert("no_worker", subject="cronjob"), ["backlog", "late", "overdue", "stuck"]),
+        (alert("saturated", subject="cronjob"), ["backlog", "late", "overdue"]),
     ],
     ids=lambda each: f"{each.name} {each.subject}".strip() if isinstance(each, Alert) else "",
 )

@@ -155,7 +155,8 @@ def test_missing_table_is_an_alert_of_its_worker(postgres: Database) -> None:
 
     assert (seen.waiting, seen.oldest, as_json(seen)["backlog"]) == (None, None, None)
     assert [str(alarm) for alarm in seen.alarms] == [
-        'the backlog cannot be counted: relation "user_statuses" does not exist'
+        'the backlog cannot be counted: relation "user_statuses" does not exist',
+        'the age of the oldest stale row cannot be read: relation "user_statuses" does not exist',
     ]
 
 
@@ -454,7 +455,8 @@ def test_every_alert_is_explained_on_the_page_and_in_the_docs(statuses: type[Use
 
     documented = re.findall(r"^\| `(\w+…?)`", _ALARMS_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     topics = {alert_help.topic(alarm.name) for alarm in rings}
-    assert topics == {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "overdue", "unseen", "clock"}
+    of_last_run = {"longest_run", "failed_rows", "most_…", "failed_runs", "last_run", "clock"}
+    assert topics == of_last_run | {"overdue", "unseen", "late"}
     assert topics | {"backlog", "breaker", "throttled", "stuck"} <= set(documented) == set(alert_help.ALERTS)
 
 

@@ -8,6 +8,7 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
+from peewee import fn
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
@@ -109,7 +110,8 @@ def test_backlog_of_all_projects_needs_no_argument(add_deletions: AddDeletions) 
 
     assert (projects.backlog(now, 100).rows, rows.backlog(now, 100).rows) == (3, 12)
     assert rows.backlog(now, 11).exact is False
-    assert (projects.oldest(now), rows.oldest(now)) == (None, None)
+    assert projects.oldest(now) == Deletion.select(fn.MIN(Deletion.created_at)).scalar()
+    assert rows.oldest(now) is None
 
 
 @pytest.mark.parametrize("count", [1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 10 * BATCH_SIZE, 11 * BATCH_SIZE])

@@ -1,0 +1,97 @@
+"""Promise of age: whether stale rows stay for longer than a sweep allows, however its runs end."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Final
+
+from peewee import SQL
+
+from housekeeping.core.logs import format_duration
+from housekeeping.database.connection import database
+from housekeeping.ledger.alerts import Alert
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.keyset import ExceptHeld
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.stage import Stage
+from housekeeping.sweeps.table_stage import TableStage
+
+LATE: Final = "late"
+#: Interval at which the rows are read again while no run ends.
+INTERVAL: Final = timedelta(minutes=5)
+#: Worker -> its promise and the end of its last run, when its rows were read, and the alert.
+_read: Final[dict[str, tuple[tuple[timedelta | None, datetime], datetime, Alert | None]]] = {}
+
+
+def late_limit(sweep: Sweep) -> timedelta | None:
+    """Return the age of a row that is late; None if the sweep promises none."""
+    promised = sweep.alerts.late
+    return None if promised is None else promised + (sweep.stale_after or timedelta())
+
+
+def late_alert(sweep: Sweep, now: datetime) -> Alert | None:
+    """Return the alert about rows that were stale that long ago and still are, without those on hold; None without any.
+
+    Raises:
+      peewee.PeeweeException, Exception: The rows cannot be read, or a predicate fails.
+    """
+    promised, limit = sweep.alerts.late, late_limit(sweep)
+    if promised is None or limit is None:
+        return None
+    late, times = False, list[datetime]()
+    for stage in sweep.stages_for_run():
+        if not stage.backlog(now - promised, 1).rows:
+            continue
+        since, is_late = _as_time(stage.oldest(now - promised)), _reads_time(stage, now)
+        if since is None and not is_late:
+            return unknown_age(sweep, f"stage {stage.name} is not ordered by a time, and `stale` does not use its time")
+        # Of a stage whose rows are stale at any time, the order tells the age.
+        if is_late or (since is not None and since <= now - promised):
+            late = True
+            times += [] if since is None else [since]
+    if not late:
+        return None
+    text, value = f"rows stay stale for over {format_duration(promised.total_seconds())}", None
+    if times:
+        age_s = (now - min(times)).total_seconds()
+        text += f"; the oldest one is from {min(times):%Y-%m-%d %H:%M:%S} UTC, {format_duration(age_s)} ago"
+        value = age_s if age_s > limit.total_seconds() else None
+    return Alert(LATE, text, limit.total_seconds(), value)
+
+
+def known_late_alert(sweep: Sweep, ended_at: datetime | None, now: datetime) -> Alert | None:
+    """Return `late_alert`, read again only once another run has ended, and after five minutes.
+
+    Parameters:
+      ended_at: When the worker's last run ended; None without one.
+    """
+    if ended_at is None:
+        return late_alert(sweep, now)
+    key, known = (sweep.alerts.late, ended_at), _read.get(sweep.name)
+    if known is None or known[0] != key or not timedelta() <= now - known[1] < INTERVAL:
+        known = _read[sweep.name] = key, now, late_alert(sweep, now)
+    return known[2]
+
+
+def unknown_age(sweep: Sweep, why: str) -> Alert:
+    """Return the alert of a sweep whose oldest stale row has an unknown age."""
+    limit = late_limit(sweep) or timedelta()
+    return Alert(LATE, f"the age of the oldest stale row cannot be read: {why}", limit.total_seconds())
+
+
+def _reads_time(stage: Stage, now: datetime) -> bool:
+    """Return whether the time that a stage is given decides which rows are stale."""
+    if not isinstance(stage, TableStage):
+        return isinstance(stage, PartitionStage)
+    stale = stage.stale.stale if isinstance(stage.stale, ExceptHeld) else stage.stale
+    earlier, later = (
+        database.get_sql_context().sql(stage.model.select(SQL("1")).where(stale(at))).query()
+        for at in (now - INTERVAL, now)
+    )
+    return bool(earlier != later)
+
+
+def _as_time(value: Any) -> datetime | None:
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    return datetime.combine(value, time(), UTC) if isinstance(value, date) else None
