@@ -134,7 +134,7 @@ def errors(since: str) -> None:
     """Show the errors of failed runs, rejected rows and dead letters, each cause once, the latest first.
 
     Errors that differ only in ids, numbers, paths and quoted values have the same cause. CAUSE is the last error, and
-    the innermost one: the error that led to the others.
+    the innermost one: the error that led to the others. "housekeeping runs ID" shows the LAST RUN that had it.
 
     \b
     housekeeping errors --since 1h
@@ -146,14 +146,15 @@ def errors(since: str) -> None:
         read = read_causes(tuple(database.by_name()), None if settings.redis_url is None else _store(), begin)
     for each in read.incomplete:
         notify(f"warning: {each}")
-    columns = (">ROWS", ">RUNS", ">DEAD LETTERS", ">FIRST", ">LAST", "OF", "CAUSE")
+    columns = (">ROWS", ">RUNS", ">DEAD LETTERS", ">FIRST", ">LAST", ">LAST RUN", "OF", "CAUSE")
     more = {"since": read.since, "incomplete": read.incomplete}
     print_list("causes", read.causes, columns, lambda cause: _cause_cells(cause, now), "no errors", **more)
 
 
 def _cause_cells(cause: Cause, now: datetime) -> list[str]:
     numbers = (f"{number:,}" if number else "-" for number in (cause.rows, cause.runs, cause.dead_letters))
-    return [*numbers, *(format_age(at, now) for at in (cause.first_at, cause.last_at)), cause.subjects, cause.example]
+    times = (format_age(at, now) for at in (cause.first_at, cause.last_at))
+    return [*numbers, *times, cause.last_run or "-", cause.subjects, cause.example]
 
 
 @dead_letters.command("show", short_help="Show one dead letter in full.")

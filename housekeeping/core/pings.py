@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import threading
-from typing import Final
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import housekeeping
@@ -22,6 +25,7 @@ from housekeeping.core.settings import Settings
 logger = named_logger(__name__)
 
 _TIMEOUT_S: Final = 5.0  # seconds without a byte of the answer
+TOTAL_S: Final = 10.0  # seconds of a request, for a service that sends its answer byte by byte
 _ATTEMPTS: Final = 2
 _AT_EXIT_S: Final = 5.0  # seconds that a process waits at its end for the last pings
 #: Name under which the URL of the whole installation is kept; workers have their own.
@@ -85,12 +89,13 @@ class Pings:
         url = self._urls.get(name)
         if url is None:
             return
-        problem: str | None = None
+        problem = ""
         for _ in range(_ATTEMPTS):
-            problem = _request(_with_fail(url) if failed else url)
-            if problem is None:
+            answer = request(_with_fail(url) if failed else url)
+            if isinstance(answer, int) and answer < 300:
                 self._unanswered.discard(name)
                 return
+            problem = f"status {answer}" if isinstance(answer, int) else answer
         if name not in self._unanswered:
             self._unanswered.add(name)
             logger.warning("Ping could not be sent", worker=name or None, reason=problem)
@@ -111,22 +116,59 @@ def _with_fail(url: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/fail"))
 
 
-def _request(url: str) -> str | None:
-    """Request a URL; return why that failed, in words without the URL. None if it was answered with success."""
-    # Imported here, because most processes send no pings.
+def request(url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> int | str:
+    """Request a URL, by POST if there is a body. Return the status, or why there was none in words without the URL.
+
+    A redirected POST would become a GET without the body. So its answer is the redirect.
+    """
+    # Imported here, because most processes send no requests.
+    import http.client
     import urllib.error
     import urllib.request
 
-    request = urllib.request.Request(url, headers={"User-Agent": f"housekeeping/{housekeeping.__version__}"})
+    connections: list[Any] = []
+
+    def connected_by(kind: type[http.client.HTTPConnection]) -> Any:
+        def connection(*arguments: Any, **options: Any) -> http.client.HTTPConnection:
+            connections.append(kind(*arguments, **options))
+            return connections[-1]  # type: ignore[no-any-return]
+
+        return connection
+
+    class Http(urllib.request.HTTPHandler):
+        def http_open(self, req: urllib.request.Request) -> Any:
+            return self.do_open(connected_by(http.client.HTTPConnection), req)
+
+    class Https(urllib.request.HTTPSHandler):
+        def https_open(self, req: urllib.request.Request) -> Any:
+            return self.do_open(connected_by(http.client.HTTPSConnection), req)
+
+    class Redirects(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
+            return None if req.data is not None else super().redirect_request(req, *answer)
+
+    def give_up() -> None:
+        for each in connections:
+            if each.sock is not None:
+                with suppress(OSError):  # closed at this moment
+                    each.sock.shutdown(socket.SHUT_RDWR)
+
+    agent = {"User-Agent": f"housekeeping/{housekeeping.__version__}"}
+    sent = urllib.request.Request(url, body, {**agent, **(headers or {})})
+    limit = threading.Timer(TOTAL_S, give_up)
+    limit.daemon = True
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
-            return None
+        limit.start()
+        with urllib.request.build_opener(Http, Https, Redirects).open(sent, timeout=_TIMEOUT_S) as answer:
+            return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
-        return f"status {error.code}"
+        return error.code
     except urllib.error.URLError as error:
         return error_line(error.reason) if isinstance(error.reason, OSError) else type(error).__name__
     except OSError as error:
         return error_line(error)
     except Exception as error:
         return type(error).__name__  # the texts of http.client's own errors quote the URL
+    finally:
+        limit.cancel()

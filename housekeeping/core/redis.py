@@ -67,7 +67,7 @@ def translate_redis_errors() -> Iterator[None]:
         yield
     except redis.RedisError as error:
         problem = "is full" if _is_full(error) else "did not answer"
-        raise RedisUnavailable(f"Redis {problem}: {error_line(error)}") from error
+        raise RedisUnavailable(f"Redis {problem}: {error_line(error).rstrip('.')}") from error
 
 
 def _is_full(error: redis.RedisError) -> bool:

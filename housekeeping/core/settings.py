@@ -6,6 +6,8 @@ types: ``postgresql:///database`` is valid here, and an unescaped ``@`` in a pas
 
 from __future__ import annotations
 
+import base64
+import binascii
 import difflib
 import ipaddress
 import json
@@ -247,18 +249,35 @@ def _network(value: str) -> str:
         raise ValueError("addresses or networks separated by commas, such as 10.0.0.5,192.168.7.0/24") from None
 
 
-def _ping_url(value: Any) -> Any:
+def _outside(example: str) -> Any:
+    """Return the type of a service's URL, which is a secret: anyone with it can take the installation's place."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            parts = urlsplit(value) if _well_formed(value) else None
+            is_plain = value.isascii() and value.isprintable() and " " not in value
+            is_http = parts is not None and parts.scheme in ("http", "https")
+            if not (is_plain and is_http and parts and parts.hostname) or parts.username:
+                raise ValueError(f"a URL such as {example}")
+        return value
+
+    return BeforeValidator(check)
+
+
+#: How the secret of the webhook begins. The rest is base64.
+SECRET_PREFIX: Final = "whsec_"
+_SIGNING_SECRET: Final = f"{SECRET_PREFIX} and 24 to 64 random bytes in base64 (openssl rand -base64 32)"
+
+
+def _signing_secret(value: Any) -> Any:
     if isinstance(value, str):
-        parts = urlsplit(value) if _well_formed(value) else None
-        is_plain = value.isascii() and value.isprintable() and " " not in value
-        if (
-            not is_plain
-            or parts is None
-            or parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or parts.username
-        ):
-            raise ValueError("a URL such as https://hc-ping.com/00000000-0000-0000-0000-000000000000")
+        prefix, _, encoded = value.partition("_")
+        try:
+            key = base64.b64decode(encoded, validate=True) if f"{prefix}_" == SECRET_PREFIX else b""
+        except binascii.Error:
+            key = b""
+        if not 24 <= len(key) <= 64:
+            raise ValueError(_SIGNING_SECRET)
     return value
 
 
@@ -309,8 +328,9 @@ BROKER: Final = _url(
     well_formed=_well_formed_each,
 )
 SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed_server)
-#: A secret: anyone with the URL can send pings in place of the installation.
-PING: Final = BeforeValidator(_ping_url)
+PING: Final = _outside("https://hc-ping.com/00000000-0000-0000-0000-000000000000")
+WEBHOOK: Final = _outside("https://alerts.example.com/housekeeping")
+SIGNING_SECRET: Final = BeforeValidator(_signing_secret)
 STORE: Final = _url(
     "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed
 )
@@ -562,6 +582,9 @@ class Settings(BaseSettings):
     sentry_dsn: Annotated[str, SENTRY] | None = None
     #: Requested after each tick of the scheduler.
     ping_url: Annotated[SecretStr, PING] | None = None
+    #: Receiver of the beginning and the end of each alert, and the secret that signs them.
+    alert_webhook_url: Annotated[SecretStr, WEBHOOK] | None = None
+    alert_webhook_secret: Annotated[SecretStr, SIGNING_SECRET] | None = None
     metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"
@@ -571,8 +594,9 @@ class Settings(BaseSettings):
     web_read_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
     #: Header in which a trusted proxy names the user, for the log of actions.
     web_user_header: Annotated[str, HEADER] | None = None
-    #: Addresses or networks of the proxies whose headers are read.
-    web_trusted_proxies: Annotated[tuple[Annotated[str, NETWORK], ...], NoDecode, NETWORKS] = ("127.0.0.0/8", "::1")
+    #: Addresses or networks of the proxies whose headers are read. None, because everyone on a trusted machine can send
+    #: these headers.
+    web_trusted_proxies: Annotated[tuple[Annotated[str, NETWORK], ...], NoDecode, NETWORKS] = ()
     #: Whether everyone who reaches a dashboard on a loopback address may read it without a login.
     web_open_to_read: bool = False
     #: Whether browsers reach the dashboard by TLS only, so that its cookie is Secure.
@@ -608,9 +632,19 @@ class Settings(BaseSettings):
             raise SettingsError(
                 f"{PREFIX}DATABASES is set without {PREFIX}DATABASE_URL; set this too: it is the database {MAIN}"
             )
+        if settings.alert_webhook_url is not None and settings.alert_webhook_secret is None:
+            raise SettingsError(
+                f"{PREFIX}ALERT_WEBHOOK_URL is set without {PREFIX}ALERT_WEBHOOK_SECRET, which signs what is sent; set "
+                f"this too: {_SIGNING_SECRET}"
+            )
         if settings.web_read_token is not None and settings.web_read_token == settings.web_token:
             raise SettingsError(
                 f"{PREFIX}WEB_READ_TOKEN is {PREFIX}WEB_TOKEN; it should be another one, because it only allows reading"
+            )
+        if settings.web_user_header is not None and not settings.web_trusted_proxies:
+            raise SettingsError(
+                f"{PREFIX}WEB_USER_HEADER is set without {PREFIX}WEB_TRUSTED_PROXIES; set this too: it should be the "
+                "address of the proxy that sends the header, such as 10.0.0.5"
             )
         for name in settings.replicas:
             if name not in settings.database_names:

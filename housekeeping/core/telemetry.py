@@ -46,6 +46,7 @@ class MessageContext:
       tick: Nominal time of its tick; None if it was not scheduled.
       stopping: Set once the worker process is shutting down.
       worker: Name of the actor; None if a test or a tool gave none.
+      failed: Set if its run has failed, also if it is not retried for that.
     """
 
     message_id: str
@@ -53,6 +54,7 @@ class MessageContext:
     tick: datetime | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
     worker: str | None = None
+    failed: threading.Event = field(default_factory=threading.Event)
 
 
 #: Set by the run log middleware during each message; None on the command line and in other code.

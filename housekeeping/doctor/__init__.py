@@ -15,12 +15,13 @@ import redis
 from peewee import PeeweeException
 
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.logs import error_line
+from housekeeping.core.logs import counted, error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
 from housekeeping.doctor import servers, stages, tables
 from housekeeping.engine.registry import by_database, by_problem
+from housekeeping.ledger.alerts import count_refused_events
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import Finding, SetupProblem
 from housekeeping.workers import families_of
@@ -67,6 +68,8 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     else:
         checks += [("redis", servers.examine_redis), ("broker", servers.examine_broker)]
     checks += [("outside", _external), ("dashboard", web_token)]
+    if settings.alert_webhook_url is not None and by_name:
+        checks.append(("webhook", webhook))
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
     unreachable: set[str] = set()
@@ -135,6 +138,15 @@ def _external(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]
                 yield from family.examine()
             except Exception as error:
                 yield Finding("error", family.sweeps[0].name, "outside", f"could not be examined: {error_line(error)}")
+
+
+def webhook(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield a finding about the events that the webhook's receiver has not accepted."""
+    if number := count_refused_events():
+        text = f"{counted(number, 'event')} not accepted by the receiver, and sent again"
+        yield Finding("warning", "webhook", "delivery", text, "the log has the reason: Webhook could not be sent")
+    else:
+        yield Finding("fine", "webhook", "delivery", "no event was refused")
 
 
 def web_token(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

@@ -302,7 +302,7 @@ def stuck_after(sweep: Sweep) -> timedelta:
 
 def _stuck(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
     """Yield an alert if runs exceed their time, or are silent and no other run has taken over; the oldest one first."""
-    now, stuck = seen.now, list[tuple[datetime, timedelta, str, str]]()
+    now, stuck = seen.now, list[tuple[datetime, timedelta, str, str, str | None]]()
     threads = [(process, each) for process, each in seen.processes.busy_threads if each.worker == sweep.name]
     for run in seen.open_runs:
         if (run.silent_s or 0.0) > TAKEOVER.total_seconds():
@@ -314,17 +314,19 @@ def _stuck(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
             continue
         place = next((_place(*each) for each in threads if each[1].message_id == run.message_id), run.process)
         do = f"Look: housekeeping runs {run.label}; then restart its process{f', {place}' if place else ''}"
-        stuck.append((since, limit, f"run {run.label} has {what} since {_lasting(since - limit, limit, now)}", do))
+        lasting = f"run {run.label} has {what} since {_lasting(since - limit, limit, now)}"
+        stuck.append((since, limit, lasting, do, run.label))
     open_messages = {run.message_id for run in seen.open_runs}
     for process, thread in threads:
         began, limit = now - timedelta(seconds=thread.busy_s + process.age_s), stuck_after(sweep)
         if now - began > limit and thread.message_id not in open_messages:
             what = f"a thread has not left its run since {_lasting(began, limit, now)}; the run was taken over or ended"
-            stuck.append((began + limit, limit, what, f"Restart its process, {_place(process, thread)}"))
+            stuck.append((began + limit, limit, what, f"Restart its process, {_place(process, thread)}", None))
     if stuck:
-        since, limit, what, do = min(stuck, key=lambda each: each[0])
+        since, limit, what, do, label = min(stuck, key=lambda each: each[0])
         more = f"; {counted(len(stuck) - 1, 'more run is', 'more runs are')} stuck" if len(stuck) > 1 else ""
-        yield Alert("stuck", f"{what}{more}. {do}", limit.total_seconds(), (now - since + limit).total_seconds(), since)
+        lasts_s = (now - since + limit).total_seconds()
+        yield Alert("stuck", f"{what}{more}. {do}", limit.total_seconds(), lasts_s, since, run=label)
 
 
 def _lasting(began: datetime, limit: timedelta, now: datetime) -> str:

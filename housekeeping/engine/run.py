@@ -529,6 +529,8 @@ def _report(request: RunRequest, state: RunState, result: RunResult, io_time: Wa
             "data_consistency_used": data_consistency_used(),
         },
     )
+    if result.outcome == "failed" and (message := current_message.get()) is not None:
+        message.failed.set()
     if result.outcome in ("done", "partial", "failed"):  # a run that lost its lease goes on in another process
         pings.send(result.worker, failed=result.outcome == "failed")
     alerts.record_run(request.sweep, result, io_time)

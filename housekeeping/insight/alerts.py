@@ -61,7 +61,7 @@ ALERTS: Final = {
         "Stuck run",
         "A run is open for over a minute longer than its maximum runtime, or has sent no heartbeat for two minutes and "
         "no other run has taken over. It may wait for a server that never answers, and it occupies a thread.",
-        "Look at the run: housekeeping runs ID. Then restart the process that the text names; another run takes over "
+        "Look at the run: housekeeping runs ID. Restart the process that the text names; another run takes over "
         "and resumes. Give the function of a Call a time limit of its own.",
     ),
     "saturated": Help(
@@ -177,6 +177,13 @@ def help_for(name: str) -> Help:
     return ALERTS.get(topic(name), _OTHER)
 
 
+def advice(alert: Alert) -> str:
+    """Return what an operator does about an alert, with the names of its worker and run in the commands."""
+    sentences = help_for(alert.name).do.split(". ")
+    known = [each for each in sentences if alert.run is not None or not each.endswith(" ID")]
+    return ". ".join(known).replace("NAME", alert.worker or "NAME").replace(" ID", f" {alert.run}")
+
+
 def explained(alerts: Iterable[Alert], sweeps: Mapping[str, Sweep], server_of: Callable[[str], str]) -> list[Alert]:
     """Return the alerts with their causes: each root cause, the gravest first, before what it has caused.
 
@@ -289,7 +296,7 @@ def what_is_wrong(alerts: Sequence[Alert]) -> Headline | None:
     where = (same[0].worker or same[0].subject) if len(same) == 1 else f"{len(same):,} times"
     found, since = help_for(same[0].name), min((alert.since for alert in same if alert.since), default=None)
     more = [
-        f"{found.do.split('. ')[0].rstrip('.')}.",
+        f"{advice(same[0]).split('. ')[0].rstrip('.')}.",
         *([f"This explains {counted(folded, 'other alert')}."] if folded else []),
         *([f"Then look at {counted(len(roots) - len(same), 'more alert')}."] if len(roots) > len(same) else []),
     ]

@@ -104,7 +104,7 @@ def read_causes(names: Sequence[str], store: DeadLetterStore | None, since: date
                 table = f'"{Run._meta.schema}"."{Run._meta.table_name}"'
                 rows = database.execute_sql(_TROUBLED.format(table=table), (since, _RUNS, DIRECT_CAUSE)).fetchall()
         except DatabaseUnavailable as error:
-            read.incomplete.append(error_line(error))
+            read.incomplete.append(f"runs are missing: {error_line(error)}")
             continue
         if rows and rows[0][-1] == _RUNS:
             read.incomplete.append(f"only the last {_RUNS:,} runs with an error are shown")
@@ -128,7 +128,7 @@ def _add_letters(by_cause: dict[str, Cause], store: DeadLetterStore, read: Cause
     try:
         page = search(store, LetterFilter(since=read.since), _LETTERS, max_time=_SEARCH)
     except HousekeepingError as error:
-        read.incomplete.append(f"{error_line(error)}: dead letters are missing")
+        read.incomplete.append(f"dead letters are missing: {error_line(error)}")
         return
     for letter in page.letters:
         line, at = letter.error or "no error is known", letter.died_at

@@ -240,7 +240,7 @@ def forecast_backlog(
 
     Parameters:
       stale: The stale rows, counted up to a limit. If there are more, PostgreSQL's planner estimates them.
-      zone: Time zone of the schedule.
+      zone: Time zone of the schedule, and of the time in the text.
       ended: The worker's last runs, oldest first.
       override: What operators have set for the worker.
       open_run: Its newest run. It counts if it is at work.
@@ -284,8 +284,9 @@ def forecast_backlog(
         return replace(known, text=f"{what}, done {after}; it has no schedule")
     if course.done_at - now > _LATEST:
         return replace(known, text=f"{what}, not done within a year; {limits.advice(sweep, 0.0)}")
-    form = "%H:%M" if course.done_at.date() == now.date() else "%Y-%m-%d %H:%M"
-    return replace(known, text=f"{what}, done at about {course.done_at:{form}} UTC, {after}", done_at=course.done_at)
+    local = course.done_at.astimezone(zone)
+    form = "%H:%M" if local.date() == now.astimezone(zone).date() else "%Y-%m-%d %H:%M"
+    return replace(known, text=f"{what}, done at about {local:{form}} {zone}, {after}", done_at=course.done_at)
 
 
 @dataclass(frozen=True, slots=True)

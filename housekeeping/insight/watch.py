@@ -1,7 +1,8 @@
 """Background evaluation of the installation, by one worker or scheduler process every half minute.
 
-The process evaluates the alerts and exports the metrics of the whole installation: queues, pauses and open runs. Each
-process also records once, after it has booted, what has changed since the previous boot of any process.
+The process evaluates the alerts, begins to send their events to the webhook, and exports the metrics of the whole
+installation: queues, pauses and open runs. Each process also records once, after it has booted, what has changed since
+the previous boot of any process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings, variable
 from housekeeping.engine.guard import fingerprint
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus
+from housekeeping.insight.webhook import AlertWebhook
 from housekeeping.ledger.alerts import claim_evaluation
 from housekeeping.ledger.operators import command_line_user, record_deployment
 from housekeeping.sweeps.declaration import Sweep
@@ -35,7 +37,9 @@ logger = named_logger(__name__)
 #: Settings that may differ between the processes of one installation.
 _OF_PROCESS: Final = frozenset({"log_format", "log_level", "metrics_host", "metrics_port", "scheduler_metrics_port"})
 #: Settings whose values are not shown. That one of them has changed is not seen.
-_HIDDEN: Final = frozenset({"sentry_dsn", "ping_url", "web_token", "web_read_token"})
+_HIDDEN: Final = frozenset(
+    {"sentry_dsn", "ping_url", "alert_webhook_url", "alert_webhook_secret", "web_token", "web_read_token"}
+)
 #: Options of a store may be secret whatever their names.
 _LEFT_OUT: Final = {"object_stores": {"__all__": {"options"}}}
 _STATES: Final = ("waiting", "delayed", "dead")
@@ -50,6 +54,7 @@ class InstallationWatch:
         self._recorded = False
         self._reader = SnapshotReader(settings, sweeps, with_progress=False)
         self._last: Snapshot | None = None
+        self._webhook = AlertWebhook(settings)
 
     def look(self) -> None:
         """Read the installation, unless another process has done so within half a minute.
@@ -66,6 +71,7 @@ class InstallationWatch:
             raise
         self._last = self._reader.read(self._last)
         self._export(self._last)
+        self._webhook.send_due({alert.alert_id: alert.cause for alert in self._last.alerts})
 
     def _record_deployment(self) -> None:
         if self._recorded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
@@ -14,7 +15,7 @@ from peewee import fn
 
 from housekeeping.brokers.middleware_errors import StoreUnavailable
 from housekeeping.core.cron import Cron
-from housekeeping.core.errors import BrokerUnavailable, RedisUnavailable
+from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable
 from housekeeping.core.logs import counted, error_line, format_duration
 from housekeeping.core.redis import translate_redis_errors
 from housekeeping.database.connection import database
@@ -25,7 +26,7 @@ from housekeeping.insight.plan import Forecast
 from housekeeping.insight.wording import format_in_zone, next_tick, outcome_in_words
 from housekeeping.ledger import history
 from housekeeping.ledger.history import RunRecord, name_database
-from housekeeping.ledger.operators import describe_override, override_of
+from housekeeping.ledger.operators import describe_override, logged_actions, override_of
 from housekeeping.ledger.processes import UNKNOWN, Processes
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, resumed_by
 from housekeeping.ledger.schema import Run, run_label
@@ -256,14 +257,22 @@ def why(
     return Explanation(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
 
 
+#: Newest actions on a worker, among which the pause of a run is looked up.
+_ACTIONS: Final = 50
+
+
 def _pause_of(run: RunRecord) -> str | None:
-    """Return who paused the worker of a skipped run and why; None unless that pause is still in force."""
+    """Return who paused the worker of a run and why, also if the pause is over; None if it is not known."""
     if run.reason != "paused":
         return None
     override = override_of(run.worker)
-    if override is None or override.state != "paused" or override.since is None or override.since > run.started_at:
-        return None
-    return f"{describe_with_user(override)}: housekeeping resume {run.worker}"
+    if override is not None and override.state == "paused" and override.since and override.since <= run.started_at:
+        return f"{describe_with_user(override)}: housekeeping resume {run.worker}"
+    with suppress(DatabaseUnavailable):
+        for action in logged_actions(_ACTIONS, target=run.worker, until=run.finished_at):
+            if action.action == "pause":
+                return f"{action.user} had paused it at {action.at:%Y-%m-%d %H:%M:%S} UTC ({action.result_in_words})"
+    return None
 
 
 def _without_a_row(
@@ -364,7 +373,8 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
         steps.append("the worker is disabled in HOUSEKEEPING_WORKERS")
     elif override is not None and override.state == "paused":
         steps.append(f"its runs are skipped ({describe_with_user(override)}): housekeeping resume {record.worker}")
-    return RunExplanation(_origin(record), meaning_of(record), "; ".join(filter(None, steps)) or None, attempts)
+    meaning = _pause_of(record) or meaning_of(record)
+    return RunExplanation(_origin(record), meaning, "; ".join(filter(None, steps)) or None, attempts)
 
 
 def with_newer_run(explanation: Explanation) -> Explanation:

@@ -1,4 +1,4 @@
-"""Alerts in the ledger of the database ``main``: when each began, who acknowledged it, and when it ended.
+"""Alerts in the ledger of the database ``main``: when each began, who acknowledged it, when it ended, and who was told.
 
 `reconcile` compares the alerts that a reader has evaluated with the stored ones. The dashboard, commands and one
 process of the installation do that at the same time. Each beginning and each end is returned to exactly one of them.
@@ -59,6 +59,7 @@ class Alert:
       cause: Key of the alert that explains this one; None for a root cause.
       acknowledged: None if it is not acknowledged.
       alert_id: Its row; None if it is not stored.
+      run: Label of the run that it is about; None without one, or if only the stored alert is known.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Alert:
     cause: AlertKey | None = None
     acknowledged: Acknowledged | None = None
     alert_id: int | None = None
+    run: str | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -257,6 +259,75 @@ def _as_rows(alerts: Sequence[Alert]) -> str:
             for alert in alerts
         ]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AlertEvent:
+    """Beginning or end of a stored alert, which a sender has claimed."""
+
+    name: Literal["begin", "end"]
+    alert: Alert
+    at: datetime
+
+
+#: Interval after the first attempt to send an event. Each further one is twice as long, up to the longest.
+_FIRST_RETRY: Final = timedelta(seconds=30)
+_LONGEST_RETRY: Final = timedelta(minutes=15)
+#: How long the events of an alert are sent after it was last evaluated, or has ended.
+_DELIVERED_FOR: Final = timedelta(days=1)
+
+#: Parameters: `_FIRST_RETRY`, `_LONGEST_RETRY`, `_DELIVERED_FOR`, `_LONGEST_RETRY`. A stored time further in the future
+#: than that is from before the clock was set back.
+_CLAIM_EVENT: Final = """
+UPDATE {alerts} SET attempts = attempts + 1,
+    due_at = clock_timestamp() + least(%s * power(2, least(attempts, 16)), %s)
+WHERE id = (
+    SELECT id FROM {alerts}
+    WHERE (delivered IS NULL OR (delivered = 'begin' AND ended_at IS NOT NULL))
+    AND greatest(seen_at, ended_at) > clock_timestamp() - %s
+    AND due_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + %s
+    ORDER BY due_at, id LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+RETURNING *
+"""
+
+
+def claim_event() -> AlertEvent | None:
+    """Return the next event to deliver and schedule its next attempt, in one statement; None if none is due.
+
+    So two senders never have the same event, and one whose sender was killed is sent again.
+
+    Raises:
+      DatabaseUnavailable: The database ``main`` does not answer.
+    """
+    table = f'"{AlertRow._meta.schema}".alerts'
+    values = (_FIRST_RETRY, _LONGEST_RETRY, _DELIVERED_FOR, _LONGEST_RETRY)
+    with database.using(MAIN), translate_postgres_errors():
+        for row in AlertRow.raw(_CLAIM_EVENT.format(alerts=table), *values):
+            if row.delivered is None:
+                return AlertEvent("begin", _alert_of(row), row.began_at)
+            return AlertEvent("end", _alert_of(row), row.ended_at)
+    return None
+
+
+def count_refused_events() -> int:
+    """Return how many events were sent at least twice, and are not accepted yet."""
+    is_next = AlertRow.delivered.is_null() | ((AlertRow.delivered == "begin") & AlertRow.ended_at.is_null(False))
+    with database.using(MAIN), translate_postgres_errors():
+        number: int = AlertRow.select().where(is_next & (AlertRow.attempts > 1)).count()
+    return number
+
+
+def mark_delivered(event: AlertEvent) -> None:
+    """Store that the receiver has accepted an event. The end of an alert is due at once.
+
+    Raises:
+      DatabaseUnavailable: The database ``main`` does not answer.
+    """
+    before = AlertRow.delivered.is_null() if event.name == "begin" else AlertRow.delivered == "begin"
+    values = {"delivered": event.name, "attempts": 0, "due_at": NOW}
+    with database.using(MAIN), translate_postgres_errors():
+        AlertRow.update(**values).where((AlertRow.id == event.alert.alert_id) & before).execute()
 
 
 def acknowledge(alerts: Iterable[Alert], user: str) -> list[Alert]:

@@ -153,14 +153,22 @@ MIGRATIONS: Final = (
         ended_at timestamptz,
         acknowledged_at timestamptz,
         acknowledged_by text,
+        delivered text CHECK (delivered IN ('begin', 'end')),
+        attempts integer NOT NULL DEFAULT 0,
+        due_at timestamptz NOT NULL DEFAULT clock_timestamp(),
         CHECK ((acknowledged_at IS NULL) = (acknowledged_by IS NULL))
     );
     COMMENT ON COLUMN {schema}.alerts.worker IS 'empty for an alert of the whole installation';
     COMMENT ON COLUMN {schema}.alerts.subject IS 'the queue or the server of an alert; usually empty';
     COMMENT ON COLUMN {schema}.alerts.ended_at IS 'NULL while the alert is active';
+    COMMENT ON COLUMN {schema}.alerts.delivered IS 'latest event that the webhook''s receiver has accepted';
+    COMMENT ON COLUMN {schema}.alerts.attempts IS 'attempts to deliver the next event';
+    COMMENT ON COLUMN {schema}.alerts.due_at IS 'when the next event is sent, or sent again';
     CREATE UNIQUE INDEX alerts_active ON {schema}.alerts (worker, name, subject) WHERE ended_at IS NULL;
     CREATE INDEX alerts_ended_at ON {schema}.alerts (worker, name, subject, ended_at) WHERE ended_at IS NOT NULL;
     CREATE INDEX alerts_seen_at ON {schema}.alerts (seen_at, id);
+    CREATE INDEX alerts_undelivered ON {schema}.alerts (greatest(seen_at, ended_at))
+        WHERE delivered IS NULL OR (delivered = 'begin' AND ended_at IS NOT NULL);
     CREATE TABLE {schema}.evaluations (
         single boolean PRIMARY KEY DEFAULT true CHECK (single),
         began_at timestamptz NOT NULL
@@ -359,6 +367,8 @@ class AlertRow(BaseModel):
       worker: Empty for an alert of the whole installation.
       subject: The queue or the server of an alert; usually empty.
       seen_at: When it was last evaluated, accurate to half a minute.
+      delivered: The latest event that the webhook's receiver has accepted: ``begin`` or ``end``.
+      attempts, due_at: Attempts to deliver the next event, and when it is sent (again).
     """
 
     id = BigAutoField()
@@ -374,6 +384,9 @@ class AlertRow(BaseModel):
     ended_at = UtcDateTimeField(null=True)
     acknowledged_at = UtcDateTimeField(null=True)
     acknowledged_by = TextField(null=True)
+    delivered = TextField(null=True)
+    attempts = IntegerField(default=0)
+    due_at = UtcDateTimeField()
 
     class Meta:
         table_name = "alerts"

@@ -559,7 +559,10 @@ class CheckIns(Middleware):
     ) -> None:
         if not isinstance(exception, Requeue | Shutdown):  # otherwise the next delivery ends the same check-in
             duration_s = time.monotonic() - self._began.at
-            self._check_in(broker, message, "ok" if exception is None else "error", duration_s)
+            context = current_message.get()
+            # A run that its breaker stopped raises nothing.
+            failed = exception is not None or (context is not None and context.failed.is_set())
+            self._check_in(broker, message, "error" if failed else "ok", duration_s)
 
     def _check_in(self, broker: Broker, message: MessageProxy, status: str, duration_s: float | None) -> None:
         actor = broker.get_actor(message.actor_name)

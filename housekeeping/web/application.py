@@ -34,7 +34,7 @@ from housekeeping.core.logs import counted, error_line, format_duration, printab
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.insight.alerts import ALERTS, help_for, topic
+from housekeeping.insight.alerts import ALERTS, advice, help_for, topic
 from housekeeping.insight.status import WorkerStatus, format_progress
 from housekeeping.insight.wording import format_run_counts, format_time, format_value, outcome_in_words
 from housekeeping.ledger.schema import run_label
@@ -99,6 +99,7 @@ def configure_templates(app: Flask, sweeps: Mapping[str, Sweep]) -> None:
         "runs_chart": partial(runs_chart, sweeps),
         "backlog_chart": backlog_chart,
         "help_for": help_for,
+        "advice": advice,
         "topic": topic,
         "outcome_in_words": outcome_in_words,
         "counted": counted,

@@ -175,3 +175,23 @@ def test_completed_run_with_failed_rows_names_the_place_of_their_reasons(command
     shown = command("runs", str(run_id)).stdout
 
     assert "it completed; 2 rows failed, housekeeping status shows why (REJECTED)" in shown
+
+
+def test_errors_name_the_last_run_of_each_cause(command: Command, record: Record) -> None:
+    for _ in range(2):
+        last = record(outcome="failed", reason="database: gone", error="relation 4711 is gone")
+
+    [line] = [each for each in command("errors").stdout.splitlines() if "is gone" in each]
+
+    assert line.split()[:2] == ["-", "2"] and str(last) in line.split()
+
+
+def test_errors_say_in_one_line_each_what_is_missing(command: Command, record: Record) -> None:
+    record(outcome="failed", reason="database: gone", error="relation 4711 is gone")
+
+    shown = command("errors", REDIS_URL="unix:///nowhere/redis.sock")
+
+    assert (shown.returncode, "is gone" in shown.stdout) == (0, True)
+    [line] = shown.stderr.splitlines()
+    assert line.startswith("housekeeping: warning: dead letters are missing: Redis did not answer: ")
+    assert line.endswith("No such file or directory")

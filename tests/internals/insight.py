@@ -33,6 +33,7 @@ from housekeeping.insight.status import (
 )
 from housekeeping.insight.trends import Interval, Range, intervals
 from housekeeping.insight.watch import InstallationWatch, deployed
+from housekeeping.insight.webhook import AlertWebhook
 from housekeeping.insight.why import REASONS, Explanation, explain_run, why
 from housekeeping.insight.wording import (
     as_json,

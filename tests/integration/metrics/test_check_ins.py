@@ -11,9 +11,13 @@ import sentry_sdk
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import Settings
+from tests.declarations import changed
+from tests.integration.conftest import AddStatuses
 from tests.integration.middleware.applications import at, close_all, installed, wake_up
 from tests.integration.middleware.step_worker import StepWorker
+from tests.integration.sweeps.engine.sizing import LONG_DUE, SMALL, past_runs
 from tests.internals.core import HousekeepingError
+from tests.internals.engine import breaker, register
 
 
 @pytest.fixture
@@ -75,6 +79,23 @@ def test_failed_run_checks_in_as_an_error_and_its_retry_again(
     assert [each["status"] for each in check_ins] == ["in_progress", "error", "in_progress", "ok"]
     ids = [each["check_in_id"] for each in check_ins]
     assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
+def test_run_stopped_by_its_breaker_checks_in_as_an_error(
+    broker: RedisBroker,
+    check_ins: list[dict[str, Any]],
+    add_statuses: AddStatuses,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(breaker, "FLOOR", 10)
+    past_runs(10, 2)
+    add_statuses(999, LONG_DUE)
+    register(broker, changed(SMALL, guard_action="stop", schedule="0 * * * *"))
+
+    wake_up(broker, at(2))
+    StepWorker(broker, SMALL.queue).run()
+
+    assert [each["status"] for each in check_ins] == ["in_progress", "error"]
 
 
 def test_message_without_a_tick_does_not_check_in(broker: RedisBroker, check_ins: list[dict[str, Any]]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import queue
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pendulum
 import pytest
@@ -22,77 +22,18 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
 from tests.acceptance.queues import Queues
 from tests.integration.metrics.pages import STATUSES
+from tests.integration.metrics.receiver import PATIENCE_S, SECRET, Receiver, receiving
 from tests.integration.middleware.applications import at, close_all, scheduler, wake_up
 from tests.integration.sweeps.orders import Order, add, sweep
 from tests.internals.core import PREFIX, SettingsError, pings
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 
-_PATIENCE_S: Final = 30.0
-_SECRET: Final = "4f0c-secret"
-
-
-class Receiver:
-    """Server that receives pings.
-
-    Attributes:
-      answers: Statuses of the next answers; 200 for those that follow.
-      hangs: Whether it answers nothing until it is closed.
-    """
-
-    def __init__(self) -> None:
-        self.answers: list[int] = []
-        self.hangs = False
-        self.at_once = 0
-        self.most_at_once = 0
-        self._received: queue.Queue[str] = queue.Queue()
-        self._closing = threading.Event()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.at_once += 1
-                outer.most_at_once = max(outer.most_at_once, outer.at_once)
-                outer._received.put(self.path)
-                if outer.hangs:
-                    outer._closing.wait(_PATIENCE_S)
-                outer.at_once -= 1
-                self.send_response(outer.answers.pop(0) if outer.answers else 200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/{_SECRET}"
-
-    def next(self) -> str:
-        """Wait for a ping and return its path after the secret."""
-        return self._received.get(timeout=_PATIENCE_S).removeprefix(f"/{_SECRET}")
-
-    def waiting(self) -> list[str]:
-        """Return the pings that were not read yet."""
-        return [self.next() for _ in range(self._received.qsize())]
-
-    def answer(self) -> None:
-        """Answer all from now on."""
-        self.hangs = False
-        self._closing.set()
-
-    def close(self) -> None:
-        self.answer()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    yield server
-    server.close()
+    with receiving() as server:
+        yield server
 
 
 @pytest.fixture
@@ -165,12 +106,12 @@ def test_unanswered_ping_is_repeated_once_and_logged_once_without_its_url(
     for _ in range(4):
         pings.send("", failed=False)
         receiver.next()
-        pings.wait(_PATIENCE_S)
+        pings.wait(PATIENCE_S)
 
     assert len(receiver.waiting()) == 3  # two repetitions before the answer and one after it
     said = [(record.getMessage(), vars(record)["reason"]) for record in caplog.records]
     assert said == [("Ping could not be sent", "status 503"), ("Ping could not be sent", "status 404")]
-    assert _SECRET not in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_hanging_server_delays_no_caller_and_gets_one_request_at_once(
@@ -188,7 +129,7 @@ def test_hanging_server_delays_no_caller_and_gets_one_request_at_once(
     receiver.answer()
     # What is left is the last of each kind, in order.
     assert [receiver.next(), receiver.next()] == ["/fail", ""]
-    pings.wait(_PATIENCE_S)
+    pings.wait(PATIENCE_S)
     assert receiver.waiting() == [] and receiver.most_at_once == 1
 
 
@@ -200,10 +141,36 @@ def test_server_that_refuses_connections_costs_one_line(
 
     for _ in range(3):
         pings.send("", failed=False)
-        pings.wait(_PATIENCE_S)
+        pings.wait(PATIENCE_S)
 
     [record] = caplog.records
-    assert vars(record)["reason"] == "[Errno 111] Connection refused" and _SECRET not in caplog.text
+    assert vars(record)["reason"] == "[Errno 111] Connection refused" and SECRET not in caplog.text
+
+
+def test_answer_without_an_end_is_given_up(
+    use: Callable[..., Settings], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("housekeeping.core.pings.TOTAL_S", 0.2)
+
+    closing = threading.Event()
+
+    class Endless(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                while not closing.wait(0.01):  # slowly, so that no buffer fills
+                    self.request.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Endless) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        use(WORKERS={STATUSES: {"ping_url": f"http://127.0.0.1:{server.server_address[1]}"}})
+        pings.send(STATUSES, failed=False)
+        pings.wait(PATIENCE_S)
+        closing.set()
+        server.shutdown()
+        serving.join()
+
+    assert [record.getMessage() for record in caplog.records] == ["Ping could not be sent"]
 
 
 @pytest.mark.parametrize(
@@ -222,14 +189,14 @@ def test_wrong_url_is_rejected_and_not_shown(use: Callable[..., Settings], url: 
 def test_url_is_in_no_text_of_the_settings(use: Callable[..., Settings], receiver: Receiver) -> None:
     settings = use(PING_URL=receiver.url, WORKERS={STATUSES: {"ping_url": receiver.url}})
 
-    assert _SECRET not in f"{settings!r} {settings.workers!r} {settings.model_dump()}"
+    assert SECRET not in f"{settings!r} {settings.workers!r} {settings.model_dump()}"
 
 
 def test_broken_setting_with_a_url_does_not_show_it(use: Callable[..., Settings], receiver: Receiver) -> None:
     with pytest.raises(SettingsError) as refused:
         use(WORKERS=f'{{"{STATUSES}": {{"ping_url": "{receiver.url}"')
 
-    assert _SECRET not in str(refused.value)
+    assert SECRET not in str(refused.value)
 
 
 @pytest.fixture
@@ -256,7 +223,7 @@ def test_each_wake_up_of_the_scheduler_pings_the_installation_once(broker: Redis
         end_wake_up(broker, at(9, minute))
         end_wake_up(broker, at(9, minute))
         assert receiver.next() == ""
-        pings.wait(_PATIENCE_S)
+        pings.wait(PATIENCE_S)
 
     assert receiver.waiting() == []
 
@@ -303,7 +270,7 @@ def test_killed_worker_pings_nothing_and_the_next_one_does(
     with started(arguments, environment, tmp_path / "next") as worker:
         queues.put("cronjob", STATUSES)
         eventually(lambda: receiver.waiting() == [""], worker)
-        assert _SECRET not in worker.text()
+        assert SECRET not in worker.text()
 
 
 @pytest.mark.slow
@@ -316,4 +283,4 @@ def test_scheduler_pings_within_its_first_minute_and_stops_although_the_server_h
     with started([*SCHEDULER, "housekeeping.app"], environment, tmp_path / "log") as process:
         assert receiver.next() == ""
         assert process.terminate() == 0
-        assert _SECRET not in process.text()
+        assert SECRET not in process.text()

@@ -11,6 +11,7 @@ from werkzeug.test import TestResponse
 
 from housekeeping import Settings
 from tests.integration.web.conftest import TOKEN, WORKER, form_token
+from tests.internals.core import SettingsError
 from tests.internals.database import Database
 from tests.internals.ledger import logged_actions, override_of
 from tests.internals.web import Attempts, create_app
@@ -101,8 +102,22 @@ def test_client_address_is_the_last_that_is_no_trusted_proxy(
     assert [user for user, _, _ in log()] == [f"kim@{address}"]
 
 
-def test_proxys_user_goes_before_the_name_that_is_typed(open_dashboard: Callable[..., FlaskClient]) -> None:
+def test_without_a_trusted_proxy_its_headers_are_ignored(open_dashboard: Callable[..., FlaskClient]) -> None:
     client = open_dashboard(web_user_header="X-Forwarded-User")
+    enter(client, name="kim", X_Forwarded_For="203.0.113.7", X_Forwarded_User="root")
+
+    assert [user for user, _, _ in log()] == ["kim@127.0.0.1"]
+
+
+def test_header_of_a_user_needs_a_trusted_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOUSEKEEPING_WEB_USER_HEADER", "X-Forwarded-User")
+
+    with pytest.raises(SettingsError, match="WEB_USER_HEADER is set without HOUSEKEEPING_WEB_TRUSTED_PROXIES"):
+        Settings.load()
+
+
+def test_proxys_user_goes_before_the_name_that_is_typed(open_dashboard: Callable[..., FlaskClient]) -> None:
+    client = open_dashboard(web_user_header="X-Forwarded-User", web_trusted_proxies=("127.0.0.1",))
     page = client.get("/login", headers={"X-Forwarded-User": "kim"}).get_data(as_text=True)
     enter(client, name="root", X_Forwarded_User="kim")
 
@@ -179,10 +194,11 @@ def test_attempts_of_many_addresses_use_bounded_memory() -> None:
 @pytest.mark.parametrize(
     ("settings_given", "peer", "scheme", "secure"),
     [
-        ({}, "127.0.0.1", "https", True),
-        ({}, "127.0.0.1", "HTTPS, http", True),
-        ({}, "127.0.0.1", "http", False),
-        ({}, "10.1.2.3", "https", False),
+        ({"web_trusted_proxies": ("127.0.0.1",)}, "127.0.0.1", "https", True),
+        ({"web_trusted_proxies": ("127.0.0.1",)}, "127.0.0.1", "HTTPS, http", True),
+        ({"web_trusted_proxies": ("127.0.0.1",)}, "127.0.0.1", "http", False),
+        ({"web_trusted_proxies": ("127.0.0.1",)}, "10.1.2.3", "https", False),
+        ({}, "127.0.0.1", "https", False),
         ({"web_https": True}, "10.1.2.3", "", True),
     ],
 )

@@ -192,7 +192,7 @@ def test_user_header_is_ignored_unless_it_is_set(with_settings: Callable[..., Fl
 
 
 def test_hostile_user_name_is_escaped_and_bounded(with_settings: Callable[..., FlaskClient]) -> None:
-    client = with_settings(web_user_header="X-Forwarded-User")
+    client = with_settings(web_user_header="X-Forwarded-User", web_trusted_proxies=("127.0.0.1",))
     name = "<b>\x1b" + "ä".encode().decode("latin-1") + "x" * 300
 
     client.post(f"{PATH}/pause", headers={"Authorization": f"Bearer {TOKEN}", "X-Forwarded-User": name})

@@ -43,6 +43,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/slow-down.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/several-databases.md": "tests/acceptance/test_several_databases.py",
     "docs/howto/testing.md": "tests/integration/testing/test_page.py",
+    "docs/howto/webhook.md": "tests/integration/metrics/test_webhook.py",
     # Takes minutes. `test_commands` checks its options.
     "docs/explanation/simulator.md": "tests/unit/docs/test_commands.py",
     # `test_commands` compares its commands with .ci/run.

@@ -45,7 +45,8 @@ def test_page_run_elsewhere_is_named_by_its_test(pattern: str) -> None:
 
 def test_every_shown_file_belongs_to_a_tested_example() -> None:
     shown = [path for page in PAGES for path in included(page)]
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/acceptance").glob("*.py"))
+    paths = [path for kind in ("acceptance", "integration") for path in (ROOT / "tests" / kind).rglob("*.py")]
+    tests = "".join(path.read_text(encoding="utf-8") for path in paths)
 
     folders = {path.relative_to(ROOT / "docs/examples").parts[0] for path in shown}
     assert [folder for folder in folders if not re.search(rf"\b{folder}\b", tests)] == []

@@ -46,6 +46,22 @@ def headline(*alerts: Alert) -> str:
 
 
 @pytest.mark.parametrize(
+    ("run", "do"),
+    [
+        ("4711", "Look at the run: housekeeping runs 4711."),
+        ("ci:7", "Look at the run: housekeeping runs ci:7."),
+        (None, "Restart the process that the text names; another run takes over and resumes."),
+    ],
+)
+def test_headline_names_the_run_to_look_at(run: str | None, do: str) -> None:
+    assert headline(replace(alert("stuck", "shop.w1"), run=run)).endswith(do)
+
+
+def test_headline_names_the_worker_to_ask_about() -> None:
+    assert headline(alert("overdue", "shop.w1")).endswith("then: housekeeping why shop.w1.")
+
+
+@pytest.mark.parametrize(
     ("cause", "caused"),
     [
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -46,7 +47,8 @@ def steady(arrived_per_hour: int, processed: int = 6000) -> None:
 
 
 def forecast(rows: int = 36_000, sweep: Sweep = SWEEP, **given: Any) -> Any:
-    return trends.forecast_backlog(sweep, Backlog(rows), AT, UTC, **{"ended": last_ended(sweep), **given})
+    given = {"zone": UTC, "ended": last_ended(sweep), **given}
+    return trends.forecast_backlog(sweep, Backlog(rows), AT, **given)
 
 
 def paused(until: datetime | None = None) -> Override:
@@ -65,6 +67,22 @@ def test_backlog_is_done_after_as_many_runs_as_it_takes(postgres: Database) -> N
     # Six runs of 6,000 rows at 04:00, 04:10, ... 04:50.
     assert (found.done_at, found.runs, found.catches_up) == (AT.replace(hour=4, minute=51), 6, True)
     assert found.text == "36,000 rows, done at about 04:51 UTC, after 6 runs"
+
+
+@pytest.mark.parametrize(
+    ("zone", "at"), [("Asia/Tokyo", "13:51 Asia/Tokyo"), ("America/Anchorage", "19:51 America/Anchorage")]
+)
+def test_time_of_a_forecast_is_in_the_zone_of_the_settings(postgres: Database, zone: str, at: str) -> None:
+    steady(0)
+
+    assert f"done at about {at}, after" in forecast(zone=ZoneInfo(zone)).text
+
+
+def test_day_of_a_forecast_is_named_if_it_is_another_one_in_the_zone(postgres: Database) -> None:
+    steady(0)
+
+    # It is 23:50 there.
+    assert "done at about 2026-01-01 00:51 Etc/GMT+4, after" in forecast(zone=ZoneInfo("Etc/GMT+4")).text
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from housekeeping import Delete, Rows, Sweep
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.declarations import changed
 from tests.internals.database import Database
-from tests.internals.insight import Explanation, why
-from tests.internals.ledger import Heartbeat, Override, Process, Processes, Run, switch
+from tests.internals.insight import Explanation, explain_run, why
+from tests.internals.ledger import Heartbeat, Override, Process, Processes, Run, history, record_action, switch
 
 NOW = datetime(2026, 11, 20, 12, 0, 30, tzinfo=UTC)
 LAST = datetime(2026, 11, 20, 11, 45, tzinfo=UTC)
@@ -38,8 +38,8 @@ def sweep() -> Sweep:
 def recorded(postgres: Database) -> Recorded:
     def record(tick: datetime | None, outcome: str | None, reason: str | None = None, **more: Any) -> None:
         ended = None if outcome is None else NOW
-        given = {"started_at": NOW - timedelta(hours=2), "heartbeat_at": NOW, "trigger": "schedule", **more}
-        Run.create(worker="test.why", tick=tick, outcome=outcome, reason=reason, finished_at=ended, **given)
+        given = {"started_at": NOW - timedelta(hours=2), "heartbeat_at": NOW, "finished_at": ended, **more}
+        Run.create(worker="test.why", tick=tick, outcome=outcome, reason=reason, **{"trigger": "schedule", **given})
 
     return record
 
@@ -95,6 +95,20 @@ def test_tick_skipped_by_the_pause_in_force_names_who_paused_and_why(sweep: Swee
     assert before_the_pause == "the worker is paused: housekeeping resume test.why"
     assert during_it.startswith("test.why is paused until it is resumed: a migration (set by ann@db1, ")
     assert during_it.endswith(" UTC): housekeeping resume test.why")
+
+
+def test_run_skipped_by_a_pause_that_is_over_names_who_had_paused(sweep: Sweep, recorded: Recorded) -> None:
+    with record_action("pause", "test.why", "ann@db1") as outcome:
+        outcome.result = "test.why is paused until it is resumed: a migration"
+    with record_action("resume", "test.why", "bob@db1"):
+        pass
+    recorded(LAST, "skipped", "paused", finished_at=datetime(2090, 1, 1, tzinfo=UTC))
+    [run] = history.at_tick("test.why", LAST)
+
+    page, terminal = explain_run(run, sweep, NOW, UTC).meaning, asked(sweep).meaning
+
+    assert page == terminal and page.startswith("ann@db1 had paused it at ")
+    assert page.endswith(" UTC (test.why is paused until it is resumed: a migration)")
 
 
 @pytest.mark.parametrize(

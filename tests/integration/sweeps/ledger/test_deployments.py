@@ -84,6 +84,8 @@ def test_no_secret_is_recorded(settings: Settings, postgres: Database) -> None:
         "broker_url": "amqp://kim:hunter2@host/",
         "sentry_dsn": "https://hunter3@sentry/1",
         "ping_url": SecretStr("https://ping/hunter4"),
+        "alert_webhook_url": SecretStr("https://hook/hunter7"),
+        "alert_webhook_secret": SecretStr("whsec_hunter8"),
         "web_token": "hunter5-hunter5-hunter5",
         "object_stores": {"a": ObjectStoreSettings(url="s3://bucket/x", options={"sas": "hunter6"})},
     }
