@@ -74,6 +74,10 @@ class RunBudget:
         self.seen = self._clock.monotonic() - self._started_at
         return self.seen
 
+    def share(self) -> float:
+        """Return the share of the limit that is over: 1 is all of it."""
+        return self.spent() / self._limit_s
+
     def left(self) -> float:
         """Return the seconds until the limit; negative after it."""
         return self._limit_s - self.spent()

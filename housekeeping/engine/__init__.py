@@ -28,7 +28,7 @@ from housekeeping.core.errors import BreakerTripped, DeclarationError, Housekeep
 from housekeeping.database.times import DATABASE, REDIS
 from housekeeping.ledger.runs import Counts, Outcome, Resume, Trigger
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.stage import BatchResult, Position
+from housekeeping.sweeps.stage import DETAILS, BatchResult, Position, merged
 
 if TYPE_CHECKING:
     from housekeeping.engine.failures import Rejections
@@ -67,12 +67,11 @@ def added(before: Counts, result: BatchResult) -> Counts:
     Raises:
       DeclarationError: The batch has a count that the sweep does not declare.
     """
-    counts = dict(before)
-    for name, value in result.counts.items():
-        if name not in counts:
+    for name in result.counts:
+        if name not in before and name != DETAILS:
             declared = ", ".join(before) or "none"
             raise DeclarationError(f"{name!r} is counted, but not among the sweep's counts ({declared}); add it there")
-        counts[name] = counts[name] + value if isinstance(value, int) and not isinstance(value, bool) else value
+    counts = merged(before, result.counts)
     if "batches" in counts:
         counts["batches"] += any(result.counts.values())  # only a batch that changed something counts
     if result.failures:

@@ -48,8 +48,17 @@ from housekeeping.engine.guard import RowLimit
 from housekeeping.engine.speed import Speed, Throttle, throttled_tables
 from housekeeping.ledger import runs
 from housekeeping.ledger.operators import Override
-from housekeeping.ledger.runs import Counts, Cursor, RunStart
-from housekeeping.sweeps.stage import Batch, BatchResult, Divisible, Failure, Position, Stage, as_cursor
+from housekeeping.ledger.runs import Counts, Cursor, RunRow, RunStart
+from housekeeping.sweeps.stage import (
+    DETAILS,
+    Batch,
+    BatchResult,
+    Divisible,
+    Failure,
+    Position,
+    Stage,
+    as_cursor,
+)
 from housekeeping.sweeps.table_stage import TableStage
 
 logger = named_logger(__name__)
@@ -173,6 +182,7 @@ class Batches:
         self._state = state
         self._run_id = begun.run_id
         self._rejected_until = begun.rejected_until
+        self._details = _details_of(begun.history)
         self._stages = stages
         self._now = now
         self._budget = budget
@@ -367,6 +377,8 @@ class Batches:
             check=self._check,
             most=most,
             rejected_until=self._rejected_until,
+            spent=self._budget.share,
+            details=self._details,
         )
 
     def _rows_left(self) -> int | None:
@@ -581,6 +593,16 @@ class Batches:
         leave = BatchResult(position=end.position)
         self._commit_whole(lambda: leave, place)
         self._after_batch(leave)
+
+
+def _details_of(history: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Return the details of the last runs, back to the last one that reached the end."""
+    found = []
+    for row in history:
+        found.append(row.counts.get(DETAILS) or {})
+        if row.outcome == "done":
+            break
+    return found
 
 
 def _too_many_failed(failing: _Failing) -> BaseException:

@@ -44,6 +44,11 @@ from housekeeping.sweeps.values import declared
 #: Columns that an archive has besides those of its table.
 ARCHIVED_AT: Final = "archived_at"
 ARCHIVED_BY_RUN: Final = "archived_by_run"
+#: Names of the counts of dependents, and of parents that stay because of one that is kept.
+DELETED_DEPENDENTS: Final = "deleted_dependents"
+CLEARED_DEPENDENTS: Final = "cleared_dependents"
+BLOCKED: Final = "blocked"
+OF_DEPENDENTS: Final = (DELETED_DEPENDENTS, CLEARED_DEPENDENTS, BLOCKED)
 ADDED: Final = (ARCHIVED_AT, ARCHIVED_BY_RUN)
 
 _TABLE: Final = re.compile(r'(?:([^\s."]+)\.)?([^\s."]+)')
@@ -200,7 +205,8 @@ class Delete:
 
     @property
     def counted_as(self) -> Sequence[str]:
-        return (self.rows_counted_as,) if self.archive_to is None else (self.rows_counted_as, ARCHIVED_ROWS)
+        archived = () if self.archive_to is None else (ARCHIVED_ROWS,)
+        return (self.rows_counted_as, *archived, *(() if self.dependents is None else OF_DEPENDENTS))
 
     def on_real_columns(self, model: type[Model]) -> Self:
         """Return the action that moves all columns which the table has now.
@@ -217,11 +223,11 @@ class Delete:
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         if self.archive_to is None:
             delete: Any = table.model.delete().where(chosen).returning(*table.key)
-            return Write([delete.cte("deleted")], self.counted_as)
+            return Write([delete.cte("deleted")], self.counted_as[:1])
         columns = self._columns or declared_columns(table.model)
         archive = archive_model(table.model, self.archive_to)
         ctes, is_whole = moved(table, archive, chosen, columns, batch.run_id)
-        return Write(ctes, self.counted_as, requires=is_whole)
+        return Write(ctes, self.counted_as[:2], requires=is_whole)
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
         return None

@@ -22,6 +22,7 @@ from housekeeping.core.settings import LARGEST_BATCH, MAIN, WorkerSettings
 from housekeeping.database.catalog import identify, key_of
 from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.connection import database as current_database
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.conditions import WithoutLists
 from housekeeping.sweeps.keyset import needs_no_row, outer_columns
 from housekeeping.sweeps.partitions import DropPartitions, PartitionStage
@@ -216,7 +217,7 @@ def check_stage(name: str, table: Stage) -> None:
             f"{name}: the order of stage {table.name} must end with the primary key ({columns}), or rows could be "
             "missed"
         )
-    if isinstance(table.action, Call) and not isinstance(table, CallStage):
+    if isinstance(table.action, Call) and not isinstance(table, CallStage | CascadeStage):
         raise DeclarationError(f"{name}: a Call needs a CallStage, or nothing would be called")
 
 
@@ -447,9 +448,21 @@ class Sweep:
         for each in self.declared_stages():
             if isinstance(each, TableStage):
                 identify(each.model)
-        return tuple(
-            each.on_real_columns() if isinstance(each, TableStage) else each for each in self.declared_stages()
-        )
+        stages = [each.on_real_columns() if isinstance(each, TableStage) else each for each in self.declared_stages()]
+        return tuple(each.with_holds(self._holding) if isinstance(each, CascadeStage) else each for each in stages)
+
+    def _holding(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield name and database of each sweep of the installation that holds rows, and the stage that does."""
+        others = [each for each in self.setup.declared() if each.name != self.name]
+        for sweep in (self, *others):
+            if not any(getattr(part, "hold", None) for part in sweep.parts):
+                continue
+            with current_database.using(sweep.database):
+                try:
+                    stages = sweep.declared_stages()
+                except DeclarationError as error:
+                    raise DeclarationError(f"{self.name}: the holds of {sweep.name} cannot be read: {error}") from None
+            yield from ((sweep.name, sweep.database, each) for each in stages if getattr(each, "hold", None))
 
     def declared_stages(self) -> tuple[Stage, ...]:
         """Return the stages of a run, in order, as declared. Only the table of a name needs a query.

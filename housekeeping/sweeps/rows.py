@@ -19,10 +19,11 @@ from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.errors import caused_by
 from housekeeping.database.queries import CompiledQuery
 from housekeeping.sweeps.actions import Delete, Transition, allowed_by
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.keyset import text_of
 from housekeeping.sweeps.row import Row, bare
 from housekeeping.sweeps.stage import Batch, BatchResult, Event, Failure, Position, RowLog
-from housekeeping.sweeps.table_stage import TableStage, Write, counted, counts_of
+from housekeeping.sweeps.table_stage import TableStage, Write, counted, counts_of, progress_of
 from housekeeping.sweeps.tables import column_named, keyset_order, model_of
 from housekeeping.sweeps.values import declared
 
@@ -267,7 +268,7 @@ class Rows(OfTable):
     @property
     def progress_counts(self) -> tuple[str, ...]:
         """Names of the counts that are processed rows."""
-        return tuple(self.action.counted_as)[:1]
+        return progress_of(self.action)
 
     def stage(self, owner: str, batch: int, *, alone: bool, logs: bool) -> TableStage:
         """Return the stage of a run.
@@ -284,19 +285,22 @@ class Rows(OfTable):
         event, log = self.event, self.log if logs else None
         further = [*(event.columns.values() if event else ()), *(log.fields.values() if log else ())]
         fields = {each: column_named(owner, model, each) for each in further}
-        stage_type: Any = CallStage if isinstance(self.action, Call) else TableStage
-        stage: TableStage = stage_type(
-            name=self.name or ("rows" if alone else str(model._meta.table_name)),
-            stale=Predicate(self.stale, model, self.age, self.action),
-            order=order,
-            action=self.action,
-            batch_size=self.batch or batch,
-            columns={column.name: column for column in fields.values() if column.name not in ordered},
-            event=event and Event(event.signal, **_keys(event.columns or dict.fromkeys(ordered), fields)),
-            row_log=log and replace(log, fields=_keys(log.fields, fields)),
-            hold=None if self.hold is None else Predicate(self.hold, model, self.age),
-        )
-        return stage
+        options: dict[str, Any] = {
+            "name": self.name or ("rows" if alone else str(model._meta.table_name)),
+            "stale": Predicate(self.stale, model, self.age, self.action),
+            "order": order,
+            "action": self.action,
+            "batch_size": self.batch or batch,
+            "columns": {column.name: column for column in fields.values() if column.name not in ordered},
+            "event": event and Event(event.signal, **_keys(event.columns or dict.fromkeys(ordered), fields)),
+            "row_log": log and replace(log, fields=_keys(log.fields, fields)),
+            "hold": None if self.hold is None else Predicate(self.hold, model, self.age),
+        }
+        calls = CallStage(**options) if isinstance(self.action, Call) else None
+        delete = self.action.then if isinstance(self.action, Call) else self.action
+        if isinstance(delete, Delete) and delete.dependents is not None:
+            return CascadeStage(**options, calls=calls, delete=delete)
+        return calls or TableStage(**options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ class Batch:
         another run may have begun because this one was considered dead. Costs one query.
       most: Rows that the breaker and the pace still allow, for a stage whose batches vary in size; None for any number.
       rejected_until: Where the last run with this argument that rejected rows ended; None without one.
+      spent: Returns the share of the run's time that is over: 1 is all of it.
+      details: The `DETAILS` of earlier runs, newest first, back to the last one that has seen every row.
     """
 
     worker: str
@@ -90,6 +92,8 @@ class Batch:
     check: Callable[[], None] = lambda: None
     most: int | None = None
     rejected_until: Position | None = None
+    spent: Callable[[], float] = lambda: 0.0
+    details: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,24 @@ class Failure:
     error: BaseException
 
 
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both with their whole numbers added, at any depth. Of other values, the second one counts."""
+    found = dict(one)
+    for name, value in other.items():
+        before = found.get(name)
+        if isinstance(value, Mapping):
+            found[name] = merged(before if isinstance(before, Mapping) else {}, value)
+        else:
+            found[name] = before + value if type(before) is int and type(value) is int else value
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """Result of one batch, valid once its transaction has committed.
 
     Attributes:
-      counts: Numbers to add to the run's counts; other values replace them.
+      counts: Numbers to add to the run's counts; other values replace them. `DETAILS` are added one by one.
       position: Where the batch ended.
       exhausted: Whether the stage has nothing left after it.
       stop: Reason why the run ends here with rows left, such as ``limit``; None if it continues.

@@ -100,8 +100,20 @@ def archiving_part(action: Any) -> Any:
 
 def counts_of(action: Any) -> tuple[str, ...]:
     """Return the names of all counts of a stage with this action, in display order."""
-    failed = ("failed",) if hasattr(action, "function") else ()
-    return (*action.counted_as, *failed, "batches", "out_of_time")
+    of_each = hasattr(action, "function") or _has_dependents(action)
+    return (*action.counted_as, *(("failed",) if of_each else ()), "batches", "out_of_time")
+
+
+def progress_of(action: Any) -> tuple[str, ...]:
+    """Return the names of the counts of a stage with this action that are processed rows."""
+    counted_as = tuple(action.counted_as)
+    if not _has_dependents(action):
+        return counted_as[:1]
+    return (counted_as[0], *(each for each in counted_as if each.endswith("_dependents")))
+
+
+def _has_dependents(action: Any) -> bool:
+    return getattr(getattr(action, "then", action), "dependents", None) is not None
 
 
 _SAMPLES: Final = 5
@@ -134,7 +146,7 @@ class TableStage(TableRows):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "counts", self.counts or counts_of(self.action))
-        object.__setattr__(self, "progress_counts", self.progress_counts or tuple(self.action.counted_as)[:1])
+        object.__setattr__(self, "progress_counts", self.progress_counts or progress_of(self.action))
 
     def on_real_columns(self) -> Self:
         """Return the stage without the optional columns that its table lacks, also in log lines and events.
@@ -375,7 +387,7 @@ class _Reads(Context):
         return all_columns or re.search(rf"\b{re.escape(_name(cte))}\b", self._raw) is not None
 
 
-_NOT_CHANGED: Final = (
+NOT_CHANGED: Final = (
     "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
 )
 _NOT_ARCHIVED: Final = (
@@ -536,7 +548,7 @@ def checked_result(stage: TableStage, batch: Batch, rows: list[tuple[Any, ...]])
         counted(stage, numbers),
         *stage.position_after(batch, stage.position_of(rows[-1]), len(rows)),
         rows=stage.records(changed) if stage.needs_rows() else (),
-        failures=[Failure(record, RowNotChanged(_NOT_CHANGED)) for record in kept],
+        failures=[Failure(record, RowNotChanged(NOT_CHANGED)) for record in kept],
     )
 
 

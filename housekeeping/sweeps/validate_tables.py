@@ -33,7 +33,7 @@ from housekeeping.database.queries import Recorder
 from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, archive_model, archiving
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
-from housekeeping.sweeps.rows import CallStage
+from housekeeping.sweeps.rows import Call
 from housekeeping.sweeps.stage import Explainable, Stage
 from housekeeping.sweeps.table_stage import TableStage
 
@@ -57,7 +57,7 @@ def recorded(stage: Stage, now: datetime) -> Recorder:
 def used_fields(stage: Stage, now: datetime) -> set[Field]:
     """Return the fields that the statements of a stage use."""
     fields = recorded(stage, now).fields
-    if isinstance(stage, CallStage):
+    if isinstance(stage, TableStage) and isinstance(stage.action, Call):
         fields.update(stage.model._meta.sorted_fields)  # its function gets whole rows
     return fields
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, TypeVar, dataclass_transform
@@ -317,10 +317,12 @@ class Setup:
       enabled: Whether the settings, or the worker's default, enable it.
       problem: Returns what the worker lacks to run at all, such as a table, or None. A worker that is not set up is not
         scheduled and raises no alert, and its runs are skipped (`not_set_up`).
+      declared: Returns all sweeps of the installation, whose holds a cascade applies.
     """
 
     enabled: bool = True
     problem: Callable[[], SetupProblem | None] | None = None
+    declared: Callable[[], Iterable[Any]] = field(default=tuple, repr=False, compare=False)
 
 
 Level = Literal["fine", "warning", "error"]

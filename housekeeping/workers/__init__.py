@@ -147,7 +147,7 @@ def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str
             )
     configured = {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
     _check_databases(found, configured, settings)
-    return configured
+    return _acquainted(configured)
 
 
 def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
@@ -165,7 +165,15 @@ def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
     found = each_once([declared_by("install", own), *maintained])
     configured = {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
     _check_databases(found, configured, settings)
-    return configured
+    return _acquainted(configured)
+
+
+def _acquainted(configured: Mapping[str, Sweep]) -> dict[str, Sweep]:
+    """Return the sweeps so that each knows all of them."""
+    known: dict[str, Sweep] = {}
+    for name, sweep in configured.items():
+        known[name] = replace(sweep, setup=replace(sweep.setup, declared=known.values))
+    return known
 
 
 def is_built_in(worker: str) -> bool:

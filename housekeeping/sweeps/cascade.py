@@ -1,0 +1,457 @@
+"""Stage that deletes rows with everything that hangs from them, in bounded transactions, from the leaves up.
+
+A run picks a group of stale parents and walks down from it (`cascade_walk`). Once nothing hangs from some rows any
+more, they are deleted, a batch in a transaction. What is left in the database is the state: a run that is killed is
+followed by one that walks anew.
+
+Each transaction first locks what its rows hang from, up to the parents, and checks that these are still stale and not
+on hold. So nothing of a parent is touched after the commit that made it fresh. The rows themselves are deleted by a new
+statement, which sees every dependent that was committed before the locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from peewee import Column
+
+from housekeeping.core.errors import RowNotChanged
+from housekeeping.database.catalog import table_ids
+from housekeeping.database.connection import database
+from housekeeping.database.queries import CompiledQuery
+from housekeeping.sweeps.actions import BLOCKED, CLEARED_DEPENDENTS, DELETED_DEPENDENTS
+from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window
+from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk
+from housekeeping.sweeps.dependents import Graph, read_graph
+from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Failure, Position, merged
+from housekeeping.sweeps.table_stage import NOT_CHANGED, TableStage
+
+#: A parent that takes longer than this share of the run's time is continued after the others.
+_SHARE: Final = 0.25
+#: Keys of blocked parents that the ledger keeps for each worker.
+_MOST_KEYS: Final = 100
+_ROW_OF: Final = "row of "
+_NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
+
+
+class _RowPosition(tuple[Any, ...]):
+    """Position of a row of a batch, for bisection: its table, its database and its key. It is no cursor."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the next transaction does.
+
+    Attributes:
+      chunk: The rows to change; None if it only moves the cursor.
+      position, exhausted: Where the stage continues.
+      counts, failures: What has happened since the last commit without a change of the database.
+    """
+
+    chunk: Chunk | None
+    position: Position | None
+    exhausted: bool
+    counts: Mapping[str, Any]
+    failures: Sequence[Failure]
+    unreachable: BaseException | None
+
+    def result(self) -> BatchResult:
+        return BatchResult(
+            dict(self.counts), self.position, self.exhausted, failures=self.failures, unreachable=self.unreachable
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CascadeStage(TableStage):
+    """Stage of parents whose dependents are deleted before them.
+
+    Attributes:
+      delete: What is decided about the dependents.
+      graph: Their tables; None until they are read from the catalog.
+      holds: Database and table -> model and hold of each declared sweep that holds rows of it.
+      calls: Calls the function of a `Call` for the parents; None without one.
+    """
+
+    delete: Any
+    graph: Graph | None = None
+    holds: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
+    calls: Any = None
+    #: The walk of the current run. Copies of the stage, of another size, share it.
+    walks: dict[Any, Walk] = field(default_factory=dict, repr=False, compare=False)
+
+    def on_real_columns(self) -> Self:
+        graph = read_graph(self.model, self.delete.dependents, self.delete.references)
+        return replace(super().on_real_columns(), graph=graph)
+
+    def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:
+        """Return the stage with the holds of these stages that are about rows of the graph.
+
+        Parameters:
+          holding: Yields the name and the database of a sweep, and a stage of it that has a hold.
+        """
+        assert self.graph is not None
+        holds: dict[tuple[str, str], list[Any]] = {}
+        tables = _changed_tables(self.graph)
+        for _, of_database, stage in holding():
+            here = [name for at, name in tables if at == of_database]
+            if here:
+                with database.using(of_database):
+                    held, *ids = table_ids([stage.model, *(self.graph.model_of(name, of_database) for name in here)])
+                for name, number in zip(here, ids, strict=True):
+                    if number is not None and number == held:
+                        holds.setdefault((of_database, name), []).append((stage.model, stage.hold))
+        return replace(self, holds=holds)
+
+    def is_position(self, position: Position) -> bool:
+        return not str(position[0]).startswith(_ROW_OF) and super().is_position(position)
+
+    def describe(self, position: Position) -> dict[str, Any]:
+        if not isinstance(position, _RowPosition):
+            return super().describe(position)
+        name = position[0].removeprefix(_ROW_OF)
+        table = self._statements(_NO_TIME).table(name, position[1])
+        return {"table": name, **dict(zip(table.key, position[2:], strict=True))}
+
+    def _statements(self, now: datetime) -> Statements:
+        assert self.graph is not None, "the stage is not that of a run"
+        return Statements(self.graph, self.holds, self.stale, now)
+
+    def _walk(self, batch: Batch) -> Walk:
+        run = self.purpose(batch)
+        if run not in self.walks:
+            self.walks.clear()
+            self.walks[run] = Walk(self._statements(batch.now))
+        return self.walks[run]
+
+    # -- before the transaction
+
+    def prepare(self, batch: Batch) -> Step:
+        """Walk down to rows from which nothing hangs. Call the function of a `Call` for each parent that is picked."""
+        walk = self._walk(batch)
+        walk.outcome = None
+        if walk.group is not None and walk.group.front != batch.after:
+            walk.end()
+        try:
+            if walk.group is None:
+                moved = self._pick(batch, walk)
+                if moved is not None:
+                    return moved
+            group = walk.group
+            assert group is not None
+            if batch.spent() - group.began_at > _SHARE:
+                walk.postpone_largest()
+                group.began_at = batch.spent()
+            chunk = walk.next_chunk(self.batch_size, lambda: not batch.time_is_up())
+        except TimeIsUp:
+            return _step(walk, None, batch.after)
+        if chunk is not None and not walk.is_last(chunk):
+            return _step(walk, chunk, batch.after)
+        return _step(walk, chunk, group.end, exhausted=group.exhausted and not walk.postponed)
+
+    def _pick(self, batch: Batch, walk: Walk) -> Step | None:
+        """Begin a group of parents. Return a step that moves the cursor if there are none."""
+        rows = self._parents(batch, walk)
+        width = len(walk.statements.root.columns_by(None))
+        positions = [self.position_of(row[:-width]) for row in rows]
+        end, exhausted = self.position_after(batch, positions[-1] if positions else None, len(rows))
+        is_again = not rows and exhausted and bool(walk.postponed)
+        if is_again:
+            rows = self._parents(replace(batch, only=walk.postponed), walk)
+            walk.postponed = []
+            positions = [self.position_of(row[:-width]) for row in rows]
+        if not rows:
+            return _step(walk, None, end, exhausted=exhausted)
+        values = [row[-width:] for row in rows]
+        by_key = {walk.statements.root.key_in(row): each for row, each in zip(values, positions, strict=True)}
+        walk.begin(Group(batch.after, end, exhausted, by_key, batch.spent()), values)
+        if not is_again:
+            self._leave_blocked(batch, walk)
+            if self.calls is not None:
+                self._call(batch, walk)
+        return None
+
+    def _parents(self, batch: Batch, walk: Walk) -> list[tuple[Any, ...]]:
+        """Return the next stale parents, with the values of their window at the end of each row."""
+        known = self._known(walk.statements.root)
+        return self.run_statement(batch, "parents", lambda batch: self.rows(batch, locks=False).select_extend(*known))
+
+    def _leave_blocked(self, batch: Batch, walk: Walk) -> None:
+        """Leave parents with a dependent that is kept, before anything of them is changed, and count them."""
+        assert walk.group is not None
+        positions = list(walk.group.by_key.values())
+        for number, link in walk.blocked(lambda: not batch.time_is_up()).items():
+            key = ",".join(map(str, self.key_values(positions[number])))
+            since = _blocked_since(batch, link.table, key)
+            of_table: dict[str, Any] = {"rows": 1, "since": since}
+            if walk.keys_noted < _MOST_KEYS:
+                walk.keys_noted += 1
+                of_table["keys"] = {key: since}
+            walk.counts = merged(walk.counts, {BLOCKED: 1, DETAILS: {BLOCKED: {link.table: of_table}}})
+            walk.forget(0, number)
+
+    def _call(self, batch: Batch, walk: Walk) -> None:
+        """Call the function for the parents. Leave those for which it failed, and locked ones."""
+        group = walk.group
+        assert group is not None
+        positions = list(group.by_key.values())
+        numbers = {self.key_values(each): number for number, each in enumerate(positions)}
+        live = [each for number, each in enumerate(positions) if walk.stack[0].rows[number] is not None]
+        if not live:
+            return
+        taken = self.calls.prepare(replace(batch, only=live))
+        called = {self.key_values(each) for each in taken.called}
+        for key, number in numbers.items():
+            if key not in called:
+                walk.forget(0, number)
+        walk.failures += [failure for _, failure in taken.failures]
+        if not taken.complete:
+            # It was not called for the parents behind this one; the next group begins with them.
+            group.end, group.exhausted = taken.position, False
+
+    # -- in the transaction
+
+    def apply(self, batch: Batch, prepared: Step) -> BatchResult:  # type: ignore[override]
+        """Lock the rows with the chain that they hang from, and change those that still hang there."""
+        walk = self._walk(batch)
+        walk.outcome = None
+        result = prepared.result() if batch.only is None else BatchResult(exhausted=False)
+        if prepared.chunk is None:
+            return result
+        chunk = self._part(walk, prepared.chunk, batch)
+        window = walk.stack[chunk.level]
+        read = self._read_parents(walk, chunk) if self.needs_rows() and chunk.level == 0 else {}
+        outcome = _change(walk, window, chunk)
+        walk.outcome = outcome
+        failures = [self._unchanged(window, number) for number in outcome.unchanged]
+        gone = [window.table.key_in(window.values([number])[0]) for number in outcome.done if not window.clears]
+        gone += [of.table.key_in(row) for of, row in outcome.aside]
+        return replace(
+            result,
+            counts=merged(result.counts, _counts_of(self.delete.rows_counted_as, window, outcome)),
+            rows=self.records([read[key] for key in gone if key in read]),
+            failures=[*result.failures, *failures],
+        )
+
+    def _part(self, walk: Walk, chunk: Chunk, batch: Batch) -> Chunk:
+        """Return the rows of a chunk that a part of its bisection has."""
+        if batch.only is None:
+            return chunk
+        only, window = set(batch.only), walk.stack[chunk.level]
+        left = [number for number in chunk.numbers if window.rows[number] is not None]
+        numbers = [number for number in left if self._row_position(window, number) in only]
+        return replace(chunk, numbers=numbers)
+
+    def _read_parents(self, walk: Walk, chunk: Chunk) -> dict[Values, tuple[Any, ...]]:
+        """Return the parents of a chunk by key, as events and log lines need them."""
+        assert walk.group is not None
+        root, window = walk.statements.root, walk.stack[0]
+        keys = [root.key_in(row) for row in window.values(chunk.numbers)]
+        aside = [each for unit in chunk.units.values() for each in unit.aside]
+        keys += [root.key_in(row) for of, row in aside if of is window]
+        positions = [walk.group.by_key[key] for key in keys]
+        query = self._selected(with_texts=False).select_extend(*self._known(root)).where(self.is_one_of(positions))
+        width = len(root.columns_by(None))
+        return {root.key_in(row[-width:]): row for row in CompiledQuery(query).rows()}
+
+    def _known(self, root: CascadeTable) -> list[Any]:
+        """Return the columns of the parents' window."""
+        table: Any = self.model._meta.table
+        columns = ((each, Column(table, each)) for each in root.columns_by(None))
+        return [column if root.is_integer(name) else column.cast("text") for name, column in columns]
+
+    def _unchanged(self, window: Window, number: int) -> Failure:
+        return Failure(self.describe(self._row_position(window, number)), RowNotChanged(NOT_CHANGED))
+
+    @staticmethod
+    def _row_position(window: Window, number: int) -> Position:
+        (row,) = window.values([number])
+        table = window.table
+        return _RowPosition((f"{_ROW_OF}{table.name}", table.database, *table.key_in(row)))
+
+    def positions(self, batch: Batch, prepared: Step | None = None) -> list[Position]:
+        if prepared is None or prepared.chunk is None:
+            return []
+        window = self._walk(batch).stack[prepared.chunk.level]
+        return [self._row_position(window, number) for number in prepared.chunk.numbers]
+
+    def after_all(self, batch: Batch, prepared: Step, positions: Sequence[Position]) -> BatchResult:
+        return prepared.result()
+
+    def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
+        return None
+
+    # -- after the transaction
+
+    def after_commit(self, batch: Batch, result: BatchResult) -> None:
+        super().after_commit(batch, result)
+        walk = self._walk(batch)
+        chunk, outcome, walk.outcome = walk.chunk, walk.outcome, None
+        if chunk is not None:
+            # What the parts of a bisected batch have left stays in this run.
+            walk.settle(chunk, outcome, chunk.numbers if batch.only is None else ())
+        if batch.only is None:
+            walk.chunk, walk.counts, walk.failures = None, {}, []
+
+
+def _changed_tables(graph: Graph) -> list[tuple[str, str]]:
+    """Return database and name of each table whose rows are deleted or changed."""
+    changed = [(each.database, each.table) for each in graph.links if each.decision in ("delete", "clear")]
+    return list(dict.fromkeys(((graph.database, graph.root), *changed)))
+
+
+def _step(walk: Walk, chunk: Chunk | None, position: Position | None, *, exhausted: bool = False) -> Step:
+    walk.chunk = chunk
+    return Step(chunk, position, exhausted, walk.counts, tuple(walk.failures), walk.unreachable)
+
+
+def _blocked_since(batch: Batch, table: str, key: str) -> str:
+    """Return since when a parent has been blocked: since the earlier run that found it so first."""
+    for details in batch.details:
+        known = details.get(BLOCKED, {}).get(table, {}).get("keys", {}).get(key)
+        if known is not None:
+            return str(known)
+    return batch.now.isoformat()
+
+
+def _counts_of(parents_as: str, window: Window, outcome: Outcome) -> dict[str, Any]:
+    parents = len(outcome.done) if window.link is None else 0
+    by_table: dict[str, dict[str, int]] = {}
+    rows = [] if window.link is None else [(window, len(outcome.done))]
+    for of, _ in outcome.aside:
+        parents += of.link is None
+        rows += [] if of.link is None else [(of, 1)]
+    counts: dict[str, int] = {parents_as: parents}
+    for of, number in rows:
+        if number:
+            assert of.link is not None
+            name, kind = (CLEARED_DEPENDENTS, "cleared") if of.clears else (DELETED_DEPENDENTS, "deleted")
+            counts[name] = counts.get(name, 0) + number
+            of_table = by_table.setdefault(of.link.table, {})
+            of_table[kind] = of_table.get(kind, 0) + number
+    return {**counts, DETAILS: {"dependents": by_table}} if by_table else counts
+
+
+def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
+    """Lock rows with the chain that they hang from, and change them."""
+    if not chunk.numbers:
+        return Outcome()
+    is_tree = any(each.is_tree for each in walk.stack[: chunk.level + 1])
+    if not (is_tree or chunk.units) and (window.clears or not window.table.links):
+        return _change_at_once(walk, window, chunk)
+    locked, gone = _lock(walk, window, chunk)
+    if window.table.circular and not window.clears:
+        outcome = _delete_together(walk, window, chunk, locked)
+    else:
+        places = walk.statements.change_free(window, window.values(locked)) if locked else []
+        outcome = Outcome([locked[place - 1] for place in places])
+        outcome.unchanged = _unchanged(walk, window, [each for each in locked if each not in set(outcome.done)])
+    outcome.gone = gone
+    return outcome
+
+
+def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
+    """Lock and change rows that nothing can hang from, in one statement."""
+    statements = walk.statements
+    chain = {**walk.chain(chunk.level, chunk.numbers), chunk.level: chunk.numbers}
+    parts, places = [], dict[int, int]()
+    for level in range(chunk.level + 1):
+        of, numbers = walk.stack[level], chain[level]
+        owners = [places[of.owners[number]] for number in numbers] if level else ()
+        lock = "UPDATE" if level == chunk.level else "SHARE"
+        below = f"l{level - 1}" if level else ""
+        sql = statements.locked(of, of.values(numbers), lock, owners=owners, below=below)
+        parts.append((sql, len(numbers)))
+        places = {number: place for place, number in enumerate(numbers, start=1)}
+    change = statements.change(window, statements.chosen_of(window, f"l{chunk.level}"))
+    *locked, changed = statements.lock(parts, change, window.table.numbered_key)
+    numbers = chunk.numbers
+    outcome = Outcome([numbers[place - 1] for place in changed])
+    for level, found in enumerate(locked[:-1]):
+        if len(found) < len(chain[level]):
+            kept = {chain[level][place - 1] for place in found}
+            outcome.gone |= {(level, number) for number in chain[level] if number not in kept}
+    missing = [numbers[place - 1] for place in set(locked[-1]) - set(changed)]
+    if missing:
+        # Another transaction has changed them since the statement began; a new one sees them as they are.
+        again = statements.change_free(window, window.values(missing), checked=False)
+        outcome.done += [missing[place - 1] for place in again]
+        outcome.unchanged = [number for number in missing if number not in set(outcome.done)]
+    return outcome
+
+
+def _lock(walk: Walk, window: Window, chunk: Chunk) -> tuple[list[int], set[tuple[int, int]]]:
+    """Lock rows and their chain. Return the rows that still hang there, and the others of the chain."""
+    chain = walk.chain(chunk.level, chunk.numbers)
+    levels = [(level, walk.stack[level], numbers) for level, numbers in sorted(chain.items())]
+    parts = [(walk.statements.locked(of, of.values(numbers), "SHARE"), len(numbers)) for _, of, numbers in levels]
+    parts.append((walk.statements.locked(window, window.values(chunk.numbers), "UPDATE"), len(chunk.numbers)))
+    asides = [each for unit in chunk.units.values() for each in unit.aside]
+    parts += [(walk.statements.locked(of, [row], "UPDATE"), 1) for of, row in asides]
+    found = walk.statements.lock(parts)
+    fine: set[tuple[int, int]] = set()
+    gone: set[tuple[int, int]] = set()
+    for (level, _, numbers), places in zip(levels, found, strict=False):
+        kept = {numbers[place - 1] for place in places}
+        for number in numbers:
+            owner = walk.owner((level, number))
+            is_fine = number in kept and (owner is None or owner in fine)
+            (fine if is_fine else gone).add((level, number))
+    own = {chunk.numbers[place - 1] for place in found[len(levels)]}
+    lost = {id(row) for (_, row), places in zip(asides, found[len(levels) + 1 :], strict=True) if not places}
+    locked = []
+    for number in chunk.numbers:
+        owner, unit = walk.owner((chunk.level, number)), chunk.units.get(number)
+        is_whole = unit is None or not any(id(row) in lost for _, row in unit.aside)
+        if number in own and is_whole and (owner is None or owner in fine):
+            locked.append(number)
+            fine.add((chunk.level, number))
+    return locked, gone
+
+
+def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[int]) -> Outcome:
+    """Delete rows that may hang from each other in one statement, at the end of which PostgreSQL checks them.
+
+    Raises:
+      RowNotChanged: PostgreSQL left a row as it was.
+    """
+    ids = list(locked)
+    while ids:
+        tables: dict[tuple[str, str], dict[Values, int]] = {window.table.id: {}}
+        for number in ids:
+            tables[window.table.id][window.table.key_in(window.values([number])[0])] = number
+            for of, row in chunk.units[number].aside if number in chunk.units else ():
+                tables.setdefault(of.table.id, {})[of.table.key_in(row)] = number
+        keys = {name: list(each) for name, each in tables.items()}
+        bound: set[int] = set()
+        for name, numbers in tables.items():
+            free = walk.statements.free(walk.statements.table_of(name), keys[name], keys)
+            found = {keys[name][place - 1] for place in free}
+            bound.update(number for key, number in numbers.items() if key not in found)
+        if not bound:
+            asides = [each for number in ids if number in chunk.units for each in chunk.units[number].aside]
+            if walk.statements.delete_together(keys) < sum(map(len, keys.values())):
+                raise RowNotChanged(NOT_CHANGED)
+            return Outcome(ids, asides)
+        # What a row that stays hangs from has to stay as well.
+        for number in reversed(ids):
+            owner = walk.owner((chunk.level, number))
+            if number in bound and owner is not None and owner[0] == chunk.level:
+                bound.add(owner[1])
+        ids = [number for number in ids if number not in bound]
+    return Outcome()
+
+
+def _unchanged(walk: Walk, window: Window, numbers: Sequence[int]) -> list[int]:
+    """Return which of the rows that were not changed have no dependent, so that something else prevents it."""
+    if not numbers:
+        return []
+    rows = window.values(numbers)
+    if window.clears:
+        return list(numbers)
+    places = walk.statements.free(window.table, [window.table.key_in(row) for row in rows], {})
+    return [numbers[place - 1] for place in places]

@@ -1,0 +1,537 @@
+"""Statements of a cascade: find dependents of known rows, lock rows with the chain that they hang from, change them.
+
+Rows are given as arrays of their values, so each statement is about many rows, and its text depends on the tables
+alone. Values that are no integers travel as PostgreSQL's text, because the driver cannot return each unchanged.
+"""
+
+# ruff: noqa: S608 - names come from the catalog, quoted; values are parameters
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Self
+
+from peewee import Model
+
+from housekeeping.database.catalog import key_of, quoted, table_of
+from housekeeping.database.connection import database
+from housekeeping.sweeps.dependents import Graph, Link
+from housekeeping.sweeps.keyset import Hold, held_condition
+
+#: Values of a row, in the order of its window's columns.
+Values = tuple[Any, ...]
+#: SQL text with its parameters.
+Sql = tuple[str, list[Any]]
+
+_INTEGERS: Final = frozenset(("smallint", "integer", "bigint"))
+#: Types whose name alone means a length of one.
+_UNLIMITED: Final = {"character": "bpchar", "bit": "bit varying"}
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeTable:
+    """A table of the graph, as the statements need it.
+
+    Attributes:
+      name: Its name as SQL has it.
+      key: The columns that identify a row, by name.
+      types: Column -> type.
+      plain: Whether a ctid names a row.
+      links: The links to its rows.
+      holds: Model and hold of each declared sweep that holds rows of the table.
+      circular: Whether rows of the table can hang from each other.
+    """
+
+    name: str
+    database: str
+    model: type[Model]
+    key: tuple[str, ...]
+    types: Mapping[str, str]
+    plain: bool
+    links: tuple[Link, ...]
+    holds: Sequence[tuple[type[Model], Hold]]
+    circular: bool
+
+    @classmethod
+    def of(cls, graph: Graph, name: str, of_database: str, holds: Mapping[Any, Any]) -> Self:
+        model = graph.model_of(name, of_database)
+        with database.using(of_database):
+            table = table_of(model)
+        return cls(
+            name,
+            of_database,
+            model,
+            tuple(each.column_name for each in key_of(model)),
+            {column: _UNLIMITED.get(kind, kind) for column, kind in table.columns.items()},
+            table.plain,
+            graph.links_of(name, of_database),
+            holds.get((of_database, name), ()),
+            (of_database, name) in _reached(graph, of_database, name),
+        )
+
+    @property
+    def sql(self) -> str:
+        """Its name for SQL with parameters."""
+        return _escaped(self.name)
+
+    @property
+    def alias(self) -> str:
+        """Name of the table in statements that have a raw condition on it, which may name the table itself."""
+        meta: Any = self.model._meta
+        return sql_name(meta.table_name)
+
+    def columns_by(self, link: Link | None) -> tuple[str, ...]:
+        """Return the columns to know of its rows that hang by a link: the key first, then what links compare."""
+        compared = (name for each in self.links for name in each.parent_columns)
+        return tuple(dict.fromkeys((*self.key, *(link.columns if link else ()), *compared)))
+
+    @property
+    def id(self) -> tuple[str, str]:
+        """Database and name."""
+        return self.database, self.name
+
+    def key_in(self, row: Values) -> Values:
+        """Return the key in the values of a row."""
+        return row[: len(self.key)]
+
+    @property
+    def numbered_key(self) -> str:
+        """Names of the key's columns in the CTEs of statements."""
+        return ", ".join(f"k{number}" for number in range(len(self.key)))
+
+    def is_integer(self, column: str) -> bool:
+        """Return whether a column's values are read as integers; others are read as text."""
+        return self.types[column] in _INTEGERS
+
+    def follows(self) -> list[Link]:
+        """Return the links whose rows are deleted or changed."""
+        return [each for each in self.links if each.decision in ("delete", "clear")]
+
+    def selected(self, alias: str, columns: Sequence[str]) -> str:
+        return ", ".join(f"{alias}.{sql_name(each)}{'' if self.is_integer(each) else '::text'}" for each in columns)
+
+    def given(self, columns: Sequence[str], rows: Sequence[Values], *further: Sequence[int]) -> Sql:
+        """Return the rows of these values as a table ``u (v0, v1, ..., p, n)``; `n` is their number, from 1."""
+        by_column = zip(columns, zip(*rows, strict=True), strict=False)  # a row may have more values
+        arrays = [(self.types[each], list(values)) for each, values in by_column]
+        arrays += [("integer", list(each)) for each in further]
+        names = [*(f"v{number}" for number in range(len(columns))), *("p" for _ in further), "n"]
+        text = ", ".join(f"%s::{kind}[]" for kind, _ in arrays)
+        return f"unnest({text}) WITH ORDINALITY AS u ({', '.join(names)})", [_array(*each) for each in arrays]
+
+
+def _reached(graph: Graph, of_database: str, table: str) -> set[tuple[str, str]]:
+    """Return the tables whose rows are deleted because they hang from rows of this one, at any depth."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(of_database, table)]
+    while waiting:
+        at, name = waiting.pop()
+        for link in graph.links_of(name, at):
+            if link.decision == "delete" and (link.database, link.table) not in found:
+                found.add((link.database, link.table))
+                waiting.append((link.database, link.table))
+    return found
+
+
+def _escaped(text: str) -> str:
+    """Return SQL in which the driver sees no parameters."""
+    return text.replace("%", "%%")
+
+
+def sql_name(name: str) -> str:
+    """Return a name quoted for SQL with parameters."""
+    return _escaped(quoted(name))
+
+
+def _array(kind: str, values: list[Any]) -> str:
+    """Return PostgreSQL's text of an array."""
+    if kind in _INTEGERS:
+        return "{" + ",".join(["NULL" if each is None else str(each) for each in values]) + "}"
+    texts = ["NULL" if each is None else '"' + each.replace("\\", r"\\").replace('"', r"\"") + '"' for each in values]
+    return "{" + ",".join(texts) + "}"
+
+
+@dataclass(slots=True)
+class Window:
+    """Rows of one table that hang from rows of the window below, by one link.
+
+    Attributes:
+      link: None for the parents, of which everything hangs.
+      columns: The columns of `rows`; the key first.
+      rows: None for a row that is done, or left for this run.
+      owners: The row of the window below that each row hangs from, by its number; ``-1 - number``: of this window.
+      pending: Links by which dependents may be left, with the numbers of the rows to look at (None: all).
+      is_tree: Whether its rows may hang from each other.
+    """
+
+    table: CascadeTable
+    link: Link | None
+    columns: tuple[str, ...]
+    rows: list[Values | None]
+    owners: list[int]
+    pending: list[tuple[Link, list[int] | None]]
+    is_tree: bool = False
+
+    @property
+    def clears(self) -> bool:
+        """Whether its rows are changed, not deleted."""
+        return self.link is not None and self.link.decision == "clear"
+
+    @property
+    def alias(self) -> str:
+        return self.table.alias if self.link is not None and self.link.where is not None else "t"
+
+    def values(self, numbers: Sequence[int]) -> list[Values]:
+        rows = [self.rows[number] for number in numbers]
+        return [row for row in rows if row is not None]
+
+
+class Statements:
+    """The statements of one run's cascade.
+
+    Parameters:
+      stale: The condition of the parents, which are not on hold, given the time of the run.
+    """
+
+    def __init__(self, graph: Graph, holds: Mapping[Any, Any], stale: Any, now: datetime) -> None:
+        self._graph = graph
+        self._holds = holds
+        self._stale = stale
+        self._now = now
+        self._tables: dict[tuple[str, str], CascadeTable] = {}
+        self._conditions: dict[Any, Sql] = {}
+        self._cursors = 0
+        self.root = self.table(graph.root, graph.database)
+
+    def table(self, name: str, of_database: str) -> CascadeTable:
+        key = of_database, name
+        if key not in self._tables:
+            self._tables[key] = CascadeTable.of(self._graph, name, of_database, self._holds)
+        return self._tables[key]
+
+    def table_of(self, identity: tuple[str, str]) -> CascadeTable:
+        """Return the table with this `id`."""
+        return self._tables[identity]
+
+    def of_link(self, link: Link) -> CascadeTable:
+        """Return the table of the link's dependents."""
+        return self.table(link.table, link.database)
+
+    def find(
+        self, link: Link, window: Window, numbers: Sequence[int], limit: int, without: Sequence[Values] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Return the dependents of these rows of a window: the place among `numbers` from 1, then the columns.
+
+        With a link of a table to itself, the first column is followed by the key of the row it hangs from, which is
+        NULL if that is the given row, and their own dependents follow.
+
+        Parameters:
+          limit: The most rows.
+          without: Keys of rows to leave out.
+        """
+        table, given, values = self.of_link(link), *self._given_owners(link, window, numbers)
+        columns = table.columns_by(link)
+        names = ", ".join(f"c.{sql_name(each)}" for each in columns)
+        first, further = self._hanging(link, [f"u.v{number}" for number in range(len(link.columns))], names, without)
+        limits = [*further, limit]
+        with database.using(table.database):
+            if not self.recurses(link):
+                return _rows(
+                    f"SELECT u.n, {table.selected('c', columns)} FROM {given} {first} LIMIT %s",
+                    [*values, *limits, limit],
+                )
+            nulls = ", ".join(f"NULL::{table.types[each]}" for each in table.key)
+            own = ", ".join(f"f.{sql_name(each)}" for each in table.key)
+            keys = ", ".join(f"o{number}" for number in range(len(table.key)))
+            following, _ = self._hanging(link, [f"f.{sql_name(each)}" for each in link.parent_columns], names, without)
+            # UNION, not UNION ALL: a circle of rows ends. The rows come generation by generation.
+            return _rows(
+                f"WITH RECURSIVE f (n, {keys}, {', '.join(map(sql_name, columns))}) AS ("
+                f"SELECT u.n, {nulls}, {names} FROM {given} {first} "
+                f"UNION SELECT f.n, {own}, {names} FROM f {following}) "
+                f"SELECT f.n, {', '.join(_as_text(f'f.o{n}', table, each) for n, each in enumerate(table.key))}, "
+                f"{table.selected('f', columns)} FROM f LIMIT %s",
+                [*values, *limits, *limits, limit],
+            )
+
+    def pages(self, link: Link, window: Window, numbers: Sequence[int], size: int) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the direct dependents of rows as `find` returns them, page by page. Requires a transaction."""
+        table, given, values = self.of_link(link), *self._given_owners(link, window, numbers)
+        columns = table.columns_by(link)
+        names = ", ".join(f"c.{sql_name(each)}" for each in columns)
+        first, further = self._hanging(link, [f"u.v{number}" for number in range(len(link.columns))], names, ())
+        self._cursors += 1
+        cursor = f"housekeeping_{self._cursors}"
+        sql = f"SELECT u.n, {table.selected('c', columns)} FROM {given} {first}"
+        database.execute_sql(f"DECLARE {cursor} NO SCROLL CURSOR FOR {sql}", [*values, *further, None])
+        while page := _rows(f"FETCH {size} FROM {cursor}", ()):
+            yield page
+        database.execute_sql(f"CLOSE {cursor}", ())
+
+    def kept(self, link: Link, window: Window, numbers: Sequence[int]) -> list[int]:
+        """Return the places, from 1, of the rows that have a dependent by the link."""
+        given, values = self._given_owners(link, window, numbers)
+        source, conditions, further = self._dependents(link, "c", (), with_held=True)
+        on = [f"c.{sql_name(each)} = u.v{number}" for number, each in enumerate(link.columns)]
+        where = " AND ".join((*on, *conditions))
+        sql = f"SELECT u.n FROM {given} CROSS JOIN LATERAL (SELECT FROM {source} WHERE {where} LIMIT 1) AS c"
+        return [n for (n,) in _rows(sql, [*values, *further])]
+
+    @staticmethod
+    def _given_owners(link: Link, window: Window, numbers: Sequence[int]) -> Sql:
+        return window.table.given(link.parent_columns, _picked(window, numbers, link.parent_columns))
+
+    def _hanging(self, link: Link, owner: Sequence[str], names: str, without: Sequence[Values]) -> Sql:
+        """Return the join with the dependents of a row; its last parameter is the most of them."""
+        source, conditions, values = self._dependents(link, "c", without, with_held=False)
+        on = [f"c.{sql_name(a)} = {b}" for a, b in zip(link.columns, owner, strict=True)]
+        # LIMIT keeps PostgreSQL from another join than by the index, row by row.
+        limited = f"SELECT {names} FROM {source} WHERE {' AND '.join((*on, *conditions))} LIMIT %s"
+        return f"CROSS JOIN LATERAL ({limited}) AS c", values
+
+    def leading_to_kept(self) -> list[Link]:
+        """Return the links to rows that are kept, and those through which one comes to them."""
+        found: list[Link] = []
+        for _ in self._graph.links:
+            parents = {(each.parent_database, each.parent) for each in found}
+            found = [
+                each
+                for each in self._graph.links
+                if _is_local(each)
+                and (each.decision == "keep" or (each.decision == "delete" and (each.database, each.table) in parents))
+            ]
+        return found
+
+    def recurses(self, link: Link) -> bool:
+        """Return whether `find` follows the link through a table that refers to itself."""
+        is_own = (link.table, link.database) == (link.parent, link.parent_database)
+        return is_own and link.decision == "delete"
+
+    def _dependents(
+        self, link: Link, alias: str, without: Sequence[Values], *, with_held: bool
+    ) -> tuple[str, list[str], list[Any]]:
+        """Return the source of a link's dependents, further conditions, and the parameters of the conditions."""
+        name = _escaped(link.table)
+        source = f"{name} AS {alias}"
+        if link.where is not None:
+            source = f"(SELECT * FROM {name} WHERE ({_escaped(link.where)})) AS {alias}"
+        conditions, values = [], []
+        # A table whose rows are kept needs no key.
+        for text, parameters in [] if with_held else self._not_held(self.of_link(link), alias):
+            conditions.append(text)
+            values += parameters
+        if without:
+            table = self.of_link(link)
+            key = ", ".join(f"{alias}.{sql_name(each)}" for each in table.key)
+            given, arrays = table.given(table.key, without)
+            names = ", ".join(f"u.v{number}" for number in range(len(table.key)))
+            conditions.append(f"({key}) NOT IN (SELECT {names} FROM {given})")
+            values += arrays
+        return source, conditions, values
+
+    def _not_held(self, table: CascadeTable, alias: str) -> list[Sql]:
+        """Return the conditions that no declared sweep holds a row of the table."""
+        found = []
+        for number, (model, hold) in enumerate(table.holds):
+            key = ("hold", table.database, table.name, number, alias)
+            if key not in self._conditions:
+                text, values = compiled(held_condition(hold, model, self._now), model, alias)
+                self._conditions[key] = (f"({text}) IS NOT TRUE", values)
+            found.append(self._conditions[key])
+        return found
+
+    def is_free(self, link: Link, alias: str, without: Sequence[Values] = ()) -> Sql:
+        """Return the condition that a row has no dependent by the link, also none on hold.
+
+        COALESCE keeps PostgreSQL from making it a join, for which it may read the whole table.
+        """
+        source, conditions, values = self._dependents(link, "c", without, with_held=True)
+        on = [
+            f"c.{sql_name(a)} = {alias}.{sql_name(b)}" for a, b in zip(link.columns, link.parent_columns, strict=True)
+        ]
+        where = " AND ".join((*on, *conditions))
+        return f"COALESCE(NOT EXISTS (SELECT FROM {source} WHERE {where}), FALSE)", values
+
+    def _may_change(self, window: Window) -> list[Sql]:
+        """Return the conditions on a row, and on each row that it hangs from, under which it may be deleted."""
+        alias, conditions = window.alias, self._not_held(window.table, window.alias)
+        if window.link is None:
+            if "stale" not in self._conditions:
+                text, values = compiled(self._stale(self._now), self.root.model, alias)
+                self._conditions["stale"] = (f"COALESCE(({text}), FALSE)", values)
+            conditions.append(self._conditions["stale"])
+        elif window.link.where is not None:
+            conditions.append((f"({_escaped(window.link.where)})", []))
+        if not window.clears:
+            kept = [each for each in window.table.links if each.decision == "keep" and _is_local(each)]
+            conditions += [self.is_free(each, alias) for each in kept]
+        return conditions
+
+    def locked(
+        self, window: Window, rows: Sequence[Values], lock: str, *, owners: Sequence[int] = (), below: str = ""
+    ) -> Sql:
+        """Return the query that locks rows which still hang where they were found, and are not on hold.
+
+        Parameters:
+          owners: The place of each row's owner among the rows that `below` has locked, from 1.
+          below: Name of the CTE of the rows that they hang from; only rows with an owner there are locked.
+        """
+        alias, table = window.alias, window.table
+        given, values = table.given(window.columns, rows, *([owners] if owners else []))
+        key = [f"{alias}.{sql_name(each)} = u.v{number}" for number, each in enumerate(table.key)]
+        same = [
+            f"{alias}.{sql_name(each)} IS NOT DISTINCT FROM u.v{number}"
+            for number, each in enumerate(window.columns)
+            if number >= len(table.key)
+        ]
+        same += [f"u.p = ANY(ARRAY(SELECT n FROM {below}))"] if below else []
+        for text, parameters in self._may_change(window):
+            same.append(text)
+            values = [*values, *parameters]
+        ctid = f", {alias}.ctid" if table.plain else ""
+        keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
+        where = f" WHERE {' AND '.join(same)}" if same else ""
+        return (
+            f"SELECT u.n, {keys}{ctid} FROM {given} JOIN {table.sql} AS {alias} ON {' AND '.join(key)}{where} "
+            f"FOR {lock} OF {alias} SKIP LOCKED",
+            values,
+        )
+
+    def change(self, window: Window, chosen: str) -> str:
+        """Return the statement that deletes or clears the chosen rows of a window, and returns their keys."""
+        table = window.table
+        keys = ", ".join(f"t.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key))
+        if window.clears:
+            assert window.link is not None
+            value = "DEFAULT" if window.link.defaults else "NULL"
+            columns = window.link.cleared or window.link.columns
+            written = ", ".join(f"{sql_name(each)} = {value}" for each in columns)
+            return f"UPDATE {table.sql} AS t SET {written} WHERE {chosen} RETURNING {keys}"
+        return f"DELETE FROM {table.sql} AS t WHERE {chosen} RETURNING {keys}"
+
+    def chosen_of(self, window: Window, cte: str) -> str:
+        """Return the condition that a row is one of those that a CTE of `locked` has."""
+        table = window.table
+        if table.plain:
+            return f"t.ctid = ANY(ARRAY(SELECT ctid FROM {cte}))"
+        return _among(table, f"SELECT {table.numbered_key} FROM {cte}")
+
+    def change_free(self, window: Window, rows: Sequence[Values], *, checked: bool = True) -> list[int]:
+        """Delete or clear those of the locked rows that have no dependent; return their places, from 1.
+
+        Parameters:
+          checked: Whether dependents are looked for.
+        """
+        table = window.table
+        given, values = table.given(table.key, rows)
+        keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
+        conditions = [_among(table, f"SELECT {table.numbered_key} FROM given")]
+        for link in table.links if checked and not window.clears else ():
+            if _is_local(link):
+                condition, parameters = self.is_free(link, "t")
+                conditions.append(condition)
+                values += parameters
+        change = self.change(window, " AND ".join(conditions))
+        sql = (
+            f"WITH given AS MATERIALIZED (SELECT u.n, {keys} FROM {given}), gone AS ({change}) "
+            f"SELECT CASE WHEN (SELECT count(*) FROM gone) < %s "
+            f"THEN ARRAY(SELECT n FROM given JOIN gone USING ({table.numbered_key})) END"
+        )
+        return _places(_rows(sql, [*values, len(rows)])[0][0], len(rows))
+
+    def free(
+        self, table: CascadeTable, rows: Sequence[Values], without: Mapping[tuple[str, str], Sequence[Values]]
+    ) -> list[int]:
+        """Return the places, from 1, of those of the rows that exist and have no dependent besides these."""
+        given, values = table.given(table.key, rows)
+        same = " AND ".join(f"t.{sql_name(each)} = u.v{number}" for number, each in enumerate(table.key))
+        conditions = []
+        for link in table.links:
+            if _is_local(link):
+                condition, parameters = self.is_free(link, "t", without.get(self.of_link(link).id, ()))
+                conditions.append(condition)
+                values += parameters
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return [n for (n,) in _rows(f"SELECT u.n FROM {given} JOIN {table.sql} AS t ON {same}{where}", values)]
+
+    def delete_together(self, tables: Mapping[tuple[str, str], Sequence[Values]]) -> int:
+        """Delete rows of several tables by their keys in one statement; return their number."""
+        ctes, values = [], []
+        for number, (name, keys) in enumerate(tables.items()):
+            table = self._tables[name]
+            given, arrays = table.given(table.key, keys)
+            names = ", ".join(f"u.v{place}" for place in range(len(table.key)))
+            chosen = _among(table, f"SELECT {names} FROM {given}")
+            ctes.append(f"gone{number} AS (DELETE FROM {table.sql} AS t WHERE {chosen} RETURNING 1)")
+            values += arrays
+        counts = " + ".join(f"(SELECT count(*) FROM gone{number})" for number in range(len(ctes)))
+        return int(_rows(f"WITH {', '.join(ctes)} SELECT {counts}", values)[0][0])
+
+    def lock(self, parts: Sequence[tuple[Sql, int]], last: str | None = None, key: str = "") -> list[list[int]]:
+        """Lock the rows of these queries, one after another; return which of each were locked, from 1.
+
+        Parameters:
+          parts: The queries with the number of their rows. They are the CTEs ``l0``, ``l1`` and so on.
+          last: A change of the rows of the last one, as the CTE ``gone``; what it changed is returned last.
+          key: Names of the key's columns in the last two CTEs.
+        """
+        ctes = [f"l{number} AS MATERIALIZED ({text})" for number, ((text, _), _) in enumerate(parts)]
+        locked = [
+            f"CASE WHEN (SELECT count(*) FROM l{number}) < {rows} THEN ARRAY(SELECT n FROM l{number}) END"
+            for number, (_, rows) in enumerate(parts)
+        ]
+        sizes = [rows for _, rows in parts]
+        if last is not None:
+            own = f"l{len(parts) - 1}"
+            ctes.append(f"gone AS ({last})")
+            locked.append(
+                f"CASE WHEN (SELECT count(*) FROM gone) < {sizes[-1]} "
+                f"THEN ARRAY(SELECT n FROM {own} JOIN gone USING ({key})) END"
+            )
+            sizes.append(sizes[-1])
+        values = [value for (_, parameters), _ in parts for value in parameters]
+        (row,) = _rows(f"WITH {', '.join(ctes)} SELECT {', '.join(locked)}", values)
+        return [_places(found, rows) for found, rows in zip(row, sizes, strict=True)]
+
+
+def _places(found: list[int] | None, rows: int) -> list[int]:
+    """Return the places that a statement has found; all if it has returned none, because none is missing."""
+    return list(range(1, rows + 1)) if found is None else found
+
+
+def _is_local(link: Link) -> bool:
+    return link.database == link.parent_database
+
+
+def _among(table: CascadeTable, query: str) -> str:
+    if len(table.key) == 1:
+        # An array instead of a join, for which PostgreSQL may read the whole table.
+        return f"t.{sql_name(table.key[0])} = ANY(ARRAY({query}))"
+    return f"({', '.join(f't.{sql_name(each)}' for each in table.key)}) IN ({query})"
+
+
+def _as_text(name: str, table: CascadeTable, column: str) -> str:
+    return name if table.is_integer(column) else f"{name}::text"
+
+
+def _picked(window: Window, numbers: Sequence[int], columns: Sequence[str]) -> list[Values]:
+    """Return values of some columns of rows."""
+    places = [window.columns.index(each) for each in columns]
+    return [tuple(row[place] for place in places) for row in window.values(numbers)]
+
+
+def compiled(condition: Any, model: type[Model], alias: str) -> Sql:
+    """Return a condition on the columns of a model as SQL about a table with this alias."""
+    context: Any = database.get_sql_context()
+    meta: Any = model._meta
+    context.alias_manager[meta.table] = alias.strip('"')
+    with context.scope_normal():
+        text, values = context.sql(condition).query()
+    return text, list(values)
+
+
+def _rows(sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = database.execute_sql(sql, values).fetchall()
+    return rows

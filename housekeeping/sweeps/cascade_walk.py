@@ -1,0 +1,442 @@
+"""Walk of a cascade through its graph: a stack of windows of rows, each hanging from rows of the window below.
+
+In memory is only what was found and is not yet done. `Walk.next_chunk` looks below the top window until nothing hangs
+from its rows, and returns some of them; `Walk.settle` takes what became of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.database.connection import database
+from housekeeping.sweeps.cascade_statements import Statements, Values, Window
+from housekeeping.sweeps.dependents import Link
+from housekeeping.sweeps.stage import Failure, Position
+
+logger = named_logger(__name__)
+
+#: Rows of a window. So the entries of an index that deleted rows leave behind are not read again for each batch.
+WINDOW: Final = 10_000
+#: Rows of a table that a group leaves out of its queries, such as locked ones, until it gives up their parents.
+_MOST_LEFT: Final = 1000
+
+#: Level of a window in the stack, and the number of a row in it.
+Place = tuple[int, int]
+_TableId = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Unit:
+    """Rows that hang from each other in a circle, so that one statement deletes all of them.
+
+    It is deleted with the lowest of them on the stack. The others are set aside when they are reached.
+
+    Attributes:
+      places: The rows on the stack.
+      aside: The rows that were set aside, with their window.
+    """
+
+    places: set[Place]
+    aside: list[tuple[Window, Values]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Rows of the top window from which nothing hangs any more.
+
+    Attributes:
+      numbers: Their numbers, in the order of the window.
+      units: The circles among them, by number.
+    """
+
+    level: int
+    numbers: list[int]
+    units: dict[int, Unit]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a transaction did to the rows of a chunk, valid once it has committed.
+
+    Attributes:
+      done: Numbers of the rows that were deleted or cleared.
+      aside: The rows that went with them in circles.
+      unchanged: Numbers of the rows that PostgreSQL left as they were, without an error.
+      gone: Rows from which the others hung: locked, moved, fresh, or no longer there.
+    """
+
+    done: list[int] = field(default_factory=list)
+    aside: list[tuple[Window, Values]] = field(default_factory=list)
+    unchanged: list[int] = field(default_factory=list)
+    gone: set[Place] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Group:
+    """Stale parents that are processed together.
+
+    Attributes:
+      front: Where the stage was before the group. The cursor stays there until the group is done.
+      end, exhausted: Where it is after the group, and whether no parent is left there.
+      by_key: Position of each parent, by its key.
+      began_at: The share of the run's time at which the group began, or postponed a parent.
+    """
+
+    front: Position | None
+    end: Position | None
+    exhausted: bool
+    by_key: dict[Values, Position]
+    began_at: float
+
+
+class Walk:
+    """The walk of one run.
+
+    Attributes:
+      stack: The parents, and above them what was found to hang from the rows below.
+      group: The parents; None between two groups.
+      postponed: Positions of parents that are continued after all others.
+      counts, failures: What has happened since the last commit without a change of the database.
+      keys_noted: Number of keys of blocked parents that the run has noted.
+      unreachable: The error of a database that could not be reached.
+      chunk: What the next transaction changes; None if it changes nothing.
+      outcome: What the open transaction has done.
+    """
+
+    def __init__(self, statements: Statements) -> None:
+        self.statements = statements
+        self.stack: list[Window] = []
+        self.group: Group | None = None
+        self.postponed: list[Position] = []
+        self.counts: dict[str, Any] = {}
+        self.failures: list[Failure] = []
+        self.keys_noted = 0
+        self.unreachable: BaseException | None = None
+        self.chunk: Chunk | None = None
+        self.outcome: Outcome | None = None
+        #: Rows of circular tables that are on the stack or were set aside.
+        self._places: dict[_TableId, dict[Values, Place | Unit]] = {}
+        self._units: dict[Place, Unit] = {}
+        #: Rows that stay in this run; queries leave them out.
+        self._left: dict[_TableId, dict[Values, None]] = {}
+        #: Rows that a link has led to before, although they still hang by it; likewise.
+        self._known: dict[str, dict[Values, None]] = {}
+
+    def begin(self, group: Group, rows: Sequence[Values]) -> None:
+        """Begin with these parents."""
+        root = self.statements.root
+        self.group = group
+        pending: list[tuple[Link, list[int] | None]] = [(link, None) for link in root.follows()]
+        self.stack = [Window(root, None, root.columns_by(None), list(rows), [0] * len(rows), pending)]
+        self._places, self._units, self._left, self._known = {}, {}, {}, {}
+        if root.circular:
+            self._places[root.id] = {root.key_in(row): (0, number) for number, row in enumerate(rows)}
+
+    def end(self) -> None:
+        """Forget the group."""
+        self.group, self.stack = None, []
+
+    def next_chunk(self, size: int, may_continue: Callable[[], bool]) -> Chunk | None:
+        """Return the next rows to change, walking down as far as needed; None if the group has no more.
+
+        Raises:
+          TimeIsUp: The run must end.
+        """
+        while self.stack:
+            window = self.stack[-1]
+            if window.pending:
+                if not may_continue():
+                    raise TimeIsUp
+                self._look_below(window, *window.pending[0])
+                continue
+            chunk = self._chunk(window, size)
+            if chunk is not None:
+                return chunk
+            self.stack.pop()
+        return None
+
+    def is_last(self, chunk: Chunk) -> bool:
+        """Return whether the group is done once this chunk is."""
+        rows = self.stack[0].rows
+        return chunk.level == 0 and sum(row is not None for row in rows) <= len(chunk.numbers)
+
+    def blocked(self, may_continue: Callable[[], bool]) -> dict[int, Link]:
+        """Return the parents from which a row hangs that is kept, at any depth, with its link. Changes nothing.
+
+        Raises:
+          TimeIsUp: The run must end.
+        """
+        leading = self.statements.leading_to_kept()
+        found: dict[int, Link] = {}
+        if leading:
+            numbers = range(len(self.stack[0].rows))
+            seen: dict[_TableId, set[Values]] = {}
+            with database.atomic():
+                self._look_for_kept(self.stack[0], list(numbers), leading, found, seen, may_continue)
+        return found
+
+    def _look_for_kept(
+        self,
+        window: Window,
+        roots: Sequence[int],
+        leading: Sequence[Link],
+        found: dict[int, Link],
+        seen: dict[_TableId, set[Values]],
+        may_continue: Callable[[], bool],
+    ) -> None:
+        for link in window.table.links:
+            live = [number for number, root in enumerate(roots) if root not in found]
+            if link not in leading or not live:
+                continue
+            if link.decision == "keep":
+                for place in self.statements.kept(link, window, live):
+                    found.setdefault(roots[live[place - 1]], link)
+                continue
+            table = self.statements.of_link(link)
+            for page in self.statements.pages(link, window, live, WINDOW):
+                if not may_continue():
+                    raise TimeIsUp
+                rows = [(roots[live[place - 1]], tuple(values)) for place, *values in page]
+                if table.circular:
+                    known = seen.setdefault(table.id, set())
+                    rows = [each for each in rows if table.key_in(each[1]) not in known]
+                    known.update(table.key_in(row) for _, row in rows)
+                below = Window(table, link, table.columns_by(link), [row for _, row in rows], [], [])
+                self._look_for_kept(below, [root for root, _ in rows], leading, found, seen, may_continue)
+
+    # -- down
+
+    def _look_below(self, window: Window, link: Link, numbers: list[int] | None) -> None:
+        """Look for dependents by a link, and push them as a window."""
+        below = len(self.stack) - 1
+        live = [n for n in (range(len(window.rows)) if numbers is None else numbers) if window.rows[n] is not None]
+        if not live:
+            window.pending.pop(0)
+            return
+        table = self.statements.of_link(link)
+        known = self._known.setdefault(link.name, {})
+        without = [*self._left.get(table.id, ()), *known]
+        found = self.statements.find(link, window, live, WINDOW, without=without)
+        is_whole, key = len(found) < WINDOW, len(table.key)
+        recurses = self.statements.recurses(link)
+        pushed = Window(table, link, table.columns_by(link), [], [], [], is_tree=recurses)
+        level, hits, generations = len(self.stack), list[tuple[int, int, Any]](), list[int]()
+        places = self._places.setdefault(table.id, {}) if table.circular and not pushed.clears else None
+        for place, *values in found:
+            owner, generation = live[place - 1], 1
+            if recurses:
+                of, values = tuple(values[:key]), values[key:]
+                if of[0] is not None:
+                    at = places.get(of) if places is not None else None
+                    if not isinstance(at, tuple) or at[0] != level:
+                        continue  # it is found from the row itself
+                    owner, generation = -1 - at[1], generations[at[1]] + 1
+            row = tuple(values)
+            if places is not None:
+                at = places.get(row[:key])
+                if at is not None:
+                    if not (isinstance(at, tuple) and at[0] == level and pushed.owners[at[1]] == owner):
+                        hits.append((owner, generation, at))
+                        known[row[:key]] = None
+                    continue
+                places[row[:key]] = (level, len(pushed.rows))
+            pushed.rows.append(row)
+            pushed.owners.append(owner)
+            generations.append(generation)
+        last = max(generations, default=1)
+        if recurses and not is_whole and last > 1:
+            # The last generation was cut off.
+            while generations and generations[-1] == last:
+                generations.pop()
+                dropped = pushed.rows.pop()
+                pushed.owners.pop()
+                assert places is not None and dropped is not None
+                del places[dropped[:key]]
+            hits = [each for each in hits if each[1] < last]
+        following: list[tuple[Link, list[int] | None]] = [
+            (each, None) for each in (() if pushed.clears else table.follows()) if not (recurses and each is link)
+        ]
+        if recurses and not is_whole:
+            edge = [n for n, each in enumerate(generations) if each == last - 1] if last > 1 else None
+            following.insert(0, (link, edge))
+        if is_whole or last > 1 or not (pushed.rows or hits):
+            window.pending.pop(0)
+        if pushed.rows:
+            pushed.pending = following
+            self.stack.append(pushed)
+        for owner, _, at in hits:
+            self._join((below, owner) if owner >= 0 else (level, -1 - owner), at)
+
+    def owner(self, place: Place) -> Place | None:
+        """Return the row that a row hangs from; None for a parent."""
+        level, number = place
+        if level == 0:
+            return None
+        owner = self.stack[level].owners[number]
+        return (level, -1 - owner) if owner < 0 else (level - 1, owner)
+
+    def _join(self, place: Place, other: Place | Unit) -> None:
+        """Make one unit of two rows, and of the rows in between, which can go only together with them."""
+        unit = Unit(set())
+        waiting: list[Place | Unit] = [place, other]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, Unit):
+                if each is not unit:
+                    unit.places |= each.places
+                    unit.aside += each.aside
+                    for window, values in each.aside:
+                        self._places[window.table.id][window.table.key_in(values)] = unit
+            elif self._units.get(each) is not unit:
+                waiting += [self._units[each]] if each in self._units else []
+                unit.places.add(each)
+            for member in unit.places:
+                self._units[member] = unit
+            lowest = min(unit.places)
+            for member in list(unit.places):
+                owner = self.owner(member)
+                if owner is not None and owner > lowest and owner not in unit.places:
+                    waiting.append(owner)
+
+    # -- up
+
+    def _chunk(self, window: Window, size: int) -> Chunk | None:
+        """Return rows from the end of the window, where the last generation of a tree is."""
+        level = len(self.stack) - 1
+        numbers: list[int] = []
+        units: dict[int, Unit] = {}
+        taken = 0
+        while window.rows and window.rows[-1] is None:
+            window.rows.pop()
+        for number in reversed(range(len(window.rows))):
+            row = window.rows[number]
+            if row is None:
+                continue
+            unit = self._units.get((level, number))
+            if unit is not None:
+                if min(unit.places) != (level, number):
+                    self._set_aside(unit, level, number)
+                    continue
+                units[number] = unit
+            if taken and taken + 1 + (len(unit.aside) if unit else 0) > size:
+                units.pop(number, None)
+                break
+            taken += 1 + (len(unit.aside) if unit else 0)
+            numbers.append(number)
+            if taken >= size:
+                break
+        return Chunk(level, numbers[::-1], units) if numbers else None
+
+    def _set_aside(self, unit: Unit, level: int, number: int) -> None:
+        window = self.stack[level]
+        row = window.rows[number]
+        assert row is not None
+        window.rows[number] = None
+        unit.aside.append((window, row))
+        unit.places.discard((level, number))
+        self._units.pop((level, number), None)
+        self._places[window.table.id][window.table.key_in(row)] = unit
+
+    def forget(self, level: int, number: int) -> None:
+        """Take a row from its window, without a trace that it was there."""
+        window = self.stack[level]
+        row = window.rows[number]
+        if row is None:
+            return
+        window.rows[number] = None
+        places = self._places.get(window.table.id)
+        if places is not None and not window.clears:
+            places.pop(window.table.key_in(row), None)
+        unit = self._units.pop((level, number), None)
+        if unit is not None:
+            unit.places.discard((level, number))
+
+    def chain(self, level: int, numbers: Iterable[int]) -> dict[int, list[int]]:
+        """Return the rows that these rows hang from, by level, without the rows themselves."""
+        found: dict[int, list[int]] = {}
+        own, current = set(numbers), set(numbers)
+        for at in range(level, 0, -1):
+            owners = self.stack[at].owners
+            below: set[int] = set()
+            waiting = current
+            while waiting:
+                upper = {owners[number] for number in waiting}
+                below.update(each for each in upper if each >= 0)
+                waiting = {-1 - each for each in upper if each < 0} - current
+                current = current | waiting
+            others = current - own if at == level else current
+            if others:
+                found[at] = sorted(others)
+            current = below
+        if level > 0:
+            found[0] = sorted(current)
+        return found
+
+    def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
+        """Take what a transaction has done, and leave the others of these rows for the rest of the run."""
+        window = self.stack[chunk.level]
+        for number in outcome.done if outcome else ():
+            if window.clears and window.link is not None and window.link.defaults:
+                # A default may be the value that it had.
+                self._known.setdefault(window.link.name, {})[self._key_of(window, number)] = None
+            self.forget(chunk.level, number)
+        if outcome and outcome.gone:
+            self._drop(set(outcome.gone))
+        for number in numbers:
+            if window.rows[number] is not None:
+                self._leave(chunk.level, number)
+
+    def _leave(self, level: int, number: int) -> None:
+        """Leave a row for the rest of the run. If it still hangs there, what it hangs from stays as well."""
+        window = self.stack[level]
+        left = self._left.setdefault(window.table.id, {})
+        left[self._key_of(window, number)] = None
+        if len(left) > _MOST_LEFT and level > 0:
+            self._drop({self._root_of((level, number))})
+        else:
+            self.forget(level, number)
+
+    @staticmethod
+    def _key_of(window: Window, number: int) -> Values:
+        row = window.rows[number]
+        assert row is not None
+        return window.table.key_in(row)
+
+    def _root_of(self, place: Place) -> Place:
+        while (owner := self.owner(place)) is not None:
+            place = owner
+        return place
+
+    def _drop(self, dropped: set[Place]) -> None:
+        """Take rows, and all that hangs from them, from the stack."""
+        for level in range(min(dropped)[0], len(self.stack)):
+            window = self.stack[level]
+            here = {number for at, number in dropped if at == level}
+            for number, owner in enumerate(window.owners[: len(window.rows)]):
+                above = (level, -1 - owner) if owner < 0 else (level - 1, owner)
+                if number in here or (level > 0 and above in dropped):
+                    dropped.add((level, number))
+                    self.forget(level, number)
+
+    def postpone_largest(self) -> None:
+        """Take the parent with the most rows in the top window from the group, to continue with it at the end."""
+        group, window, level = self.group, self.stack[-1], len(self.stack) - 1
+        assert group is not None
+        roots: dict[int, int] = {}
+        for number, row in enumerate(window.rows):
+            if row is not None:
+                _, root = self._root_of((level, number))
+                roots[root] = roots.get(root, 0) + 1
+        if not roots or sum(row is not None for row in self.stack[0].rows) < 2:
+            return
+        root = max(roots, key=lambda each: roots[each])
+        logger.info("A parent is continued after the others", dependents=roots[root])
+        self.postponed.append(list(group.by_key.values())[root])
+        self._drop({(0, root)})
+
+
+class TimeIsUp(Exception):
+    """The run must end before the next chunk is known."""

@@ -1,0 +1,147 @@
+"""What others change while a cascade is at work: at each point between two of its statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from housekeeping.testing.stubs import ManualClock
+from tests.integration.cascades import shop
+from tests.integration.cascades.shop import NOW, Application, hanging_from, ids, sweep
+from tests.integration.statements import watch_statements
+from tests.internals.database import database
+from tests.internals.engine import run_sweep
+
+CLOCK = ManualClock(NOW)
+#: Many runs.
+pytestmark = pytest.mark.slow
+
+LEFT = {"account": [4], "orders": [7, 8], "item": [13, 14, 15, 16], "comment": [1, 2, 3, 4]}
+
+
+def at_each_point(act: Callable[[], bool], check: Callable[[Any], None]) -> int:
+    """Run the sweep once for each of its statements, and act right before that one; return how often it took effect."""
+    effects = 0
+    for point in range(1000):
+        database.execute_sql("TRUNCATE account, orders, item, comment")
+        shop.fill()
+        seen, acted = 0, False
+
+        def before(sql: str, point: int = point) -> None:
+            nonlocal seen, acted
+            seen += bool(seen or '"closed_at"' in sql)  # from the query of the parents on
+            if seen == point + 1:
+                acted = act()
+
+        with pytest.MonkeyPatch.context() as patch:
+            watch_statements(patch, before)
+            result = run_sweep(sweep(), clock=CLOCK)
+        assert result.outcome == "done", (point, result)
+        if acted:
+            effects += 1
+            check(result)
+        if seen <= point:
+            return effects
+    raise AssertionError("the run does not end")
+
+
+def test_nothing_of_a_parent_is_touched_once_it_is_fresh(accounts: None, application: Application) -> None:
+    kept: list[Any] = []
+
+    def freshen() -> bool:
+        kept[:] = hanging_from(application, 2)
+        return ("account", 2) in kept and application.execute("UPDATE account SET closed_at = NULL WHERE id = 2")
+
+    def check(result: Any) -> None:
+        assert hanging_from(application, 2) == kept
+        assert ids("account") == {"account": [2, 4]}
+        assert result.counts["deleted_rows"] == 2
+
+    assert at_each_point(freshen, check) > 10
+
+
+def test_nothing_of_a_parent_is_touched_once_it_is_on_hold(accounts: None, application: Application) -> None:
+    kept: list[Any] = []
+
+    def hold() -> bool:
+        kept[:] = hanging_from(application, 2)
+        return ("account", 2) in kept and application.execute("UPDATE account SET on_hold = true WHERE id = 2")
+
+    def check(result: Any) -> None:
+        assert hanging_from(application, 2) == kept
+
+    assert at_each_point(hold, check) > 10
+
+
+def test_parent_with_a_new_dependent_stays_until_the_next_run(accounts: None, application: Application) -> None:
+    def insert() -> bool:
+        return application.execute("INSERT INTO orders VALUES (99, 2); INSERT INTO item VALUES (99, 99)")
+
+    def check(result: Any) -> None:
+        assert result.counts["failed"] == 0
+        assert set(ids("orders")["orders"]) <= {7, 8, 99}
+        assert (99 in ids("orders")["orders"]) == (2 in ids("account")["account"])
+        assert ids("item")["item"] in ([13, 14, 15, 16], [13, 14, 15, 16, 99])
+        assert run_sweep(sweep(), clock=CLOCK).outcome == "done"
+        assert ids() == LEFT
+
+    assert at_each_point(insert, check) > 10
+
+
+def test_dependents_that_move_to_a_parent_that_stays_are_not_touched(accounts: None, application: Application) -> None:
+    """The items of the order go with it."""
+    kept: list[Any] = []
+
+    def move() -> bool:
+        before = application.rows("SELECT id FROM item WHERE order_id = 3 ORDER BY id")
+        if not application.rows("SELECT FROM orders WHERE id = 3"):
+            return False
+        kept[:] = before
+        return application.execute("UPDATE orders SET account_id = 4 WHERE id = 3")
+
+    def check(result: Any) -> None:
+        assert application.rows("SELECT id FROM item WHERE order_id = 3 ORDER BY id") == kept
+        assert application.rows("SELECT account_id FROM orders WHERE id = 3") == [(4,)]
+        assert ids("account") == {"account": [4]}
+
+    assert at_each_point(move, check) > 10
+
+
+def test_dependents_that_move_to_a_stale_parent_do_not_outlive_it(accounts: None, application: Application) -> None:
+    def move() -> bool:
+        return application.execute("UPDATE orders SET account_id = 2 WHERE id = 7")
+
+    def check(result: Any) -> None:
+        assert run_sweep(sweep(), clock=CLOCK).outcome == "done"
+        assert ids("account", "orders") == {"account": [4], "orders": [8]}
+
+    assert at_each_point(move, check) > 10
+
+
+def test_parent_that_is_deleted_meanwhile_takes_its_dependents(accounts: None, application: Application) -> None:
+    def delete() -> bool:
+        return application.execute("DELETE FROM account WHERE id = 2")
+
+    assert at_each_point(delete, lambda result: None) > 10
+    assert ids() == LEFT
+
+
+def test_key_of_a_parent_that_changes_is_followed_by_the_next_run(accounts: None, application: Application) -> None:
+    for table in ("orders", "comment"):
+        column = "account_id" if table == "orders" else "author_id"
+        database.execute_sql(
+            f"ALTER TABLE {table} DROP CONSTRAINT {table}_{column}_fkey, "
+            f"ADD FOREIGN KEY ({column}) REFERENCES account ON UPDATE CASCADE ON DELETE CASCADE"
+        )
+
+    def change() -> bool:
+        return application.execute("UPDATE account SET id = 20 WHERE id = 2")
+
+    def check(result: Any) -> None:
+        assert result.counts["failed"] == 0
+        assert run_sweep(sweep(), clock=CLOCK).outcome == "done"
+        assert ids("account", "orders", "item") == {each: LEFT[each] for each in ("account", "orders", "item")}
+
+    assert at_each_point(change, check) > 10
