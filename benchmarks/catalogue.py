@@ -13,7 +13,12 @@ _MODULES: Final = (tables, refs, uploads, messages)
 USUAL: Final = tuple(each.name for module in _MODULES for each in module.COMPARISONS)
 COMPARISONS: Final[dict[str, Comparison]] = {
     each.name: each
-    for each in (*(each for module in _MODULES for each in module.COMPARISONS), *tables.FURTHER, *retention.COMPARISONS)
+    for each in (
+        *(each for module in _MODULES for each in module.COMPARISONS),
+        *tables.FURTHER,
+        *retention.COMPARISONS,
+        retention.GROWING_BATCHES,
+    )
 }
 #: Contestants by name.
 TURNS: Final[dict[str, Comparison]] = COMPARISONS | {foreground.NAME: foreground.COMPARISON}

@@ -17,6 +17,7 @@ LINES: Final = "ours, a line a record"
 LIMITED: Final = "floor, LIMIT without a cursor"
 PURGE: Final = "ours, by purge"
 SAME_ARCHIVE: Final = "floor, same archive as ours"
+GROWING: Final = "ours, batches that grow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,13 @@ Contestant = Callable[[Place], Callable[[], object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Contestants that do the same work. Every contestant is compared with the first one.
+    """Contestants that do the same work. Every contestant is compared with the first one, or the best of the first.
 
     Attributes:
       contestants: By name, in the order of their turns.
-      targets: Minimum ratio of a contestant's speed to that of the first one.
+      floors: How many of the first contestants are candidates for the one that all are compared with: the fastest.
+      targets: Minimum ratio of a contestant's speed to that of this one.
+      times_transactions: Whether the longest transaction of each turn is measured, by a look every 20 ms.
       models: The tables, by their models.
       fill: Fills them: a connection in autocommit, how many records are stale, how many rows there are in all.
       undone: How many stale records are left: an SQL query of one number, or a function where they are elsewhere.
@@ -69,3 +72,5 @@ class Comparison:
     among: int = 1_000_000
     unit: str = "rows"
     rounds_at_most: int = 100
+    floors: int = 1
+    times_transactions: bool = False

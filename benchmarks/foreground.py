@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
 import redis
 
-from benchmarks.comparison import Comparison
-from benchmarks.contestants import ours
+from benchmarks.comparison import Comparison, Place
+from benchmarks.contestants import composed, ours, run
 from benchmarks.rounds import answer, process
 from benchmarks.servers import Servers, Stage
 from benchmarks.tables import STATUSES, fill_statuses
+from housekeeping import Delete, Guard, Rows, Sweep
+from housekeeping.engine.purge import PurgeRequest, sweep_of
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 
 NAME: Final = "foreground"
 _ALONE: Final = "alone"
 _RATE: Final = 200  # transactions per second, low enough that waiting shows
-_SECONDS: Final = 10
+_SECONDS: Final = 10  # transactions after the end of the sweep do not count
 _SCALE: Final = 5  # 500,000 accounts
-_ROWS: Final = 1_000_000  # more than a sweep processes meanwhile
+_ROWS: Final = 1_000_000
+_FEWEST: Final = 200  # transactions beside a sweep
+
+#: As it is declared without any limit.
+_GROW: Final = Sweep(
+    "statuses.grow",
+    Rows(UserStatus, stale=lambda row, now: row.clear_status_at <= now, order="clear_status_at", action=Delete()),
+    guard=Guard(first_run=False),
+)
+
+
+def _purge(place: Place) -> Callable[[], object]:
+    composed(place, _GROW.name, sweeps=[_GROW])
+    request = PurgeRequest(table="user_statuses", where="clear_status_at <= now()", order_by=("clear_status_at",))
+    sweep = sweep_of(request)
+    return lambda: run(sweep, confirmed=True, noted=request.as_count())
 
 
 #: Used by the processes of the turns; its rows are not counted.
@@ -39,6 +59,8 @@ COMPARISON: Final = Comparison(
         "beside a sweep, gates off": ours(
             STATUSES, gates={"replication_lag_s": None, "waiting_locks": None, "vacuum": False}
         ),
+        "beside a sweep, batches that grow": ours(_GROW.name, sweeps=[_GROW]),
+        "beside a purge": _purge,
     },
 )
 
@@ -67,29 +89,50 @@ def _turn(stage: Stage, pgbench: Path, template: str, name: str) -> tuple[float,
     redis.Redis.from_url(stage.servers.redis_url).flushall()
     with stage.copy_of(template) as database, tempfile.TemporaryDirectory() as folder:
         if name == _ALONE:
-            return _latencies(stage.servers, pgbench, database, Path(folder))
+            return _latencies(stage.servers, pgbench, database, Path(folder), lambda: None)
         told = {"comparison": NAME, "contestant": name, "rows": _ROWS, "folder": folder}
         told |= {"database_url": stage.servers.database_url(database), "redis_url": stage.servers.redis_url}
         with process(Path(folder)) as sweep:
             answer(sweep, json.dumps(told), Path(folder))
-            assert sweep.stdin is not None
+            assert sweep.stdin is not None and sweep.stdout is not None
+            began = time.time()
             sweep.stdin.write("go\n")
             sweep.stdin.flush()
-            latencies = _latencies(stage.servers, pgbench, database, Path(folder))
-            if sweep.poll() is not None:
-                raise RuntimeError("the sweep ended before its foreground")
+
+            def until() -> float | None:
+                """Return when the sweep ended, in seconds since 1970; None if it is still working."""
+                assert sweep.stdout is not None
+                if not select.select([sweep.stdout], [], [], 0)[0]:
+                    return None
+                line = sweep.stdout.readline()
+                if not line:
+                    raise RuntimeError("the sweep failed beside its foreground")
+                return began + float(json.loads(line)["seconds"])
+
+            latencies = _latencies(stage.servers, pgbench, database, Path(folder), until)
             sweep.kill()
         return latencies
 
 
-def _latencies(servers: Servers, pgbench: Path, database: str, folder: Path) -> tuple[float, float]:
-    """Return p50 and p99 of the transactions in milliseconds, measured from their due time."""
+def _latencies(
+    servers: Servers, pgbench: Path, database: str, folder: Path, until: Callable[[], float | None]
+) -> tuple[float, float]:
+    """Return p50 and p99 of the transactions in milliseconds, measured from their due time.
+
+    Parameters:
+      until: Returns the time after which transactions do not count; None if all count.
+    """
     _run(
         servers, pgbench, database, "-n", "-M", "prepared", "-c", "4", "-R", str(_RATE), "-T", str(_SECONDS),
         "-l", f"--log-prefix={folder}/pgbench",
     )  # fmt: skip
     lines = [line.split() for file in folder.glob("pgbench.*") for line in file.read_text().splitlines()]
-    hundredths = quantiles((int(line[2]) / 1000 for line in lines), n=100)
+    end = until()
+    # The columns 2, 4 and 5: latency in microseconds, and the end in seconds and microseconds.
+    counted = [int(line[2]) / 1000 for line in lines if end is None or int(line[4]) + int(line[5]) / 1e6 <= end]
+    if len(counted) < _FEWEST:
+        raise RuntimeError(f"only {len(counted)} transactions ran beside the sweep")
+    hundredths = quantiles(counted, n=100)
     return hundredths[49], hundredths[98]
 
 

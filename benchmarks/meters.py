@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Self
 
 import psutil
 import redis
@@ -42,6 +43,45 @@ class Reading:
             self.redis_trips - before.redis_trips,
             self.server_seconds - before.server_seconds,
         )
+
+
+_LOOK_EVERY_S: Final = 0.02
+_OLDEST: Final = """
+SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float FROM pg_stat_activity
+WHERE datname = %s AND backend_type = 'client backend'
+"""
+
+
+class LongestTransaction:
+    """Measure the longest transaction in a database during a block, by looks every 20 ms. None before its end.
+
+    Parameters:
+      connection: To another database of the same server, for this measurement alone.
+    """
+
+    def __init__(self, connection: Connection, database: str) -> None:
+        self.seconds: float | None = None
+        self._connection = connection
+        self._database = database
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        longest = 0.0
+        with self._connection.cursor() as cursor:
+            while not self._ended.wait(_LOOK_EVERY_S):
+                cursor.execute(_OLDEST, (self._database,))
+                row: Any = cursor.fetchone()
+                longest = max(longest, row[0])
+        self.seconds = longest
 
 
 class Meters:

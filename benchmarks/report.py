@@ -23,7 +23,7 @@ _WIDTH: Final = 120  # characters, if the output is not a terminal
 _RATIOS: Final = ("comparison", "contestant", "a second", "ratio", "target", "")
 _COSTS: Final = (
     *("comparison", "contestant", "CPU s", "of it own", "commits", "statements", "WAL MB"),
-    *("Redis commands", "trips", "MB"),
+    *("Redis commands", "trips", "MB", "longest ms"),
 )
 _console: Final = Console(width=None if sys.stdout.isatty() else _WIDTH)
 
@@ -50,6 +50,9 @@ def show(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Lat
     for name, value in conditions.items():
         _console.print(f"{name}: {value}", highlight=False)
     _print(*_ratio_table(outcomes))
+    timed = [outcome for outcome in outcomes if outcome.comparison.times_transactions]
+    if timed:
+        _print(_COSTS, (row for outcome in timed for row in _costs(outcome)))
     if latencies:
         _print(("application", "p50 ms", "p99 ms"), _latencies(latencies))
 
@@ -81,10 +84,9 @@ def _ratio_table(outcomes: Sequence[Outcome]) -> tuple[Sequence[str], list[list[
 
 
 def _ratios(outcome: Outcome) -> Iterator[list[str]]:
-    """Return a row for each contestant: its speed, also as a ratio to the first one, and its target."""
-    base = next(iter(outcome.turns))
+    """Return a row for each contestant: its speed, also as a ratio to the one it is compared with, and its target."""
     for name in outcome.turns:
-        ratio, target = outcome.ratio(name, base), outcome.comparison.targets.get(name)
+        ratio, target = outcome.ratio(name, outcome.base), outcome.comparison.targets.get(name)
         verdict = "" if target is None else "met" if ratio >= target else f"missed by {target - ratio:.2f}"
         rate = f"{outcome.middle(name, lambda turn: turn.rate):,.0f}"
         yield [outcome.comparison.name, name, rate, f"{ratio:.2f}", "" if target is None else str(target), verdict]
@@ -109,7 +111,14 @@ def _costs(outcome: Outcome) -> Iterator[list[str]]:
             f"{outcome.middle(name, lambda turn: turn.cost.redis_commands):,.0f}",
             f"{outcome.middle(name, lambda turn: turn.cost.redis_trips):,.0f}",
             f"{outcome.middle(name, lambda turn: turn.resident_bytes) / 1e6:,.0f}",
+            _longest(outcome, name),
         ]
+
+
+def _longest(outcome: Outcome, name: str) -> str:
+    """Return the longest transaction of all turns in milliseconds; empty if not measured."""
+    found = [each.longest_seconds for each in outcome.turns[name] if each.longest_seconds is not None]
+    return f"{max(found) * 1000:,.0f}" if found else ""
 
 
 def _latencies(latencies: Latencies) -> Iterator[list[str]]:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import psycopg2
 from peewee import BigIntegerField
 
-from benchmarks.comparison import BY_CTID, FLOOR, LIMITED, OURS, PURGE, SAME_ARCHIVE, Comparison, Contestant, Place
+from benchmarks.comparison import (
+    BY_CTID,
+    FLOOR,
+    GROWING,
+    LIMITED,
+    OURS,
+    PURGE,
+    SAME_ARCHIVE,
+    Comparison,
+    Contestant,
+    Place,
+)
 from benchmarks.contestants import Floor, composed, ours, run
 from benchmarks.visits import AGE, BATCH, LEFT, OLD, PARTITIONS, RANGES, ROWS, TABLES, filling
 from housekeeping import BaseModel, Delete, DropPartitions, Guard, Limits, Rows, Sweep, UtcDateTimeField
@@ -30,7 +42,7 @@ class Visit(BaseModel):
 
 
 def _sweep(name: str, stage: Rows | DropPartitions) -> Sweep:
-    return Sweep(f"visits.{name}", stage, limits=Limits(batch=BATCH), guard=Guard(first_run=False))
+    return Sweep(f"visits.{name}", stage, limits=Limits(batch=BATCH, batch_takes=None), guard=Guard(first_run=False))
 
 
 def _rows(action: Delete) -> Rows:
@@ -42,10 +54,14 @@ _ARCHIVE: Final = _sweep("archive", _rows(Delete(archive_to="archived_visits")))
 _DROP: Final = _sweep("drop", DropPartitions(Visit, "seen_at", older_than=AGE))
 
 
+#: As it is declared without any limit: batches of 100 at first.
+_GROW: Final = Sweep("visits.grow", _rows(Delete()), guard=Guard(first_run=False))
+
+
 def _purge(place: Place) -> Callable[[], object]:
     """Return what ``housekeeping purge`` does once its plan was confirmed."""
     composed(place, _DELETE.name, sweeps=[_DELETE])
-    request = PurgeRequest(table="visits", where=OLD, order_by=("seen_at",), batch_size=BATCH)
+    request = PurgeRequest(table="visits", where=OLD, order_by=("seen_at",))
     sweep = sweep_of(request)
     return lambda: run(sweep, confirmed=True, noted=request.as_count())
 
@@ -113,4 +129,23 @@ COMPARISONS: Final = (
         },
     ),
     _comparison("partitions", RANGES, {FLOOR: _drops, OURS: ours(_DROP.name, sweeps=[_DROP])}),
+)
+_FIXED: Final = (100, 500, 1_000, 2_000, 5_000, 10_000)
+#: A million rows in batches that grow, compared with the best of these sizes.
+GROWING_BATCHES: Final = replace(
+    _comparison(
+        "growing",
+        TABLES,
+        {
+            **{f"ours, batches of {size:,}": ours(_DELETE.name, sweeps=[_DELETE], batch_size=size) for size in _FIXED},
+            GROWING: ours(_GROW.name, sweeps=[_GROW]),
+            PURGE: _purge,
+        },
+    ),
+    rows=1_000_000,
+    among=1_100_000,
+    rounds_at_most=3,
+    floors=len(_FIXED),
+    times_transactions=True,
+    targets={GROWING: 0.9, PURGE: 0.9},
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,7 @@ from typing import Any
 import redis
 
 from benchmarks.comparison import Comparison, Place
-from benchmarks.meters import Meters, Reading
+from benchmarks.meters import LongestTransaction, Meters, Reading
 from benchmarks.servers import Stage
 from housekeeping.core.settings import PREFIX
 
@@ -28,6 +29,7 @@ class Turn:
     Attributes:
       done: Records settled, as the database tells it.
       own_seconds: Processor time of its own process.
+      longest_seconds: Of its transactions; None if not measured.
     """
 
     done: int
@@ -35,6 +37,7 @@ class Turn:
     own_seconds: float
     resident_bytes: int
     cost: Reading
+    longest_seconds: float | None = None
 
     @property
     def rate(self) -> float:
@@ -58,6 +61,12 @@ class Outcome:
         """Return the median ratio of the speeds of `of` and `to` over the rounds."""
         pairs = zip(self.turns[of], self.turns[to], strict=True)
         return median(mine.rate / theirs.rate for mine, theirs in pairs)
+
+    @property
+    def base(self) -> str:
+        """Return the contestant that the others are compared with."""
+        candidates = list(self.turns)[: self.comparison.floors]
+        return max(candidates, key=lambda name: self.middle(name, lambda turn: turn.rate))
 
     def middle(self, contestant: str, of: Callable[[Turn], float]) -> float:
         """Return the median of a value over the turns of a contestant."""
@@ -90,7 +99,9 @@ def compare(stage: Stage, comparison: Comparison, rows: int | None, rounds: int,
 def _turn(stage: Stage, comparison: Comparison, contestant: str, template: str, rows: int) -> Turn:
     client = redis.Redis.from_url(stage.servers.redis_url)
     client.flushall()  # temporary server
-    with stage.copy_of(template) as name, tempfile.TemporaryDirectory() as folder, stage.connected() as admin:
+    with ExitStack() as stack:
+        name, folder = stack.enter_context(stage.copy_of(template)), stack.enter_context(tempfile.TemporaryDirectory())
+        admin = stack.enter_context(stage.connected())
         place = Place(stage.servers.database_url(name), stage.servers.redis_url, rows, Path(folder))
         comparison.prepare(place)
         meters = Meters(admin, client, stage.servers.postmaster)
@@ -101,12 +112,14 @@ def _turn(stage: Stage, comparison: Comparison, contestant: str, template: str, 
             assert contestant_process.stdin is not None
             answer(contestant_process, json.dumps(told), Path(folder))
             before = meters.read(name)
-            took: dict[str, Any] = json.loads(answer(contestant_process, "go", Path(folder)))
+            longest = LongestTransaction(stack.enter_context(stage.connected()), name)
+            with longest if comparison.times_transactions else nullcontext():
+                took: dict[str, Any] = json.loads(answer(contestant_process, "go", Path(folder)))
             cost = meters.read(name).since(before)
             contestant_process.stdin.close()
         done = before_left - _left(stage, comparison, name, place)
     client.close()
-    return Turn(done, took["seconds"], took["own_seconds"], took["resident_bytes"], cost)
+    return Turn(done, took["seconds"], took["own_seconds"], took["resident_bytes"], cost, longest.seconds)
 
 
 def _left(stage: Stage, comparison: Comparison, database: str, place: Place) -> int:

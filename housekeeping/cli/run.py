@@ -112,8 +112,12 @@ def print_plan(planned: Plan) -> None:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
         held = ["-" if each.held is None else str(each.held)] if holds else []
         duration = _duration(planned, each.stale)
-        stages.add_row(each.name, str(each.stale), *held, f"{batches:,}", duration, oldest, newest)
+        stages.add_row(each.name, str(each.stale), *held, str(batches), duration, oldest, newest)
     print_table(stages)
+    for each, batches in planned.stages:
+        if batches.most_rows > batches.rows:
+            of = "" if len(planned.stages) == 1 else f"{each.name}: "
+            say(printable(f"{of}batches of {batches.rows:,} rows, up to {batches.most_rows:,} while they are quick"))
     for each, _ in planned.stages:
         if each.samples:
             of = "" if each.name in ("rows", "partitions") else f" of {each.name}"

@@ -59,7 +59,9 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
 @click.argument("table", required=False)
 @click.option("--where", metavar="SQL", help="Condition of the rows to delete.")
 @click.option("--order-by", metavar="COLS", help="Columns that order the rows. Default: the primary key.")
-@click.option("--batch-size", type=click.IntRange(1, LARGEST_BATCH), help=f"Rows per batch. Default: {BATCH_SIZE:,}.")
+@click.option(
+    "--batch-size", type=click.IntRange(1, LARGEST_BATCH), help=f"Rows of the first batch. Default: {BATCH_SIZE:,}."
+)
 @click.option("--max-rows", type=click.IntRange(1), help="Delete at most this many rows.")
 @click.option(
     "--max-runtime",
@@ -88,8 +90,9 @@ def purge(table: str | None, dry_run: bool, yes: bool, force: bool, resumed: str
     """Delete the rows of TABLE that match --where, in small batches. Needs no worker.
 
     Shows how many rows would be deleted, the oldest and newest of them, the index, and the statement of a batch. Then
-    it asks for a confirmation. Each batch commits together with the run's row in the ledger. The run is
-    named "purge:TABLE". Rows that begin to match during the run are deleted, too.
+    it asks for a confirmation. Each batch commits together with the run's row in the ledger. Quick batches grow, up to
+    20 times and 10,000 rows; slow ones shrink. The run is named "purge:TABLE". Rows that begin to match during the run
+    are deleted, too.
 
     The condition is one SQL expression. It may have subqueries, which can name the table: "sessions.id". The table
     needs a primary key. The rows are read in its order, or in that of --order-by.

@@ -254,7 +254,11 @@ class Batches:
     def _commit_batch(self, stage: Stage, batch: Batch, prepared: Any) -> BatchResult:
         """Commit a batch: in one statement if it fits, and in a transaction if that fails, which shows the cause."""
         place, counts, apply = self._place, self._state.counts, partial(stage.apply, batch, prepared)
-        if not isinstance(stage, TableStage) or not self._commit.fits_one_statement(stage, counts):
+        if (
+            not isinstance(stage, TableStage)
+            or not self._commit.fits_one_statement(stage, counts)
+            or self._speed.must_look(place.stage)
+        ):
             return self._commit_whole(apply, place)
         ends_stage = BatchResult(position=batch.after)
         is_last = self._traversal.next(place, ends_stage) is None and stage.position_after(batch, None, 0)[1]
@@ -292,6 +296,7 @@ class Batches:
         """Commit a batch with counts and cursor. Close the run's row after the last one."""
 
         def record(result: BatchResult) -> _After:
+            self._speed.look(place.stage)
             counts = added(self._state.counts, result)
             after, done = self._continued(place, result)
             verdict = self._verdict_after(counts, result, done)

@@ -92,7 +92,7 @@ class Commit:
         """Return whether one statement can process a batch of the stage, given the counts of the run."""
         return (
             type(stage).apply is TableStage.apply
-            and not self._needs_transaction(stage)
+            and not stage.calls_handlers()
             and set(stage.action.counted_as) <= set(counts)
         )
 
@@ -235,14 +235,6 @@ class Commit:
                 raise HandlerFailed(f"{name} failed for {each.event.name}: {typed_error_line(error)}") from error
             if connection.info.transaction_status == TRANSACTION_STATUS_INERROR:
                 raise HandlerFailed(f"{name} left the transaction of {each.event.name} aborted by an error")
-
-    @staticmethod
-    def _needs_transaction(stage: TableStage) -> bool:
-        """Return whether the stage's event has handlers in the transaction, or an outbox."""
-        if stage.event is None:
-            return False
-        handlers = events.handlers_of(stage.event.signal)
-        return bool(handlers.within_transaction or handlers.outbox)
 
     def _collect(self, stage: Stage, result: BatchResult) -> None:
         """Keep the batch's events for `send_events`; they replace those of an attempt that was rolled back."""

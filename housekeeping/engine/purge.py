@@ -78,7 +78,7 @@ def _has_same_rows(declared: type[Model], purged: type[Model]) -> bool:
     return bool(row[0])
 
 
-#: Rows per batch. A batch locks its rows until it commits, usually after some milliseconds.
+#: Rows of the first batch. A batch locks its rows until it commits, usually after some milliseconds.
 BATCH_SIZE: Final = 1000
 #: Without --max-runtime a purge ends when no row is left. A run needs some limit; this one is out of reach.
 NO_LIMIT: Final = timedelta(days=365)

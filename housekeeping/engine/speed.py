@@ -22,6 +22,7 @@ from peewee import PeeweeException
 from housekeeping.core.clock import Clock, RunBudget
 from housekeeping.core.logs import described, error_line, first_line, shortened, typed_error_line
 from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
 from housekeeping.engine.guard import processed_rows
@@ -31,12 +32,15 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Explainable, Resizable, Stage
 from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.values import Limits
 from housekeeping.sweeps.values import Throttle as ThrottleLimits
 
 logger = named_logger(__name__)
 
-#: An adapted batch has at least a tenth of the full size, and grows by a tenth at a time.
-_STEPS: Final = 10
+#: Sizes of a batch, as parts and multiples of its stage's own size. They are few, because the statement of each one is
+#: compiled and prepared once a run.
+_PARTS: Final = (10, 5, 2)
+_MULTIPLES: Final = (2, 5, 10, 20)
 #: Target duration after a batch has timed out, if none is set.
 _SHRUNK_TARGET: Final = timedelta(seconds=2)
 _CHECK_INTERVAL_S: Final = 2.0  # seconds between two checks; health changes no faster than an operator acts
@@ -49,11 +53,12 @@ _MB: Final = 1024 * 1024  # bytes
 class Speed:
     """Speed of one run.
 
-    A batch that took longer than its target halves the next one of its stage; any other lets it grow by a tenth of the
-    full size. So the size drops at once when the database is slow, and rises carefully.
+    A batch that took longer than its target makes the next one of its stage a step smaller. One so quick that a step
+    more would be in time makes it a step larger. Meanwhile a throttled run only shrinks, and so does one for whose
+    locks another session waits.
 
     Parameters:
-      stages: The run's stages. Their batch sizes are never exceeded.
+      stages: The run's stages, with the sizes of their first batches.
       budget: The run's time, which a narrowed worker has less of.
       ignores_pause: True for a run that was forced. It can still be stopped.
 
@@ -80,8 +85,13 @@ class Speed:
         self._progress_counts = sweep.progress_counts
         self._target = sweep.limits.batch_takes
         self._stages = stages
-        self._own = [each.batch_size for each in stages]
-        self._adapted = list(self._own)
+        self._sizes = [batch_sizes(each, sweep.limits) for each in stages]
+        self._adapted = [each.batch_size for each in stages]
+        self._used = list(self._adapted)
+        #: Sizes that no batch exceeds, lowered while sessions wait for the run's locks.
+        self._ceilings = [sizes[-1] for sizes in self._sizes]
+        self._look_at: float | None = None
+        self._knows_waiting = True
         self._shrunk: set[int] = set()
         self._narrowed: int | None = None
         self._resized: dict[tuple[int, int], Stage] = {}  # kept for the compiled statements of each stage
@@ -117,10 +127,11 @@ class Speed:
         Parameters:
           most: The most rows that the batch may have; None for any number.
         """
-        if self.throttle.is_active:
+        if self.throttle.is_active and self._target_of(number) is not None:
             self._ease(number)
-        stage, own = self._stages[number], self._own[number]
-        size = min(self._adapted[number], self._narrowed or own, most or own)
+        stage = self._stages[number]
+        limits = (self._adapted[number], self._narrowed, most)
+        size = self._used[number] = min(each for each in limits if each is not None)
         if size == stage.batch_size:
             return stage
         if isinstance(stage, Resizable):
@@ -136,8 +147,8 @@ class Speed:
     @contextmanager
     def measured(self, number: int, counts: Callable[[], Counts]) -> Iterator[None]:
         """Measure the batch of the stage in the block: its duration, and the rows by the counts before and after."""
-        adapts = isinstance(self._stages[number], TableStage) and (self._target is not None or number in self._shrunk)
-        if not (adapts or self._is_paced or self.throttle.measures):
+        target = self._target_of(number)
+        if target is None and not (self._is_paced or self.throttle.measures):
             yield
             return
         before, began = counts(), self._clock.monotonic()
@@ -151,11 +162,8 @@ class Speed:
             if self._rows_per_s is not None:
                 pause_s = max(pause_s, (self._tried(counts()) - self._tried(before)) / self._rows_per_s - took_s)
             self._next_at = now + pause_s
-        if adapts and took_s > (self._target or _SHRUNK_TARGET).total_seconds():
-            self._ease(number)
-        elif adapts:
-            grown = self._adapted[number] + max(1, self._own[number] // _STEPS)
-            self._adapted[number] = min(self._own[number], grown)
+        if target is not None:
+            self._adapt(number, took_s, target.total_seconds())
 
     def wait_s(self) -> float:
         """Return the seconds until the pace allows the next batch; 0 or less: now."""
@@ -166,11 +174,61 @@ class Speed:
         self._adapted[number] = min(self._adapted[number], size)
         self._shrunk.add(number)
 
+    def must_look(self, number: int) -> bool:
+        """Return whether the next batch should `look`, which only a transaction of several statements can."""
+        if self._target_of(number) is None or not self._knows_waiting:
+            return False
+        now = self._clock.monotonic()
+        if self._look_at is None:
+            self._look_at = now + _CHECK_INTERVAL_S
+        return now >= self._look_at
+
+    def look(self, number: int) -> None:
+        """Find out, within the batch's transaction, whether sessions wait for its locks, unless that was just done.
+
+        Between two batches the run holds no locks, so that nobody waits for it then.
+        """
+        if not self.must_look(number):
+            return
+        self._look_at = self._clock.monotonic() + _CHECK_INTERVAL_S
+        try:
+            with database.atomic():
+                waiting = bool(database.execute_sql(_BLOCKS_OTHERS).fetchone()[0])
+        except PeeweeException as error:
+            self._knows_waiting = False
+            logger.info("Whether sessions wait for the run's locks is unknown", error=error_line(error))
+            return
+        if waiting:
+            self._ease(number)
+            self._ceilings[number] = self._adapted[number]
+            logger.info("Other sessions wait for the run's locks, batches shrink", rows=self._adapted[number])
+        else:
+            self._ceilings[number] = self._larger_than(number, self._ceilings[number])
+
+    def _target_of(self, number: int) -> timedelta | None:
+        """Return how long a batch of the stage should take; None if its batches do not adapt."""
+        stage = self._stages[number]
+        if not isinstance(stage, TableStage):
+            return None
+        target = self._target if stage.is_timed else None
+        return target or (_SHRUNK_TARGET if number in self._shrunk else None)
+
+    def _adapt(self, number: int, took_s: float, target_s: float) -> None:
+        """Choose the size of the stage's next batch after one that took this long."""
+        used, size = self._used[number], self._adapted[number]
+        larger = min(self._larger_than(number, size), self._ceilings[number])
+        if took_s > target_s:
+            self._ease(number)
+        elif used >= size < larger and took_s * larger <= target_s * used and not self.throttle.is_active:
+            self._adapted[number] = larger
+
     def _ease(self, number: int) -> None:
-        """Halve the next batch of the stage, if its batches adapt."""
-        if self._target is not None or number in self._shrunk:
-            least = min(self._adapted[number], max(1, self._own[number] // _STEPS))
-            self._adapted[number] = max(least, self._adapted[number] // 2)
+        """Make the next batch of the stage a step smaller."""
+        size = self._adapted[number]
+        self._adapted[number] = next((each for each in reversed(self._sizes[number]) if each < size), size)
+
+    def _larger_than(self, number: int, size: int) -> int:
+        return next((each for each in self._sizes[number] if each > size), size)
 
     def _tried(self, counts: Counts) -> int:
         """Return the rows processed and failed."""
@@ -178,6 +236,20 @@ class Speed:
             name for name, value in counts.items() if name != "batches" and type(value) is int
         ]
         return processed_rows(counts, [*dict.fromkeys((*names, "failed"))])
+
+
+def batch_sizes(stage: Stage, limits: Limits) -> tuple[int, ...]:
+    """Return the sizes that batches of a stage may have, in order. Its own size is that of the first batch.
+
+    Batches that follow no duration shrink only after a timeout.
+    """
+    own = stage.batch_size
+    if not isinstance(stage, TableStage):
+        return (own,)
+    grows = limits.batch_takes is not None and stage.is_timed and not stage.calls_handlers()
+    larger = [own * each for each in _MULTIPLES if own * each < LARGEST_BATCH] if grows else []
+    most = [LARGEST_BATCH] if grows and own * _MULTIPLES[-1] >= LARGEST_BATCH else []
+    return tuple(sorted({*(max(1, own // each) for each in _PARTS), own, *larger, *most}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +450,12 @@ class DbHealth:
 
 #: Returns the current health for these quoted tables. Errors do not raise; the signals are then None.
 HealthSource = Callable[[Sequence[str]], DbHealth]
+
+#: Looks at other sessions only if any waits: `pg_blocking_pids` stops the lock manager for a moment.
+_BLOCKS_OTHERS: Final = """
+SELECT coalesce(bool_or(CASE WHEN granted THEN false ELSE pg_backend_pid() = ANY (pg_blocking_pids(pid)) END), false)
+FROM pg_locks
+"""
 
 #: One statement without locks of its own, because it runs while the database is overloaded. A role without pg_monitor
 #: sees the rows of the two statistics views, but NULL in most of their columns.

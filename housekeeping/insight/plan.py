@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, tzinfo
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from peewee import SQL, PeeweeException, ProgrammingError, Query, Select, fn
 
@@ -20,7 +20,7 @@ from housekeeping.core.errors import (
     WrongArgument,
 )
 from housekeeping.core.logs import error_line, format_duration
-from housekeeping.core.settings import Settings
+from housekeeping.core.settings import LARGEST_BATCH, Settings
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import (
     LOCK_TIME,
@@ -47,6 +47,7 @@ from housekeeping.engine.gates import (
 from housekeeping.engine.guard import UNCONFIRMED, CountFailed, RowGuard, count_rows
 from housekeeping.engine.purge import PurgeRequest, PurgeSweep
 from housekeeping.engine.run import classify_error
+from housekeeping.engine.speed import batch_sizes
 from housekeeping.insight.trends import BacklogForecast, forecast_backlog
 from housekeeping.insight.wording import next_tick
 from housekeeping.ledger import history, runs
@@ -133,11 +134,48 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
+class Batching:
+    """Batches that a stage's stale rows would take.
+
+    Attributes:
+      rows: Rows of the first batch.
+      most_rows: Rows of the largest one. Quick batches grow up to it.
+      fewest: Number of batches, if they grow at once.
+      number: Number of batches, if none grows or shrinks.
+    """
+
+    rows: int
+    most_rows: int
+    fewest: int
+    number: int
+
+    @classmethod
+    def of(cls, sweep: Sweep, stage: Stage, stale: int) -> Self:
+        """Return the batches of a stage's stale rows."""
+        paced = LARGEST_BATCH if sweep.limits.rows_per_s is None else max(1, int(sweep.limits.rows_per_s))
+        first = min(stage.batch_size, paced)
+        sizes = [min(each, paced) for each in batch_sizes(stage, sweep.limits) if each > stage.batch_size]
+        fewest, left = 0, stale
+        for size in (first, *sizes):
+            if left > 0:
+                fewest, left = fewest + 1, left - size
+        most = max((first, *sizes))
+        return cls(first, most, fewest + max(0, -(-left // most)), -(-stale // first))
+
+    def __str__(self) -> str:
+        return f"{self.number:,}" if self.fewest == self.number else f"{self.fewest:,} to {self.number:,}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of a stage in ``housekeeping plan --json``."""
+        return {"batch_size": self.rows, "largest_batch": self.most_rows, "fewest_batches": self.fewest}
+
+
+@dataclass(frozen=True, slots=True)
 class Plan(Forecast):
     """The work of a run that would begin at `now`.
 
     Attributes:
-      stages: The plan of each stage, with its number of batches.
+      stages: The plan of each stage, with its batches.
       warnings: What is unusual about the stale rows.
       dependents: Links to the rows it would delete, nearest first, with the dependents that they reach.
       triggers: Triggers and rules that it would fire.
@@ -149,7 +187,7 @@ class Plan(Forecast):
 
     worker: str
     now: datetime
-    stages: list[tuple[StagePlan, int]]
+    stages: list[tuple[StagePlan, Batching]]
     pace: float | None = None
     clock_skew: ClockSkew | None = None
     dependents: Sequence[Branch] = ()
@@ -178,8 +216,8 @@ class Plan(Forecast):
 
     @property
     def batches(self) -> int:
-        """The number of batches, if time were no limit."""
-        return sum(batches for _, batches in self.stages)
+        """The number of batches, if time were no limit and none grew or shrank."""
+        return sum(batches.number for _, batches in self.stages)
 
     def expected_s(self, stale: Backlog) -> float | None:
         """Return the expected seconds of work for these rows, over one or more runs; None when unknown."""
@@ -211,7 +249,8 @@ class Plan(Forecast):
             "passes": [
                 {
                     "pass": each.name,
-                    **self._numbers(each, batches),
+                    **self._numbers(each, batches.number),
+                    **batches.as_json(),
                     "samples": [{name: _plain(value) for name, value in row.items()} for row in each.samples],
                 }
                 for each, batches in self.stages
@@ -372,7 +411,8 @@ def _uncounted(sweep: Sweep, clock: Clock | None, error: BaseException) -> Plan:
     """Return the plan of a worker with a locked table: some unknown number of rows."""
     with translate_postgres_errors():
         now = clock.now() if clock else database_now()
-        unknown = [(StagePlan(each.name, Backlog(0, exact=False), {}), 0) for each in stages_of(sweep)]
+        none = Backlog(0, exact=False)
+        unknown = [(StagePlan(each.name, none, {}), Batching.of(sweep, each, 0)) for each in stages_of(sweep)]
     return Plan(sweep.name, now, unknown, warnings=[f"the rows could not be counted: {error_line(error)}"])
 
 
@@ -381,15 +421,15 @@ def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int, decla
         skew = read_database_clock()
         now = clock.now() if clock else skew.server_at
         stages = stages_of(sweep)
-        found = [(each.plan(now, limit, argument), each.batch_size) for each in stages]
+        found = [each.plan(now, limit, argument) for each in stages]
         branches = sampled_branches(sweep, stages, now, declared, read_known_tables(sweep, stages))
-        branches = counted_branches(branches, {each.name: each.stale for each, _ in found}, now)
+        branches = counted_branches(branches, {each.name: each.stale for each in found}, now)
         triggers = triggers_of(stages, now)
         warnings = [
-            line for each, (made, _) in zip(stages, found, strict=True) for line in warnings_of(sweep, each, made, now)
+            line for each, made in zip(stages, found, strict=True) for line in warnings_of(sweep, each, made, now)
         ]
         warnings += [hint for each in stages if (hint := hint_of(each, now)) is not None]
-    passes = [(planned, -(-planned.stale.rows // size)) for planned, size in found]
+    passes = [(made, Batching.of(sweep, each, made.stale.rows)) for each, made in zip(stages, found, strict=True)]
     rows_per_s = None
     with suppress(ProgrammingError), translate_postgres_errors():  # before `housekeeping init`
         rows_per_s = pace(sweep, last_ended(sweep))
@@ -474,7 +514,7 @@ def dry_run(
         for name, number in each.counts.items():
             counts[name] = counts.get(name, 0) + number
         if "batches" in counts:
-            counts["batches"] += batches
+            counts["batches"] += batches.number
     # A run in the foreground needs no queue. It fails after it has waited for a locked table.
     deciding = next(
         (each for each in planned.checks if each.effect in OUTCOME_OF_EFFECT or each.reason == "locked"), None

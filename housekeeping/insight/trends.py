@@ -17,6 +17,7 @@ from housekeeping.core.logs import counted
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
 from housekeeping.engine.alerts import pace, rates
+from housekeeping.engine.guard import processed_rows
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.schema import Run
@@ -317,7 +318,7 @@ class _Limits:
         if override.batch_size is not None:
             since = [run for run in ended if override.since is not None and run.started_at >= override.since]
             # Before the first narrowed run: at worst, a batch of fewer rows takes as long as a full one.
-            slower = speed * min(1.0, override.batch_size / sweep.limits.batch)
+            slower = speed * min(1.0, override.batch_size / max(sweep.limits.batch, *_rows_of_a_batch(sweep, ended)))
             speed = min(speed, pace(sweep, since) or slower)
         return cls(own, (speed, runtime_s), override.until)
 
@@ -334,6 +335,12 @@ class _Limits:
         if self.own[0] <= arrived_per_s:
             return "raise batch_size" + (", or lower rest" if sweep.limits.rest else "")
         return "raise max_runtime_s, or schedule it more often"
+
+
+def _rows_of_a_batch(sweep: Sweep, ended: Sequence[RunRecord]) -> list[float]:
+    """Return the average rows of a batch of each run, so 0 at least once."""
+    found = [(processed_rows(run.counts, sweep.progress_counts), run.counts.get("batches")) for run in ended]
+    return [0.0, *(rows / batches for rows, batches in found if batches)]
 
 
 @dataclass(frozen=True, slots=True)

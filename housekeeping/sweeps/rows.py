@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from peewee import SQL, EnclosedNodeList, Expression, Model
 from pydantic import Field, SkipValidation
@@ -107,6 +107,7 @@ class CallStage(TableStage):
     """Table stage whose action is a `Call`."""
 
     action: Call
+    is_timed: ClassVar[bool] = False
 
     def prepare(self, batch: Batch) -> _Taken:
         """Call the function for each row of the batch that no other transaction has locked.
@@ -232,7 +233,8 @@ class Rows(OfTable):
         sees a new hold.
       event: Event announced with the changed rows of each batch.
       log: Log line of each changed row. The option ``log_records``, if the sweep has it, switches it off.
-      batch: Rows per transaction of this stage. Default: those of the sweep's `Limits`.
+      batch: Rows per transaction of this stage, which may grow and shrink as those of `Limits`. Default: those of the
+        sweep's `Limits`.
       name: Name of the stage in plans and cursors. Default: ``rows``, or the table's name if there are several stages.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
-from typing import Any, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from peewee import (
     CTE,
@@ -135,6 +135,9 @@ class TableStage(TableRows):
         everything that was committed before the locks. Only for a table whose key is one integer.
     """
 
+    #: Whether the time of a batch is that of its transaction, so that it says how large the next one may be.
+    is_timed: ClassVar[bool] = True
+
     action: Action
     event: Event | None = None
     row_log: RowLog | None = None
@@ -196,6 +199,13 @@ class TableStage(TableRows):
         """Return whether the changed rows must be returned, for log lines or for a listener of the event."""
         written = self.row_log is not None and logging.getLogger(__name__).isEnabledFor(self.row_log.level)
         return written or (self.event is not None and events.has_listeners(self.event.signal))
+
+    def calls_handlers(self) -> bool:
+        """Return whether the stage's event has handlers in the transaction of each batch, or an outbox."""
+        if self.event is None:
+            return False
+        handlers = events.handlers_of(self.event.signal)
+        return bool(handlers.within_transaction or handlers.outbox)
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         if self.row_log is not None:

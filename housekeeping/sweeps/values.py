@@ -169,7 +169,7 @@ class Limits:
     """Limits of a run.
 
     Attributes:
-      batch: Rows per transaction.
+      batch: Rows per transaction. With `batch_takes`, those of a stage's first one.
       runtime: How long a run starts new batches.
       resume: After which runs the next one continues where they ended. ``interrupted``: only after one that was
         interrupted. ``after_limit``: also after one that reached its limits; then rows that cannot be changed do not
@@ -177,8 +177,11 @@ class Limits:
         the front.
       rows_per_s: Most rows per second, on average; None for no limit.
       rest: Pause after each batch, as a multiple of the batch's duration.
-      batch_takes: How long a batch should take. Slower batches shrink, never above `batch`. None for always `batch`.
-        Only stages of tables follow it.
+      batch_takes: How long a batch should take. A quick batch makes the next one of its stage larger, up to 20 times
+        `batch` and 10,000 rows. A slow one makes it smaller, down to a tenth of `batch`. So do a throttle and a session
+        that waits for the batch's locks. None for always `batch`. Only stages of tables follow it. With handlers of the
+        event in the transaction, or in the outbox, a batch never has more rows than `batch`. The batches of a `Call`
+        always have `batch` rows: its function takes the time, and holds no lock.
       throttle: Health of the database that a run needs to continue.
     """
 
@@ -188,7 +191,7 @@ class Limits:
     resume: Literal["interrupted", "after_limit", "never"] = "interrupted"
     rows_per_s: _Positive | None = None
     rest: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    batch_takes: Annotated[timedelta, Field(gt=timedelta(), le=timedelta(minutes=1))] | None = None
+    batch_takes: Annotated[timedelta, Field(gt=timedelta(), le=timedelta(minutes=1))] | None = timedelta(seconds=0.2)
     throttle: Throttle = Throttle()
 
 

@@ -58,7 +58,7 @@ def send(parcel):
 parcels = Sweep(
     "shop.parcels",
     Rows(Parcel, stale=lambda row: row.id > 0, action=Call(send, then=Delete())),
-    limits=Limits(batch=2),
+    limits=Limits(batch=2, batch_takes=None),
 )
 """
 

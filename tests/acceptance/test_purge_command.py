@@ -134,13 +134,13 @@ def test_terminal_is_asked_for_a_confirmation(
 def purging(
     environment: dict[str, str], tmp_path: Path, postgres: Database, admin: Connection
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Purge that has committed two batches and hangs in the third one."""
+    """Purge that has committed a batch and hangs in the second one."""
     postgres.execute_sql(
         "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS "
         "'BEGIN IF OLD.id = 5 THEN PERFORM pg_sleep(25); END IF; RETURN OLD; END';"
         "CREATE TRIGGER hang BEFORE DELETE ON sessions FOR EACH ROW EXECUTE FUNCTION hang()"
     )
-    arguments = ["purge", "sessions", "--where", EXPIRED, "--yes", "--batch-size", "2", "--json"]
+    arguments = ["purge", "sessions", "--where", EXPIRED, "--yes", "--batch-size", "4", "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "housekeeping", *arguments],
         env=environment,

@@ -21,7 +21,7 @@ from housekeeping.engine.gates import Check
 from housekeeping.insight import status, trends
 from housekeeping.insight.causes import read_causes
 from housekeeping.insight.load import DatabaseLoad, read_loads
-from housekeeping.insight.plan import SORTED_ROWS, Plan, PurgePlan, dry_run, plan, plan_purge
+from housekeeping.insight.plan import SORTED_ROWS, Batching, Plan, PurgePlan, dry_run, plan, plan_purge
 from housekeeping.insight.status import (
     Progress,
     ProgressReader,

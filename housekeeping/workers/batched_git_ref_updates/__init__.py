@@ -69,7 +69,7 @@ project_cleanup: Final = Sweep(
         max_deletes=sweep.options["max_deletes"],
     ),
     lease=Lease(lambda project_id: f"batched_git_ref_updates/project_cleanup/{project_id}", LEASE_TTL),
-    limits=Limits(PAGE_SIZE, MAX_RUNTIME),
+    limits=Limits(PAGE_SIZE, MAX_RUNTIME, batch_takes=None),
     guard=Guard(first_run=False),
     alerts=Alerts(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS),
     argument=Argument("project id", int),
@@ -96,7 +96,7 @@ cleanup_scheduler: Final = Sweep(
     schedule=SCHEDULE,
     lease=Lease("batched_git_ref_updates/cleanup_scheduler", LEASE_TTL),
     # Projects with high ids must not starve behind 10,000 busy ones.
-    limits=Limits(BATCH_SIZE, MAX_RUNTIME, resume="after_limit"),
+    limits=Limits(BATCH_SIZE, MAX_RUNTIME, resume="after_limit", batch_takes=None),
     guard=Guard(first_run=False),
     alerts=Alerts(longest_run=LONGEST_RUN, failed_runs=FAILED_RUNS, late=LATE),
     options={"max_projects": MAX_PROJECTS},
@@ -114,7 +114,7 @@ processed_deletions: Final = Sweep(
     ),
     schedule=PROCESSED_SCHEDULE,
     # Ids grow, so old rows are at the front. A run that ended early has more of them behind it.
-    limits=Limits(PROCESSED_BATCH_SIZE, MAX_RUNTIME, resume="after_limit"),
+    limits=Limits(PROCESSED_BATCH_SIZE, MAX_RUNTIME, resume="after_limit", batch_takes=None),
     alerts=Alerts(late=LATE),
     actor={"feature_category": "gitaly"},
 )

@@ -234,6 +234,7 @@ sweep: Final = Sweep(
         MAX_RUNTIME,
         # Rows that cannot be changed stay at the front. Enough of them would use up every run that starts there.
         resume="after_limit",
+        batch_takes=None,
     ),
     guard=Guard(first_run=False),
     alerts=Alerts(late=LATE),

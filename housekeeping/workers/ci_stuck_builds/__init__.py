@@ -249,6 +249,7 @@ def drop_sweep(
             MAX_RUNTIME,
             # Builds that can neither be dropped nor doomed must not use up the time of every run.
             resume="after_limit",
+            batch_takes=None,
         ),
         guard=Guard(first_run=False),
         alerts=Alerts(longest_run=LONGEST_RUN, most={"dropped": MOST_DROPPED, "doomed": MOST_DOOMED}, late=LATE),

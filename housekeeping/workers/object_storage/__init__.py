@@ -340,7 +340,7 @@ sweep: Final = Sweep(
     schedule=SCHEDULE,
     # Document 100, エラー処理: after a time-out the next run continues. If it started at the
     # front, slow failures there would keep the rest waiting for ever.
-    limits=Limits(PAGE, MAX_EXEC_DURATION, resume="after_limit"),
+    limits=Limits(PAGE, MAX_EXEC_DURATION, resume="after_limit", batch_takes=None),
     guard=Guard(first_run=False),
     alerts=Alerts(longest_run=LONGEST_RUN, backlog=LARGEST_BACKLOG, failed_runs=FAILED_RUNS, late=LATE),
     options={"stale_after_s": STALE_AFTER.total_seconds(), "log_records": False},

@@ -37,6 +37,7 @@ sweep: Final = Sweep(
         runtime=timedelta(seconds=30),  # document 48, 備考
         # Rows that cannot be deleted must not use up every run's time.
         resume="after_limit",
+        batch_takes=None,
     ),
     guard=Guard(first_run=False),
     alerts=Alerts(

@@ -48,7 +48,9 @@ def sweep(action: Any = None, lease: Lease | None = None, **options: Any) -> Swe
         order="closed_at",
         action=action or Delete(archive_to="old_tickets"),
     )
-    declared = Sweep("tickets.closed", rows, lease=lease, limits=Limits(batch=2), guard=Guard(first_run=False))
+    declared = Sweep(
+        "tickets.closed", rows, lease=lease, limits=Limits(batch=2, batch_takes=None), guard=Guard(first_run=False)
+    )
     return changed(declared, **options)
 
 

@@ -37,7 +37,7 @@ sweep: Final = Sweep(
         action=Delete(),
         event=Event(orders_expired, "customer", "expires_at", order_id="id"),
     ),
-    limits=Limits(batch=4),
+    limits=Limits(batch=4, batch_takes=None),
 )
 
 

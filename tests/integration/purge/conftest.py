@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from housekeeping import Sweep
+from tests.declarations import changed
 from tests.internals.database import Database
 from tests.internals.engine import PurgeRequest, RunResult, run_sweep, sweep_of
 
@@ -23,14 +24,14 @@ ADD_SESSIONS: Final = (
 def purge(
     request: PurgeRequest, declared: Iterable[Sweep] = (), *, sweep: Sweep | None = None, **options: Any
 ) -> RunResult:
-    """Run a purge as its command does.
+    """Run a purge as its command does, but in batches of one size.
 
     Parameters:
       declared: The sweeps of the application.
       sweep: Replaces that of the request.
     """
     return run_sweep(
-        sweep or sweep_of(request, declared),
+        sweep or changed(sweep_of(request, declared), batch_takes=None),
         confirmed=True,
         max_rows=request.max_rows,
         resumes=request.resumes,

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from housekeeping import Settings
+from housekeeping.testing.stubs import ManualClock
 from tests.integration.conftest import Plant
 from tests.integration.purge.conftest import EXPIRED, Left, purge
 from tests.internals.core import RunTakenOver, WrongArgument
 from tests.internals.database import Database
 from tests.internals.engine import PurgeRequest, request_of, sweep_of
-from tests.internals.insight import SORTED_ROWS, Plan, PurgePlan, plan_purge
+from tests.internals.insight import SORTED_ROWS, Batching, Plan, PurgePlan, plan_purge
 from tests.internals.ledger import NOW, Override, Run, runs
 from tests.internals.ledger import override_rows as overrides
 from tests.internals.sweeps import Backlog, StagePlan
@@ -27,6 +28,15 @@ def test_purge_deletes_the_selected_rows_in_batches(sessions: Left) -> None:
     assert (result.outcome, result.counts["deleted_rows"], result.counts["batches"]) == ("done", 10, 3)
     [run] = Run.select()
     assert (run.worker, run.outcome, run.counts["purge"]["where"]) == ("purge:sessions", "done", EXPIRED)
+
+
+def test_batches_of_a_purge_grow(sessions: Left, clock: ManualClock) -> None:
+    request = PurgeRequest(table="sessions", where=EXPIRED, batch_size=1)
+
+    result = purge(request, sweep=sweep_of(request), clock=clock)
+
+    # Of 1, 2, 5 and 2 rows.
+    assert (result.counts["deleted_rows"], result.counts["batches"]) == (10, 4)
 
 
 def test_second_purge_finds_nothing(sessions: Left) -> None:
@@ -264,7 +274,8 @@ def _pause_after(batches: int) -> Any:
 )
 def test_plan_that_counted_too_few_rows_does_not_name_them_as_all(max_rows: int | None, shown: Backlog) -> None:
     request = PurgeRequest(table="sessions", where=EXPIRED, max_rows=max_rows)
-    counted = Plan(request.worker, datetime.now(UTC), [(StagePlan("rows", Backlog(5, exact=False), {}), 1)])
+    rows = StagePlan("rows", Backlog(5, exact=False), {})
+    counted = Plan(request.worker, datetime.now(UTC), [(rows, Batching(5, 5, 1, 1))])
 
     assert PurgePlan(request, counted, (), False, (), "").rows == shown
 

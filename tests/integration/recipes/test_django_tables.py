@@ -94,7 +94,7 @@ def test_expired_tokens_go_with_their_blacklist_entries(filled: Filled, postgres
 
     assert_leaves(
         postgres,
-        simplejwt_tokens(limits=Limits(batch=2)),
+        simplejwt_tokens(limits=Limits(batch=2, batch_takes=None)),
         kept,
         table="token_blacklist_outstandingtoken",
         deleted_rows=3,
@@ -109,6 +109,6 @@ def test_expired_tokens_go_with_their_blacklist_entries(filled: Filled, postgres
 def test_deletion_of_tokens_survives_a_kill_at_every_point(filled: Filled) -> None:
     filled("tokens")
 
-    points = assert_survives_kill(simplejwt_tokens(limits=Limits(batch=2)))
+    points = assert_survives_kill(simplejwt_tokens(limits=Limits(batch=2, batch_takes=None)))
 
     assert any("token_blacklist" in point for point in points)

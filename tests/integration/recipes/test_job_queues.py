@@ -65,7 +65,9 @@ def left_by_procrastinate(connection: psycopg.Connection[Any], statuses: list[st
 def test_old_jobs_go_as_by_remove_old_jobs(
     jobs: psycopg.Connection[Any], postgres: Database, statuses: list[str]
 ) -> None:
-    sweep = procrastinate_jobs(older_than=timedelta(days=30), statuses=statuses, limits=Limits(batch=1))
+    sweep = procrastinate_jobs(
+        older_than=timedelta(days=30), statuses=statuses, limits=Limits(batch=1, batch_takes=None)
+    )
     kept = left_by_procrastinate(jobs, statuses)
 
     assert_leaves(postgres, sweep, kept, table="procrastinate_jobs")

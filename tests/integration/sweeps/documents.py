@@ -43,7 +43,7 @@ DOCUMENTS: Final = Sweep(
         hold=lambda row: LegalHold.user_id == row.user_id,
         action=Delete(),
     ),
-    limits=Limits(batch=2),
+    limits=Limits(batch=2, batch_takes=None),
     guard=Guard(first_run=False),
 )
 

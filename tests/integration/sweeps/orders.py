@@ -68,7 +68,7 @@ def sweep(function: Callable[[Any], object], **given: Any) -> Sweep:
         age=HOUR,
         action=Call(function, then=Transition(machine, "expire"), **of_call),
     )
-    return changed(Sweep("shop.stuck_orders", rows, limits=Limits(batch=5)), **given)
+    return changed(Sweep("shop.stuck_orders", rows, limits=Limits(batch=5, batch_takes=None)), **given)
 
 
 def add(count: int) -> None:

@@ -45,7 +45,7 @@ def sweep(action: Any = None, lease: Lease | None = None) -> Sweep:
         "sessions.expired",
         Rows(Session, stale=lambda row, now: row.expires_at <= now, order="expires_at", action=action or Delete()),
         lease=lease,
-        limits=Limits(batch=2),
+        limits=Limits(batch=2, batch_takes=None),
     )
 
 

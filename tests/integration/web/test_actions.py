@@ -136,7 +136,8 @@ def test_plan_page_shows_counts_and_changes_nothing(client: FlaskClient) -> None
 
     page = client.get(f"{PATH}/plan").get_data(as_text=True)
 
-    assert "<strong>3</strong> rows are stale: 1 batch of at most 100." in page
+    assert "<strong>3</strong> rows are stale." in page
+    assert "1 of 100 rows at most" in page
     assert '<dd class="number">3</dd>' in page and "<caption>First rows</caption>" in page
     assert (UserStatus.select().count(), Run.select().count()) == (3, 0)
 

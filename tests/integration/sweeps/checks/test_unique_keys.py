@@ -33,7 +33,7 @@ class Event(BaseModel):
 
 def sweep_of(*order: str, action: Any = None) -> Sweep:
     rows = Rows(Event, stale=lambda row, now: row.happened_at < now, order=order, action=action or Delete())
-    return Sweep("shop.events", rows, limits=Limits(batch=5))
+    return Sweep("shop.events", rows, limits=Limits(batch=5, batch_takes=None))
 
 
 def by_id_alone(action: Any) -> Sweep:
@@ -205,7 +205,7 @@ def test_composite_key_of_any_type_needs_no_option(do: Do, kind: str, partitione
             order=("at", "device"),
             action=Call(seen.append, then=Delete()),
         ),
-        limits=Limits(batch=3),
+        limits=Limits(batch=3, batch_takes=None),
     )
 
     result = run_sweep(explain_queries)
@@ -238,7 +238,7 @@ def test_key_that_is_not_unique_changes_no_row(events: None, do: Do, action: Any
             action=action,
             event=housekeeping.Event(gone),
         ),
-        limits=Limits(batch=2),
+        limits=Limits(batch=2, batch_takes=None),
     )
     heard: list[Any] = []
 

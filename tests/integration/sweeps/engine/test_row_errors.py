@@ -124,7 +124,7 @@ _ARCHIVING: Final = changed(SMALL, action=Delete(archive_to="old_statuses"))
 _REMOVING: Final = Sweep(
     "shop.removed",
     Rows(Order, stale=stuck, order="updated_at", action=Remove(("removed",), ("removed",))),
-    limits=Limits(batch=5),
+    limits=Limits(batch=5, batch_takes=None),
 )
 _IMPORTS: Final = changed(stale_imports, options={"page_size": 10, "log_records": False}, batch=10)
 _PURGE: Final = PurgeRequest(table="user_statuses", where="user_id > 0", batch_size=10)

@@ -159,7 +159,7 @@ def test_purge_is_stopped(postgres: Database) -> None:
     )
     sweep = sweep_of(PurgeRequest(table="sessions", where="true", batch_size=2))
 
-    result = run_sweep(sweep, confirmed=True, on_batch=said(after=2, say=stop))
+    result = run_sweep(changed(sweep, batch_takes=None), confirmed=True, on_batch=said(after=2, say=stop))
 
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", "stopped", 4)
 

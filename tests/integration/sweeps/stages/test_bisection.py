@@ -136,6 +136,7 @@ def test_throttled_run_that_left_a_stage_fails_with_the_error_of_its_rows(
         lambda _: [part("bad", UserStatus.user_id <= 100), part("good", UserStatus.user_id > 100)],
         limits=Limits(
             runtime=timedelta(minutes=10),
+            batch_takes=None,
             throttle=Throttle(replication_lag_s=None, waiting_locks=None, custom=lambda: "checkout is slow"),
         ),
         guard=Guard(first_run=False),

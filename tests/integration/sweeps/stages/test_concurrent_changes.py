@@ -29,7 +29,7 @@ class Visit(BaseModel):
 VISITS = Sweep(
     "shop.visits",
     Rows(Visit, stale=lambda row, now: row.at < now, order=("at", "id", "region"), action=Delete()),
-    limits=Limits(batch=3),
+    limits=Limits(batch=3, batch_takes=None),
 )
 _COLUMNS = "(id bigint, region int, at timestamptz, note text, PRIMARY KEY (id, region))"
 PLAIN = (f"CREATE TABLE visits {_COLUMNS} WITH (fillfactor = 50)",)

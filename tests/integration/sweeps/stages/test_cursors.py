@@ -44,7 +44,9 @@ def test_repeatedly_stopped_runs_miss_no_row(postgres: Database, kind: str) -> N
     for number in range(1, _ROWS + 1):
         Parcel.create(due=value(number))
     parcels = Sweep(
-        "shop.parcels", Rows(Parcel, stale=lambda row: row.id > 0, order="due", action=Delete()), limits=Limits(batch=2)
+        "shop.parcels",
+        Rows(Parcel, stale=lambda row: row.id > 0, order="due", action=Delete()),
+        limits=Limits(batch=2, batch_takes=None),
     )
 
     outcomes = [run_sweep(parcels, stopping=_set()).outcome for _ in range(7)]
@@ -69,7 +71,7 @@ def test_cursor_of_another_order_begins_at_the_front(postgres: Database, number:
         Sweep(
             "shop.parcels",
             Rows(Parcel, stale=lambda row: row.id > 0, order=order, action=Delete()),
-            limits=Limits(batch=2),
+            limits=Limits(batch=2, batch_takes=None),
         )
         for order in (orders[number], orders[1 - number])
     )
@@ -89,7 +91,7 @@ def test_column_with_a_name_of_peewee_can_be_the_key(postgres: Database) -> None
     machines = Sweep(
         "shop.machines",
         Rows(Machine, stale=lambda row: row.node != "", order="node", action=Delete()),
-        limits=Limits(batch=2),
+        limits=Limits(batch=2, batch_takes=None),
     )
 
     assert (run_sweep(machines).outcome, Machine.select().count()) == ("done", 0)

@@ -133,7 +133,7 @@ def test_done_run_leaves_only_rows_that_are_locked_or_rejected(
             order=("position", *draw.sample(list(key), len(key))),
             action=draw.choice((Delete(), Call(lambda row: None, then=Delete()))),
         ),
-        limits=Limits(batch=draw.choice((1, 3, 7))),
+        limits=Limits(batch=draw.choice((1, 3, 7)), batch_takes=None),
     )
     planned = plan(sweep)
     bad = int(_one(postgres, f"SELECT count(*) FROM {table} WHERE kept = 1")) if rejected else 0
@@ -168,7 +168,9 @@ def test_run_over_a_key_of_any_type_reaches_the_end(postgres: Database, admin: C
         id = KINDS[kind].field(primary_key=True)
 
     every = Sweep(
-        "shop.keyed", Rows(Keyed, stale=lambda row: row.id.is_null(False), action=Delete()), limits=Limits(batch=2)
+        "shop.keyed",
+        Rows(Keyed, stale=lambda row: row.id.is_null(False), action=Delete()),
+        limits=Limits(batch=2, batch_takes=None),
     )
 
     result = run_sweep(every)
@@ -203,7 +205,7 @@ def test_nullable_column_is_read_from_the_catalog_not_the_model(postgres: Databa
     every = Sweep(
         "shop.readings",
         Rows(Reading, stale=lambda row: row.id > 0, order="at", action=Delete()),
-        limits=Limits(batch=4),
+        limits=Limits(batch=4, batch_takes=None),
     )
     planned = plan(every).stale.rows
 

@@ -88,7 +88,7 @@ def test_run_deletes_what_each_tenant_does_not_keep(add_tenants: AddTenants, clo
     add_tenants(4, 40)
     Tenant.update(keep_days=35).where(Tenant.id == 2).execute()
     Tenant.update(keep_days=None).where(Tenant.id == 3).execute()
-    sweep = changed(BY_TENANT, batch=4)
+    sweep = changed(BY_TENANT, batch=4, batch_takes=None)
 
     result = run_sweep(sweep, clock=clock)
 
@@ -183,7 +183,7 @@ def test_key_of_several_columns_finds_the_same_rows(postgres: Database, clock: M
     sweep = Sweep(
         "shop.notes",
         Rows(Note, stale=stale, order=("tenant_id", "at", "number", "part"), action=Delete()),
-        limits=Limits(batch=2),
+        limits=Limits(batch=2, batch_takes=None),
     )
 
     result = run_sweep(sweep, clock=clock)

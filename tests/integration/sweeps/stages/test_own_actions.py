@@ -46,7 +46,7 @@ def orders(postgres: Database) -> None:
 
 def _sweep(action: Action) -> Sweep:
     rows = Rows(Order, stale=stuck, order="updated_at", action=action)
-    return Sweep("shop.removed", rows, limits=Limits(batch=5))
+    return Sweep("shop.removed", rows, limits=Limits(batch=5, batch_takes=None))
 
 
 def test_action_may_count_more_than_its_statement(orders: None) -> None:

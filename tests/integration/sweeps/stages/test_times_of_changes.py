@@ -58,7 +58,7 @@ def sweep(action: Any = EXPIRE, batch_size: int = 1) -> Sweep:
             order="due_at",
             action=action,
         ),
-        limits=Limits(batch=batch_size),
+        limits=Limits(batch=batch_size, batch_takes=None),
     )
 
 

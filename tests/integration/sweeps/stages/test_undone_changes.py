@@ -51,7 +51,7 @@ def heard_of(signal: Any) -> Iterator[list[int]]:
 
 def _sweep(action: Any, **given: Any) -> Sweep:
     rows = Rows(Order, stale=stuck, order="updated_at", action=action, **given)
-    return Sweep("shop.stuck", rows, limits=Limits(batch=5))
+    return Sweep("shop.stuck", rows, limits=Limits(batch=5, batch_takes=None))
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_rows_with_composite_key_in_quoted_schema_are_deleted(order_lines: None,
                 order="touched_on",
                 action=Delete(),
             ),
-            limits=Limits(batch=2),
+            limits=Limits(batch=2, batch_takes=None),
         )
 
         run_sweep(sweep)

@@ -61,7 +61,7 @@ def test_stale_rows_of_mapped_class_are_deleted_in_batches(engine: Engine) -> No
     sweep = Sweep(
         "shop.expired",
         Rows(Session, stale=lambda row, now: row.expires <= now, order=("expires",), action=Delete()),
-        limits=Limits(batch=2),
+        limits=Limits(batch=2, batch_takes=None),
     )
 
     assert (run_sweep(sweep).counts["deleted_rows"], left(engine)) == (5, [None])
@@ -82,7 +82,7 @@ def test_stale_rows_of_table_with_composite_key_are_deleted(engine: Engine) -> N
             stale=lambda row: (row.touched_at < NOW - timedelta(days=1)) & (row.mood == shop.Mood.GLAD),
             action=Delete(),
         ),
-        limits=Limits(batch=2),
+        limits=Limits(batch=2, batch_takes=None),
     )
 
     assert [column.name for column in stage_of(sweep).order] == ["order_id", "line no"]
@@ -204,7 +204,7 @@ def test_table_that_is_given_by_its_name_is_read_from_the_catalog(postgres: Data
     sweep = Sweep(
         "shop.named",
         Rows("named", stale=lambda row, now: row.at < now, order="at", age=timedelta(days=2), action=Delete()),
-        limits=Limits(batch=2),
+        limits=Limits(batch=2, batch_takes=None),
         guard=Guard(first_run=False),
     )
 
