@@ -4,14 +4,17 @@
 Rule                   More stale rows than                          A run over the limit
 =====================  ============================================  =================================================
 `RowGuard.first_run`   a fifth of a table, if no run with this       is skipped until an operator confirms a run
-                       predicate has completed
+                       predicate has completed; the tables of
+                       dependents count, too
 `RowGuard.breaker`     many times the most rows of a past run, or a  does what the breaker's action says: it alerts,
                        share of the tables                           stops at the limit, or does not begin
 `stale_if_outgrown`    twice the rows that a plan showed             is not begun; the operator looks at a new plan
 =====================  ============================================  =================================================
 
 The numbers that decide are counted, up to the limit and in at most five seconds, not estimated. A count that takes
-longer decides like one that is over the limit.
+longer decides like one that is over the limit. Only the breaker estimates dependents, if they are many.
+
+`RowGuard.first_run` also finds a large table of dependents without an index.
 """
 
 from __future__ import annotations
@@ -39,10 +42,18 @@ from housekeeping.ledger import runs
 from housekeeping.ledger.runs import Counts, Outcome, RunRow
 from housekeeping.sweeps.conditions import WithoutLists
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.dependents import LARGE
 from housekeeping.sweeps.partition_catalog import is_gone
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Backlog, Stage
 from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.tree import (
+    backlog_of_dependents,
+    count_dependents,
+    graph_of,
+    is_bounded,
+    tables_of_dependents,
+)
 from housekeeping.sweeps.validate_tables import stages_of
 
 logger = named_logger(__name__)
@@ -142,9 +153,10 @@ class RowGuard:
         """Return why the run needs a confirmation, as its count ``unconfirmed``; None if it needs none.
 
         It needs one if it is the sweep's first run, or the first of a changed predicate, and would process much of a
-        table.
+        table, or read a large table of dependents for each batch. A changed graph of dependents is a changed predicate.
 
         Raises:
+          DependentsRefused: A `Delete` cannot delete the dependents of its rows as declared.
           peewee.PeeweeException: The database does not answer, or the library's own tables are missing.
         """
         if not self._sweep.guard.first_run:
@@ -157,18 +169,16 @@ class RowGuard:
         # A run may have completed without writing its fingerprint.
         if self._confirmed or (last is None and runs.has_worked(self._sweep.name)):
             return None
+        known: Counts = {"worker": self.worker, "changed": last is not None}
+        for link in (link for each in self._stages if (graph := graph_of(each)) is not None for link in graph.links):
+            if link.large and not link.indexed:
+                found = {"table": link.table, "rows": link.rows, "index": link.index_statement}
+                return {**known, **found, "stale": None, "exact": False, "limit": LARGE}
         for table, stale, rows in self._tables():
             limit = max(AT_LEAST - 1, (rows or 0) // ONE_IN)
             if stale is None or stale.exceeds(limit):
-                return {
-                    "worker": self.worker,
-                    "table": table,
-                    "stale": None if stale is None else stale.rows,
-                    "exact": stale is not None and stale.exact,
-                    "limit": limit,
-                    "rows": rows,
-                    "changed": last is not None,
-                }
+                numbers = {"stale": None if stale is None else stale.rows, "exact": stale is not None and stale.exact}
+                return {**known, "table": table, **numbers, "limit": limit, "rows": rows}
         return None
 
     def breaker(self, history: Sequence[RunRow]) -> Counts | None:
@@ -208,7 +218,7 @@ class RowGuard:
     def _allowed(self, most: int | None) -> tuple[int, Backlog | None] | None:
         """Return the allowed rows and the stale rows (None: they could not be counted); None without a limit."""
         share, names = self._sweep.guard.share, _names_of(self._stages)
-        count = partial(self._count, self._stages)
+        count = self._count_all
         try:
             if share is not None and names:
                 tables = [name for name, *_ in _by_table(names)]
@@ -221,8 +231,19 @@ class RowGuard:
             logger.warning("Breaker could not count the stale rows", error=str(error))
             return most or 0, None
 
+    def _count_all(self, limit: int) -> Backlog:
+        """Count the stale rows up to the limit, and add their dependents, whose number may be an estimate."""
+        stale = self._count(self._stages, limit=limit)
+        for each in self._stages:
+            if isinstance(each, TableStage) and is_bounded(each) and not stale.exceeds(limit):
+                stale += backlog_of_dependents(each, self._now, self._count([each], limit=limit))
+        return stale
+
     def _tables(self) -> Iterator[tuple[str, Backlog | None, int | None]]:
-        """Yield each table with its stale rows, or the rows of its partitions whose range is over, and all its rows."""
+        """Yield each table with its stale rows, or the rows of its partitions whose range is over, and all its rows.
+
+        Rows of a table of dependents are stale if they are deleted or cleared along.
+        """
         tables: dict[str, list[Stage]] = {}
         for each in self._stages:
             if isinstance(each, TableStage):
@@ -233,6 +254,30 @@ class RowGuard:
         for each in self._stages:
             if isinstance(each, PartitionStage):
                 yield quoted_name(each.model), *self._partitions(each)
+            elif isinstance(each, TableStage) and is_bounded(each):
+                yield from self._dependents(each)
+
+    def _dependents(self, stage: TableStage) -> Iterator[tuple[str, Backlog | None, int | None]]:
+        graph = graph_of(stage)
+        assert graph is not None
+        changed = [link for link in graph.links if link.decision in ("delete", "clear")]
+        tables = {link.table: link.rows for link in changed}
+        limit = max(_EXACT, sum(tables.values()) // ONE_IN)
+        try:
+            with _bounded(self._sweep.limits.runtime):
+                numbers, is_complete = count_dependents(stage, graph, self._now, limit, limit)
+        except CountFailed as error:
+            if not error.timed_out:
+                raise error.__cause__ or error from None
+            numbers, is_complete = {}, False
+        for table in tables:
+            stale = sum(numbers.get(link, 0) for link in changed if link.table == table)
+            if stale >= AT_LEAST:
+                bound = max(_EXACT, stale * ONE_IN)
+                yield table, Backlog(stale, is_complete), _rows_of([table], bound, self._sweep.limits.runtime)
+        for link in changed:
+            if not is_complete or link not in numbers:
+                yield link.table, None, link.rows
 
     def _partitions(self, stage: PartitionStage) -> tuple[Backlog | None, int | None]:
         ended = [each.name for each in stage.candidates(self._now) if not each.is_detached]
@@ -261,7 +306,12 @@ class RowGuard:
 def in_words(count: Mapping[str, Any]) -> str:
     """Return why a run needs a confirmation, with the commands to type, from the count of `RowGuard.first_run`."""
     stale, rows, worker = count["stale"], count["rows"], count["worker"]
-    if stale is None:
+    if (index := count.get("index")) is not None:
+        found = (
+            f"{count['table']} has about {rows:,} rows and no index by which dependents are found, so that each batch "
+            f"would read all of it ({index})"
+        )
+    elif stale is None:
         found = f"the stale rows of {count['table']} could not be counted in time"
     else:
         size = "" if rows is None else f" of about {rows:,}"
@@ -344,12 +394,15 @@ def stale_if_outgrown(sweep: Sweep, argument: Any, seen: Backlog) -> Backlog | N
 def fingerprint(sweep: Sweep, stages: Sequence[Stage]) -> str:
     """Return a short text that changes with the tables, the predicates and the age of the stale rows.
 
-    Values that depend on the time, and the values of lists, do not change it.
+    It also changes with the graph of the dependents that a stage deletes. Values that depend on the time, and the
+    values of lists, do not change it.
     """
     parts = [str(sweep.stale_after)]
     for stage in stages:
         if isinstance(stage, TableStage):
             parts += [stage.name, quoted_name(stage.model), _predicate(stage.stale)]
+            graph = graph_of(stage) if is_bounded(stage) else None
+            parts += [f"{each.name} {each.decision} {each.where}" for each in (graph.links if graph else ())]
         elif isinstance(stage, PartitionStage):
             stale = "" if stage.stale is None else _predicate(stage.stale)
             parts += [stage.name, quoted_name(stage.model), stale, str(stage.action.older_than)]
@@ -500,7 +553,8 @@ def _all_rows(tables: Sequence[str]) -> str:
 
 
 def _names_of(stages: Sequence[Stage]) -> list[str]:
-    return sorted({quoted_name(each.model) for each in stages if isinstance(each, TableStage)})
+    found = {quoted_name(each.model) for each in stages if isinstance(each, TableStage)}
+    return sorted(found | set(tables_of_dependents(stages)))
 
 
 def _by_table(names: Sequence[str]) -> list[list[str]]:

@@ -496,6 +496,18 @@ def _numbers(stage: TableStage, graph: Graph, now: datetime, stale: Backlog) -> 
     return found
 
 
+def backlog_of_dependents(stage: TableStage, now: datetime, stale: Backlog) -> Backlog:
+    """Return the number of dependents that are deleted or cleared with these stale rows; many are estimated.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    graph = graph_of(stage)
+    numbers = {} if graph is None else _numbers(stage, graph, now, stale)
+    found = [number for link, number in numbers.items() if link.decision in ("delete", "clear")]
+    return Backlog(sum(rows for rows, _ in found), all(is_exact for _, is_exact in found))
+
+
 def _counted_in_time(stage: TableStage, graph: Graph, now: datetime, roots: int) -> tuple[dict[Link, int], bool]:
     try:
         with database.atomic() as savepoint:

@@ -205,7 +205,8 @@ class Guard:
       share: Allow this share of the rows of the sweep's tables: 0.5 is half. Applies from the first run. None for no
         such limit.
       first_run: Whether a first run that would process over 20 % of a table and at least 1,000 rows is skipped until it
-        is confirmed. The same holds for the first run after a change of the predicate, the age or the table.
+        is confirmed. The same holds for the first run after a change of the predicate, the age, the table or the tables
+        of dependents, and if one of these has over 10,000 rows and no index to find dependents by.
       action: ``alert``: the run continues and raises an alert. ``limit``: the run processes the allowed number of rows,
         ends as ``partial: breaker`` and raises an alert; the next run resumes. ``stop``: the run ends as
         ``failed: breaker`` before the first change.
