@@ -32,7 +32,6 @@ from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, printable, shortened
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database
-from housekeeping.engine.alerts import UNAVAILABLE
 from housekeeping.engine.failures import Standing
 from housekeeping.insight.alerts import describe_caused
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, by_trouble, format_backlog
@@ -92,6 +91,8 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = F
     if found.processes.listed:
         out.print()
         print_table(_processes_table(found.processes, now))
+    elif found.processes.full is not None:
+        say(f"processes: {found.processes.summary}", style="yellow")
     for each in statuses:
         if each.forecast is not None and each.forecast.is_notable:
             say(in_one_line(f"backlog of {each.worker}: {each.forecast.text}", _REASON_WIDTH))
@@ -122,7 +123,7 @@ def _print_alerts(found: Snapshot, statuses: list[WorkerStatus]) -> None:
     for alert in found.alerts:
         if alert.cause is not None:
             continue
-        if alert.name != UNAVAILABLE:
+        if alert.subject not in found.unavailable:  # their lines are above
             say(_alert_line(alert))
         if caused := describe_caused(found.alerts, alert):
             say(f"      explains {caused}; --json has all of them", style="dim")

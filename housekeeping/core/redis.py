@@ -66,15 +66,18 @@ def translate_redis_errors() -> Iterator[None]:
     try:
         yield
     except redis.RedisError as error:
-        problem = "is full" if _is_full(error) else "did not answer"
-        raise RedisUnavailable(f"Redis {problem}: {error_line(error).rstrip('.')}") from error
+        text = _full(error) or f"Redis did not answer: {error_line(error).rstrip('.')}"
+        raise RedisUnavailable(text) from error
 
 
-def _is_full(error: redis.RedisError) -> bool:
-    """Return whether Redis answers, but rejects writes: it cannot write to its disk, or has reached its maxmemory."""
+def _full(error: redis.RedisError) -> str | None:
+    """Return what is full if Redis answers and rejects writes: its disk (MISCONF), or its memory; None otherwise."""
     import redis
 
-    return isinstance(error, redis.OutOfMemoryError) or str(error).startswith("MISCONF")
+    if isinstance(error, redis.OutOfMemoryError) or str(error).startswith("MISCONF"):
+        # Redis explains its settings after the first sentence.
+        return f"Redis is full: {error_line(error).partition('. ')[0].rstrip('.')}"
+    return None
 
 
 def reason_full(client: redis.Redis, namespace: str) -> str | None:
@@ -87,7 +90,7 @@ def reason_full(client: redis.Redis, namespace: str) -> str | None:
     try:
         client.set(f"{namespace}:probe", "", px=1)
     except redis.RedisError as error:
-        return f"Redis is full: {error_line(error)}" if _is_full(error) else None
+        return _full(error)
     return None
 
 

@@ -29,15 +29,19 @@ from housekeeping.workers import families_of
 #: Random characters that cannot be guessed, from however many addresses.
 _SAFE_LENGTH: Final = 32
 
+#: Subject of the finding that a server does not answer.
+CONNECTION: Final = "connection"
+
 #: Check of one subject. Checks run in an order in which each depends on the earlier ones.
 Check = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
 
 
-def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+def examine(settings: Settings, sweeps: dict[str, Sweep], *, only_databases: bool = False) -> Iterator[Finding]:
     """Yield the findings of all checks. A server that does not answer is one finding and skips the checks that need it.
 
     Parameters:
       sweeps: The workers by name. Workers that are disabled or not set up are skipped.
+      only_databases: Whether to leave out Redis, the broker, and what is outside of them.
     """
     # Every worker needs the database, so without one there is none to examine.
     by_name = {} if settings.database_url is None else by_database(sweeps.values())
@@ -63,12 +67,12 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
             )
             of_database: tuple[Check, ...] = (servers.examine_postgres, *of_tables, *of_workers, servers.outbox)
             checks += [(area, partial(_of_database, name, area, check)) for check in of_database]
-    if settings.redis_url is None:
+    if settings.redis_url is None and not only_databases:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
-    else:
+    elif not only_databases:
         checks += [("redis", servers.examine_redis), ("broker", servers.examine_broker)]
-    checks += [("outside", _external), ("dashboard", web_token)]
-    if settings.alert_webhook_url is not None and by_name:
+    checks += [] if only_databases else [("outside", _external), ("dashboard", web_token)]
+    if settings.alert_webhook_url is not None and by_name and not only_databases:
         checks.append(("webhook", webhook))
     for problem, workers in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
@@ -89,7 +93,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
                 yield Finding("error", area, "check", f"{stages.UNEXAMINED}{error_line(error)}")
                 continue
             unreachable.add(area)
-            yield Finding("error", area, "connection", error_line(error), "the checks that need it were skipped")
+            yield Finding("error", area, CONNECTION, error_line(error), "the checks that need it were skipped")
 
 
 def _of_database(name: str, area: str, check: Check, settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

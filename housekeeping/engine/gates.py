@@ -366,6 +366,9 @@ class QueueGate:
             text = f"{str(error).rstrip('.')}. No run can be sent or received; {unknown}"
             return Check("queue", "waits", text, runs.NOT_SENT)
         self.processes = read_processes(client, settings.namespace, self.now)
+        if self.processes.full is not None:
+            text = f"{self.processes.full.rstrip('.')}. No run can be sent or received"
+            return Check("queue", "waits", text, runs.NOT_SENT)
         messages = f"{counted(lengths.waiting, 'message is', 'messages are')} in its queue {queue!r}"
         if lengths.oldest_at is not None:
             messages += f", the oldest waits for {format_duration((self.now - lengths.oldest_at).total_seconds())}"

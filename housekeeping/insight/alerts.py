@@ -86,6 +86,12 @@ ALERTS: Final = {
         "The last run failed or was lost.",
         "The text is the reason. The retry and the next tick follow automatically. If they fail too, fix the reason.",
     ),
+    "dead_letters": Help(
+        "Dead letters",
+        "Messages failed for good: they are in the broker's dead letters. The text names their actors.",
+        "Read their errors: housekeeping deadletters list. Then requeue or delete them. Acknowledged, the alert comes "
+        "back with the next one.",
+    ),
     "unseen": Help(
         "Backlog unknown",
         "The backlog cannot be counted: a table or store is unavailable or unreadable, or a predicate fails.",
@@ -140,19 +146,13 @@ ALERTS: Final = {
     "failed_rows": Help(
         "Rejected rows",
         "Some records could not be processed; all others were.",
-        "The worker's page shows the rejected rows with time and cause; the log has the first 20 of each cause. "
-        "The next run retries them.",
+        "Look at the rows and their causes: housekeeping errors, or the worker's page. The next run retries them; the "
+        "log has the first 20 of each cause.",
     ),
     "most_…": Help(
         "Unusual count",
         "One run had an unusually high count.",
         "Check the source of these rows, such as CI runners. Pause the worker while you do.",
-    ),
-    "dead_letters": Help(
-        "Dead letters",
-        "Messages failed for good: they are in the broker's dead letters. The text names their actors.",
-        "Read their errors: housekeeping deadletters list. Then requeue or delete them. Acknowledged, the alert comes "
-        "back with the next one.",
     ),
 }
 _OTHER: Final = Help(

@@ -311,7 +311,18 @@ def plan(
         # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
         found = forecast(request, stages, skews, planned.now, settings)
         course = None if settings is None else _backlog_forecast(sweep, planned, settings.timezone)
-    return replace(planned, checks=found.checks, next_tick=found.next_tick, backlog_forecast=course)
+        warnings = [*planned.warnings, *_last_failure(sweep)]
+    return replace(planned, checks=found.checks, next_tick=found.next_tick, backlog_forecast=course, warnings=warnings)
+
+
+def _last_failure(sweep: Sweep) -> Iterator[str]:
+    """Yield a warning if the worker's last run failed, as the next one may fail, too."""
+    # The library's own tables may not exist yet, and a worker with an argument fails by argument.
+    with suppress(PeeweeException), database.atomic():
+        last = last_ended(sweep)[-1:] if sweep.argument is None else []
+        for run in last:
+            if run.outcome == "failed" and run.reason:
+                yield f"its last run failed: {run.reason}"
 
 
 def _backlog_forecast(sweep: Sweep, planned: Plan, zone: tzinfo) -> BacklogForecast | None:

@@ -20,7 +20,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import reason_full, redis_client
+from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_disk_full, is_unavailable
@@ -499,7 +499,6 @@ class Snapshot:
       unavailable: The servers that do not answer, by `Unavailable.server`.
       clocks: Differences between this machine's clock and those of the databases that answered, by their names.
       processes: Workers and schedulers by their heartbeats; unknown if Redis does not answer or rejects writes.
-      full: Why a server rejects writes although it answers, by its name.
       alerts: All active alerts, the gravest first. What could not be read keeps the alerts that it had.
       progress: Progress of the last run of each worker where it is open.
       read_at: Time of the last successful reading of each part.
@@ -515,7 +514,6 @@ class Snapshot:
     unavailable: dict[str, Unavailable] = field(default_factory=dict)
     clocks: dict[str, ClockSkew] = field(default_factory=dict)
     processes: Processes = UNKNOWN
-    full: dict[str, str] = field(default_factory=dict)
     alerts: Sequence[Alert] = ()
     progress: dict[str, Progress] = field(default_factory=dict)
     read_at: dict[str, datetime] = field(default_factory=dict)
@@ -529,7 +527,7 @@ class Snapshot:
     @property
     def has_alerts(self) -> bool:
         """Whether there is an alert that is not acknowledged, or something cannot be read."""
-        known = {alert.subject for alert in self.alerts if alert.name == UNAVAILABLE and alert.acknowledged}
+        known = {each.subject for each in self.alerts if each.name in (UNAVAILABLE, NO_SPACE) and each.acknowledged}
         is_new = any(alert.acknowledged is None and alert.cause is None for alert in self.alerts)
         return bool(self.unavailable.keys() - known) or is_new or bool(self.wrong_clocks)
 
@@ -597,10 +595,9 @@ class SnapshotReader:
         found.read_at = dict(before.read_at)
         settings = self._settings
         client = None if settings.redis_url is None else redis_client(settings.redis_url)
-        if client is not None and (full := reason_full(client, settings.namespace)) is not None:
-            found.full["Redis"] = full
-        else:
-            found.processes = read_processes(client, settings.namespace, found.at)
+        found.processes = read_processes(client, settings.namespace, found.at)
+        if found.processes.full is not None:
+            _note(found, before, "Redis", found.processes.full)
         ever_ran = [
             self._read_database(name, sweeps, found, before) for name, sweeps in by_database(self._read_sweeps).items()
         ]
@@ -648,10 +645,14 @@ class SnapshotReader:
         self._date_outages(found, before)
         evaluated = [
             *(
-                Alert(UNAVAILABLE, each.error, since=each.since, subject=each.server)
+                Alert(
+                    NO_SPACE if each.error == found.processes.full else UNAVAILABLE,
+                    each.error,
+                    since=each.since,
+                    subject=each.server,
+                )
                 for each in found.unavailable.values()
             ),
-            *(Alert(NO_SPACE, error, subject=server) for server, error in found.full.items()),
             *(alert for name in found.clocks for alert in _full_disk(name, read.values())),
             *process_alerts(
                 [sweep for name, sweep in self._sweeps.items() if name not in found.problems],
@@ -734,7 +735,7 @@ class SnapshotReader:
         if alert.name == UNAVAILABLE:
             return alert.subject in self._servers
         if alert.name == NO_SPACE:
-            return alert.subject in self._servers - found.unavailable.keys()
+            return alert.subject in self._servers
         # A process may know only some of the workers, and so a longer period. A living scheduler is known to all.
         if alert.name == NO_SCHEDULER:
             return any(each.alive for each in found.processes.schedulers)

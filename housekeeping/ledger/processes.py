@@ -12,7 +12,7 @@ import pydantic
 
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import counted, format_duration
-from housekeeping.core.redis import translate_redis_errors
+from housekeeping.core.redis import reason_full, translate_redis_errors
 
 if TYPE_CHECKING:
     import redis
@@ -149,11 +149,13 @@ class Processes:
 
     Attributes:
       every: All of them, also stopped ones, the last heartbeat first.
-      known: Whether Redis could be read.
+      known: Whether Redis could be read, and takes heartbeats.
+      full: Why Redis takes no heartbeats; None if it does, or did not answer.
     """
 
     every: tuple[Process, ...] = ()
     known: bool = True
+    full: str | None = None
 
     @property
     def listed(self) -> list[Process]:
@@ -165,6 +167,8 @@ class Processes:
     @property
     def summary(self) -> str:
         """Live and dead processes in one line."""
+        if self.full is not None:
+            return "unknown, because no heartbeat can be written"
         if not self.known:
             return "the heartbeats cannot be read"
         alive = [each.heartbeat for each in self.every if each.alive]
@@ -245,6 +249,8 @@ def read_processes(client: redis.Redis | None, namespace: str, now: datetime) ->
     """
     if client is None:
         return UNKNOWN
+    if (full := reason_full(client, namespace)) is not None:
+        return replace(UNKNOWN, full=full)  # all of them would look dead
     try:
         with translate_redis_errors():
             last = RedisHeartbeats(client, namespace).read()

@@ -10,21 +10,28 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from flask import Flask, abort, render_template, request
 from markupsafe import Markup, escape
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
-from housekeeping.core.logs import format_duration, printable
-from housekeeping.database.connection import database
+from housekeeping.core.logs import error_line, format_duration, printable
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import close_databases, database
+from housekeeping.doctor import CONNECTION, examine
 from housekeeping.engine.alerts import processed_by
 from housekeeping.insight.load import read_loads
 from housekeeping.insight.trends import INTERVALS, Interval, Range, Trends, read_trends
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.values import Finding
 from housekeeping.web.snapshot import SnapshotCache
+
+logger = named_logger(__name__)
 
 _SLOT: Final = 10  # units of the drawing, for one interval with its gap
 _GAP: Final = 1.5
@@ -272,16 +279,66 @@ class TrendCache:
 
 
 _LOAD_KEPT_S: Final = 5.0  # seconds for which the load is kept for all readers
+_EXAMINED_EVERY: Final = timedelta(minutes=10)  # the checks of all workers' tables take seconds
+_PATIENCE_S: Final = 2.0  # a page waits so long for the first findings
+
+
+class FindingsCache:
+    """What ``housekeeping doctor`` finds in the databases, kept until it is found no more. Thread-safe.
+
+    Attributes:
+      examined_at: End of the last examination; None before the first one.
+      found: When each finding was first found, by this process.
+    """
+
+    def __init__(self, settings: Settings, sweeps: dict[str, Sweep], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._settings = settings
+        self._sweeps = sweeps
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reading: threading.Thread | None = None
+        self._until = -math.inf
+        self.examined_at: datetime | None = None
+        self.found: Mapping[Finding, datetime] = {}
+
+    def refresh(self) -> None:
+        """Examine the databases in another thread if that was ten minutes ago; wait a moment for the first findings."""
+        with self._lock:
+            if self._reading is None and self._clock.monotonic() >= self._until:
+                self._reading = threading.Thread(target=self._examine, name="housekeeping-doctor", daemon=True)
+                self._reading.start()
+            reading = self._reading
+        if reading is not None and self.examined_at is None:
+            reading.join(_PATIENCE_S)
+
+    def _examine(self) -> None:
+        try:
+            found = [
+                each for each in examine(self._settings, self._sweeps, only_databases=True) if each.level != "fine"
+            ]
+            now, before = self._clock.now(), self.found
+            current = {each: before.get(each, now) for each in found}
+            # Of a database that does not answer, the earlier findings stay.
+            is_read = all(each.subject != CONNECTION for each in found)
+            self.found = current if is_read else {**before, **current}
+            self.examined_at = now
+        except Exception as error:  # the next one tries again; a check of an own sweep may raise anything
+            logger.warning("The databases could not be examined", error=error_line(error))
+        finally:
+            close_databases()
+            with self._lock:
+                self._reading, self._until = None, self._clock.monotonic() + _EXAMINED_EVERY.total_seconds()
 
 
 def add_database(app: Flask, snapshots: SnapshotCache) -> None:
     """Register the page."""
-    cache = Cache()
+    cache, findings = Cache(), FindingsCache(snapshots.settings, snapshots.sweeps)
 
     @app.get("/database")
     def load() -> str:
+        findings.refresh()
         loads = cache.get("loads", _LOAD_KEPT_S, lambda: read_loads(snapshots.sweeps.values()))
-        return render_template("database.html", loads=loads)
+        return render_template("database.html", loads=loads, findings=findings, sweeps=snapshots.sweeps)
 
 
 _LONGEST: Final = 200  # characters of a worker's name

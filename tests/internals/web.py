@@ -12,7 +12,7 @@ from housekeeping.web import workers as actions
 from housekeeping.web import workers as plans
 from housekeeping.web.alerts import are_open, group_alerts
 from housekeeping.web.application import create_app, server
-from housekeeping.web.charts import Plot, TrendCache, plots
+from housekeeping.web.charts import FindingsCache, Plot, TrendCache, plots
 from housekeeping.web.security import Attempts, Logins
 from housekeeping.web.snapshot import SnapshotCache
 from housekeeping.web.workers import ORDERS, WorkerTable

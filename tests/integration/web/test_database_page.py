@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings, Sweep, Throttle
+from housekeeping.testing.stubs import ManualClock
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.acceptance.processes import eventually
 from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.roles import connected_as_a_role
 from tests.integration.sweeps.limits.test_db_health import background, until
 from tests.internals.database import Database
 from tests.internals.insight import DatabaseLoad, read_loads
 from tests.internals.ledger import NOW, Run
+from tests.internals.web import FindingsCache
 from tests.internals.workers import status_sweep
 
 pytestmark = pytest.mark.one_database_only(reason="the test names sessions of the only database")
@@ -106,7 +110,7 @@ def test_role_with_the_rights_of_a_worker_reads_the_load(
 
 
 def test_page_is_read_once_for_all_readers(client: FlaskClient, statements: list[str]) -> None:
-    client.get("/database")
+    eventually(lambda: "As <code>housekeeping doctor</code> found" in client.get("/database").get_data(as_text=True))
     del statements[:]
 
     for _ in range(5):
@@ -120,3 +124,33 @@ def test_ledger_that_is_locked_does_not_hang_the_page(client: FlaskClient, locke
         page = client.get("/database")
 
     assert page.status_code == 200
+
+
+def test_findings_of_the_doctor_are_kept_with_the_time_of_their_first_examination(
+    postgres: Database, settings: Settings, statuses: type[UserStatus], admin: Connection
+) -> None:
+    clock = ManualClock(datetime(2026, 11, 20, 3, tzinfo=UTC))
+    cache, began = FindingsCache(settings, {status_sweep.name: status_sweep}, clock), clock.now()
+
+    def examine() -> list[tuple[str, str, datetime]]:
+        clock.advance(timedelta(minutes=10))
+        cache.refresh()
+        eventually(lambda: cache.examined_at == clock.now())
+        return [(each.area, each.subject, at) for each, at in cache.found.items() if each.area == status_sweep.name]
+
+    postgres.execute_sql("ALTER TABLE user_statuses SET (autovacuum_enabled = off)")
+    first, later = examine(), examine()
+    postgres.execute_sql("ALTER TABLE user_statuses RESET (autovacuum_enabled)")
+
+    found = (status_sweep.name, "autovacuum on user_statuses", began + timedelta(minutes=10))
+    assert found in first and found in later
+    assert "autovacuum on user_statuses" not in [subject for _, subject, _ in examine()]
+
+
+def test_page_shows_findings_with_worker_and_remedy(client: FlaskClient, postgres: Database) -> None:
+    postgres.execute_sql("ALTER TABLE user_statuses SET (autovacuum_enabled = off)")
+
+    eventually(lambda: 'id="findings"' in (page := client.get("/database").get_data(as_text=True)) and "Found<" in page)
+    row = re.search(r"autovacuum on .*?</tr>", client.get("/database").get_data(as_text=True), re.DOTALL)
+
+    assert row is not None and "is off: deleted rows are never removed" in row[0] and "RESET" in row[0]
