@@ -33,7 +33,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
 from housekeeping.engine.registry import by_database
-from housekeeping.insight.wording import format_ticks, format_time, next_ticks, state_of
+from housekeeping.insight.wording import format_age, format_ticks, format_time, next_ticks, state_of
 from housekeeping.ledger import schema
 from housekeeping.ledger.history import name_database
 from housekeeping.ledger.operators import Override, overrides
@@ -113,6 +113,8 @@ def _print_load(load: DatabaseLoad) -> None:
         out.print(f"database {load.name}", style="bold")
     for text in load.incomplete:
         say(Text.assemble(("UNAVAILABLE", "bold red"), f" {text}"))
+    if load.at is not None and load.started_at is not None:
+        say(f"PostgreSQL started {format_time(load.started_at)} UTC, {format_age(load.started_at, load.at)}")
     rows = table("MEASURE", ">VALUE", ">LIMIT", "NOTE")
     for each in (*load.measures, *load.workers):
         name = f"rows_per_s {each.name}" if each in load.workers else each.name

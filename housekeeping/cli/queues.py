@@ -50,7 +50,15 @@ from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.engine.guard import with_argument
 from housekeeping.insight.causes import LONGEST, Cause, read_causes
 from housekeeping.insight.why import reason_to_skip, send_run
-from housekeeping.insight.wording import as_json, describe_requeue, find_worker, format_age, parse_argument, parse_since
+from housekeeping.insight.wording import (
+    as_json,
+    describe_requeue,
+    find_worker,
+    format_age,
+    lost_holder,
+    parse_argument,
+    parse_since,
+)
 from housekeeping.ledger import schema
 from housekeeping.ledger.leases import HeldLease, held_leases, release_lease
 from housekeeping.ledger.operators import command_line_user, record_action
@@ -438,7 +446,7 @@ def list_leases() -> None:
             format_duration(lease.held_for_s),
             ("?" if unreachable else "lost") if lease.remaining_s is None else format_duration(lease.remaining_s),
             *("-" if shown is None else str(shown) for shown in (lease.epoch, lease.run_label)),
-            "-" if lease.silent_for_s is None else f"{format_duration(lease.silent_for_s)} ago",
+            lost_holder(lease) or ("-" if lease.silent_for_s is None else f"{format_duration(lease.silent_for_s)} ago"),
         ]
 
     columns = ("KEY", "HOLDER", ">HELD FOR", ">EXPIRES IN", ">EPOCH", ">RUN", ">HEARTBEAT")

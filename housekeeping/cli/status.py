@@ -35,7 +35,14 @@ from housekeeping.database.connection import database
 from housekeeping.engine.failures import Standing
 from housekeeping.insight.alerts import describe_caused
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, by_trouble, format_backlog
-from housekeeping.insight.wording import find_worker, format_age, format_run_counts, format_time, outcome_in_words
+from housekeeping.insight.wording import (
+    find_worker,
+    format_age,
+    format_run_counts,
+    format_time,
+    lost_holder,
+    outcome_in_words,
+)
 from housekeeping.ledger.alerts import Alert
 from housekeeping.ledger.leases import HeldLease
 from housekeeping.ledger.operators import Override, describe_override
@@ -174,11 +181,10 @@ def _rate(per_hour: float | None) -> str:
 
 def _lease_line(lease: HeldLease) -> str:
     since = "" if lease.held_for_s is None else f" for {format_duration(lease.held_for_s)}"
-    free = (
-        "Redis has lost it"
-        if lease.remaining_s is None
-        else f"free in {format_duration(lease.remaining_s)} unless renewed"
-    )
+    free = lost_holder(lease)
+    if free is None:
+        left_s = lease.remaining_s
+        free = "Redis has lost it" if left_s is None else f"free in {format_duration(left_s)} unless renewed"
     return f"lease {lease.key}: held by {lease.holder}{since}, {free}"
 
 

@@ -22,6 +22,7 @@ from housekeeping.database.times import database_now
 from housekeeping.engine.registry import by_database
 from housekeeping.engine.speed import WalRate, read_health
 from housekeeping.insight.status import progress_of
+from housekeeping.insight.wording import outcome_in_words
 from housekeeping.ledger.history import RUNNING, RunFilter, read_page
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
@@ -161,6 +162,7 @@ class DatabaseLoad:
 
     Attributes:
       at: The database's time; None if it does not answer.
+      started_at: When its server was started. That explains runs whose connections it ended.
       measures: WAL, locks and replication.
       workers: Rows per second of the open runs, by worker.
       incomplete: What could not be read, and why.
@@ -168,6 +170,7 @@ class DatabaseLoad:
 
     name: str
     at: datetime | None = None
+    started_at: datetime | None = None
     measures: Sequence[Measure] = ()
     workers: Sequence[Measure] = ()
     waits: Sequence[LockWait] = ()
@@ -204,6 +207,7 @@ def _read(name: str, sweeps: Sequence[Sweep], wait: Callable[[float], object]) -
         with database.using(name), translate_postgres_errors():
             with time_limit(STATEMENT_TIME, LOCK_TIME):
                 load.at = database_now()
+                load.started_at = database.execute_sql("SELECT pg_postmaster_start_time()").fetchone()[0]
                 wal.look(time.monotonic())
             load.workers = _rows_per_s(name, sweeps)
             load.waits = _part(load, "locks", _lock_waits)
@@ -249,11 +253,16 @@ def _lock_waits() -> list[LockWait]:
 
 
 def _rows_per_s(name: str, sweeps: Sequence[Sweep]) -> list[Measure]:
-    """Return the rows per second of each worker with an open run."""
-    found, known = dict[str, float](), {each.name: each for each in sweeps}
+    """Return the rows per second of each worker with an open run. A silent run may be dead, so its rate is unknown."""
+    found, silent, known = dict[str, float](), dict[str, str](), {each.name: each for each in sweeps}
     for run in read_page((name,), lambda now: RunFilter(outcome=RUNNING), limit=_OPEN).runs:
-        if run.worker in known and not run.lost:
+        if run.worker in known and run.is_silent:
+            silent[run.worker] = f"run {run.label}: {outcome_in_words(run)}"
+        elif run.worker in known:
             elapsed_s = (run.heartbeat_at - run.started_at).total_seconds()
             rate = progress_of(known[run.worker], run.counts, None, elapsed_s).rows_per_s
             found[run.worker] = found.get(run.worker, 0.0) + (rate or 0.0)
-    return [Measure(worker, rate, known[worker].limits.rows_per_s) for worker, rate in sorted(found.items())]
+    return [
+        Measure(worker, found.get(worker), known[worker].limits.rows_per_s, silent.get(worker))
+        for worker in sorted(found.keys() | silent.keys())
+    ]

@@ -374,6 +374,8 @@ def explain_run(record: RunRecord, sweep: Sweep | None, now: datetime, zone: tzi
     elif override is not None and override.state == "paused":
         steps.append(f"its runs are skipped ({describe_with_user(override)}): housekeeping resume {record.worker}")
     meaning = _pause_of(record) or meaning_of(record)
+    if (restarted_at := history.restarted_during(record)) is not None:
+        meaning = f"PostgreSQL was restarted at {restarted_at:%Y-%m-%d %H:%M:%S} UTC, which ended its connection"
     return RunExplanation(_origin(record), meaning, "; ".join(filter(None, steps)) or None, attempts)
 
 

@@ -20,9 +20,10 @@ from housekeeping.core.settings import PREFIX
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.errors import sqlstate
 from housekeeping.ledger.history import RunRecord
+from housekeeping.ledger.leases import HeldLease
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.operators import describe_override as describe_override
-from housekeeping.ledger.runs import PURGE, RESTORE
+from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import SetupProblem
 from housekeeping.workers import is_built_in
@@ -74,6 +75,13 @@ def outcome_in_words(run: RunRecord) -> str:
     if run.is_silent:
         return f"silent for {format_duration(round(run.silent_s or 0))}"
     return run.outcome or ("running" if run.stopped_by is None else "stopping")
+
+
+def lost_holder(lease: HeldLease) -> str | None:
+    """Return that the run which holds a lease has missed its heartbeats, and what follows; None if it has not."""
+    if lease.silent_for_s is None or lease.silent_for_s <= SILENCE.total_seconds():
+        return None
+    return f"no heartbeat for {format_duration(lease.silent_for_s)}: the next run takes over"
 
 
 def format_time(value: datetime | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:

@@ -224,6 +224,14 @@ def taken_over_by(record: RunRecord) -> int | None:
     return found
 
 
+def restarted_during(record: RunRecord) -> datetime | None:
+    """Return when PostgreSQL was restarted between the last heartbeat of a lost run and its end; None if it was not."""
+    if record.outcome != "lost" or record.finished_at is None:
+        return None
+    started_at: datetime = database.execute_sql("SELECT pg_postmaster_start_time()").fetchone()[0]
+    return started_at if record.heartbeat_at <= started_at <= record.finished_at else None
+
+
 def began() -> Any:
     """Return the condition that a run was not skipped or missed."""
     return Run.outcome.is_null() | Run.outcome.not_in(_NEVER_BEGAN)

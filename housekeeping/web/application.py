@@ -36,7 +36,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.insight.alerts import ALERTS, advice, help_for, topic
 from housekeeping.insight.status import WorkerStatus, format_progress
-from housekeeping.insight.wording import format_run_counts, format_time, format_value, outcome_in_words
+from housekeeping.insight.wording import format_run_counts, format_time, format_value, lost_holder, outcome_in_words
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.web.alerts import add_acknowledging, are_open, group_alerts
@@ -101,6 +101,7 @@ def configure_templates(app: Flask, sweeps: Mapping[str, Sweep]) -> None:
         "help_for": help_for,
         "advice": advice,
         "topic": topic,
+        "lost_holder": lost_holder,
         "outcome_in_words": outcome_in_words,
         "counted": counted,
         "run_counts": format_run_counts,
