@@ -234,6 +234,16 @@ def read_columns(model: type[Model]) -> tuple[ColumnType, ...]:
     return tuple(ColumnType(*row) for row in database.execute_sql(_READ_COLUMNS, (quoted_name(model),)))
 
 
+def column_names(model: type[Model]) -> tuple[str, ...]:
+    """Read the names of the columns of the model's table as `read_columns` does, but without waiting for its lock.
+
+    The expressions of defaults cannot be read while another session locks the table.
+    """
+    query = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
+    rows = database.execute_sql(f"{query} AND NOT attisdropped ORDER BY attnum", (quoted_name(model),))
+    return tuple(name for (name,) in rows)
+
+
 _COMPOSITE_KEY_NAME: Final = "__composite_key__"
 _INTEGERS: Final = ("smallint", "integer", "bigint")
 

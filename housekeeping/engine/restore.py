@@ -20,7 +20,15 @@ from peewee import JOIN, OP, SQL, Column, Expression, Model, PeeweeException, Se
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
 from housekeeping.core.logs import counted, error_line
-from housekeeping.database.catalog import ColumnType, identify, key_of, quoted_name, read_columns, table_of
+from housekeeping.database.catalog import (
+    ColumnType,
+    column_names,
+    identify,
+    key_of,
+    quoted_name,
+    read_columns,
+    table_of,
+)
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_unavailable
 from housekeeping.engine import RunResult
@@ -294,7 +302,7 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
 
 def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int, where: str | None) -> RestoredTable:
     identify(source)
-    present, columns = {each.name for each in read_columns(archive)}, read_columns(source)
+    present, columns = set(column_names(archive)), read_columns(source)
     for table, found in ((archive, present), (source, columns)):
         if not found:
             raise ArchiveMismatch(f"nothing was restored: table {quoted_name(table)} is missing")

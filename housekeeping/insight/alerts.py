@@ -84,7 +84,7 @@ ALERTS: Final = {
     "last_run": Help(
         "Failed run",
         "The last run failed or was lost.",
-        "The text is the reason. The retry and the next tick follow automatically. If they fail too, fix the reason.",
+        "Read its error; the retry and the next tick follow automatically. If they fail too, fix the reason.",
     ),
     "dead_letters": Help(
         "Dead letters",
@@ -93,9 +93,11 @@ ALERTS: Final = {
         "back with the next one.",
     ),
     "unseen": Help(
-        "Backlog unknown",
-        "The backlog cannot be counted: a table or store is unavailable or unreadable, or a predicate fails.",
-        "The text names the cause; housekeeping doctor shows what is missing.",
+        "Unreadable rows",
+        "The backlog cannot be counted: a table is locked, a table or store is unavailable, or a predicate fails. Runs "
+        "of the worker fail for the same reason.",
+        "Repair what its text names, such as the session that locks a table; housekeeping doctor shows what is "
+        "missing.",
     ),
     "clock": Help(
         "Wrong clock",
@@ -217,6 +219,8 @@ def _causes(
         return
     if alert.name in _FAILING:
         yield from _not_before(alert, active, ("", NO_SPACE, server_of(sweep.database)))
+    if alert.name in ("last_run", "failed_runs"):
+        yield sweep.name, "unseen", ""
     if alert.name == "last_run":
         yield sweep.name, "failed_runs", ""
     if alert.name == LATE:

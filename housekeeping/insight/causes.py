@@ -1,22 +1,29 @@
 """Errors by cause: the failed runs, the rejected rows and the dead letters of the last hours, each cause once.
 
+Also finds the row for which a predicate fails.
+
 Errors are of one cause if they are equal without ids, numbers, paths and quoted values. The cause is that of the
 innermost error: "connection refused", and not the "could not send the report" that was raised because of it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
+
+from peewee import SQL, PeeweeException, Select, fn
 
 from housekeeping.brokers.dead_letters import DeadLetterStore, LetterFilter, search
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.logs import error_line, in_one_line, mask_secrets
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import DIRECT_CAUSE, error_in, without_values
+from housekeeping.database.errors import DIRECT_CAUSE, Kind, error_in, is_unavailable, kind_of, without_values
 from housekeeping.ledger.schema import Run, run_label
+from housekeeping.sweeps.table_stage import TableStage
 
 #: The longest time that is shown. Dead letters are kept for a week.
 LONGEST: Final = timedelta(days=7)
@@ -27,14 +34,19 @@ _SHOWN: Final = 100  # causes
 _WIDTH: Final = 300  # characters of a text
 _NAMES: Final = 5  # workers and actors of a cause, named one by one
 
-#: The end of the innermost error's traceback is enough: its last lines are the error's text.
+#: The end of the innermost error's traceback is enough: its last lines are the error's text. A lost run could not write
+#: its error; that the server was started since its last heartbeat explains it.
 _TROUBLED: Final = """
 WITH troubled AS (
-    SELECT id, worker, started_at, outcome, reason, error, traceback, rejected FROM {table}
+    SELECT id, worker, started_at, outcome, traceback, rejected, coalesce(error, CASE
+            WHEN outcome <> 'lost' OR reason <> 'taken_over' THEN reason
+            WHEN pg_postmaster_start_time() BETWEEN heartbeat_at AND finished_at THEN 'PostgreSQL was restarted'
+            ELSE 'no heartbeat: the process died or hung' END, outcome) AS text
+    FROM {table}
     WHERE started_at >= %s AND (outcome IN ('failed', 'lost', 'lost_lease') OR rejected IS NOT NULL)
     ORDER BY started_at DESC LIMIT %s
 ), found AS (
-    SELECT worker, id, started_at, 0 AS rows, coalesce(error, reason, outcome) AS text,
+    SELECT worker, id, started_at, 0 AS rows, text,
         right(split_part(traceback, %s, 1), 2000) AS traceback
     FROM troubled WHERE outcome IN ('failed', 'lost', 'lost_lease')
     UNION ALL
@@ -152,3 +164,54 @@ def _add(by_cause: dict[str, Cause], cause: str, line: str, of: str, first: date
     if (name := in_one_line(of, _WIDTH)) not in found.of:
         found.of.append(name)
     return found
+
+
+#: More rows than the largest page of a table has.
+_ON_A_PAGE: Final = 2048
+_FIND: Final = timedelta(seconds=5)
+
+
+def failing_row(stage: TableStage, now: datetime) -> str | None:
+    """Return for which row the predicate of a stage raises an error: ``for the row id 4711``; None if unknown.
+
+    The table is halved again and again, which reads it about twice. A large one takes too long, and is unknown.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    end = time.monotonic() + _FIND.total_seconds()
+    try:
+        with time_limit(STATEMENT_TIME, LOCK_TIME):
+            pages = "SELECT pg_relation_size(%s::regclass) / current_setting('block_size')::bigint"
+            low, high = 0, _ON_A_PAGE * database.execute_sql(pages, (quoted_name(stage.model),)).fetchone()[0]
+            while high - low > 1 and time.monotonic() < end:
+                middle = (low + high) // 2
+                low, high = (low, middle) if _fails_within(stage, now, low, middle) else (middle, high)
+            if high - low != 1 or not _fails_within(stage, now, low, high):
+                return None
+            key: Any = stage.model.select(*stage.key).where(SQL("ctid = %s::tid", (_place(low),)))
+            row = key.tuples().get_or_none(database)
+    except PeeweeException as error:
+        if is_unavailable(error):
+            raise
+        return None
+    named = zip(stage.key, row or (), strict=False)
+    return f"for the row {', '.join(f'{column.column_name} {value}' for column, value in named)}" if row else None
+
+
+def _fails_within(stage: TableStage, now: datetime, low: int, high: int) -> bool:
+    # PostgreSQL evaluates the cheap condition first, so the predicate sees no other row.
+    within = SQL("ctid >= %s::tid AND ctid < %s::tid", (_place(low), _place(high)))
+    rows = stage.model.select(SQL("1")).where(within, stage.stale(now))
+    try:
+        with database.atomic():
+            Select((rows,), [fn.COUNT(SQL("1"))]).tuples().execute(database)
+    except PeeweeException as error:
+        if kind_of(error) is not Kind.ROW:
+            raise
+        return True
+    return False
+
+
+def _place(number: int) -> str:
+    return f"({number // _ON_A_PAGE},{number % _ON_A_PAGE})"

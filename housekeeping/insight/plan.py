@@ -48,6 +48,7 @@ from housekeeping.engine.guard import UNCONFIRMED, CountFailed, RowGuard, count_
 from housekeeping.engine.purge import PurgeRequest, PurgeSweep
 from housekeeping.engine.run import classify_error
 from housekeeping.engine.speed import batch_sizes
+from housekeeping.insight.causes import failing_row
 from housekeeping.insight.trends import BacklogForecast, forecast_backlog
 from housekeeping.insight.wording import next_tick
 from housekeeping.ledger import history, runs
@@ -87,6 +88,8 @@ _IN_WORDS: Final = {
     "waits": "a run now would wait",
     "unknown": "it is unknown whether a run now would start",
 }
+#: Reason of a run that fails when it reaches a row, after those before it.
+PREDICATE_FAILS: Final = "the predicate fails"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,8 @@ class Forecast:
     @property
     def in_words(self) -> str:
         """Outcome of a run that began now, as text."""
+        if self.reason == PREDICATE_FAILS:
+            return "a run now would fail when it reaches the row for which its predicate fails"
         return f"{_IN_WORDS[self.outcome]} ({self.reason})" if self.reason else _IN_WORDS[self.outcome]
 
     @property
@@ -301,10 +306,11 @@ def plan(
     with database.using(sweep.database):
         try:
             planned = _counted(sweep, argument, clock, limit, declared)
-        except DatabaseUnavailable as error:
-            if error.__cause__ is None or not is_lock_timeout(error.__cause__):
+        except (DatabaseUnavailable, PeeweeException) as error:
+            cause = error.__cause__ if isinstance(error, DatabaseUnavailable) else error
+            if not isinstance(cause, PeeweeException) or not _is_of_rows(sweep, cause):
                 raise
-            planned = _uncounted(sweep, clock, error.__cause__)
+            planned = _uncounted(sweep, clock, cause)
         stages = stages_of(sweep)
         skews = [] if clock or planned.clock_skew is None else [planned.clock_skew, *other_clocks(stages)]
         request = RunRequest(sweep=sweep, argument=argument, force=force, confirmed=confirmed)
@@ -312,7 +318,9 @@ def plan(
         found = forecast(request, stages, skews, planned.now, settings)
         course = None if settings is None else _backlog_forecast(sweep, planned, settings.timezone)
         warnings = [*planned.warnings, *_last_failure(sweep)]
-    return replace(planned, checks=found.checks, next_tick=found.next_tick, backlog_forecast=course, warnings=warnings)
+    known = {check.name for check in planned.checks}
+    checks = [*planned.checks, *(check for check in found.checks if check.name not in known)]
+    return replace(planned, checks=checks, next_tick=found.next_tick, backlog_forecast=course, warnings=warnings)
 
 
 def _last_failure(sweep: Sweep) -> Iterator[str]:
@@ -418,13 +426,24 @@ def notable(checks: Iterable[Check]) -> list[Check]:
     return [each for each in checks if each.effect != "none"]
 
 
-def _uncounted(sweep: Sweep, clock: Clock | None, error: BaseException) -> Plan:
-    """Return the plan of a worker with a locked table: some unknown number of rows."""
+def _is_of_rows(sweep: Sweep, error: PeeweeException) -> bool:
+    """Return whether a plan shows the error: the table is locked, or the declared predicate fails for a row."""
+    # The predicate of a purge was typed just now, and its error is the answer.
+    return is_lock_timeout(error) or (kind_of(error) is Kind.ROW and not isinstance(sweep, PurgeSweep))
+
+
+def _uncounted(sweep: Sweep, clock: Clock | None, error: PeeweeException) -> Plan:
+    """Return the plan of a worker whose rows cannot be read: some unknown number of rows."""
     with translate_postgres_errors():
-        now = clock.now() if clock else database_now()
+        now, stages = clock.now() if clock else database_now(), stages_of(sweep)
         none = Backlog(0, exact=False)
-        unknown = [(StagePlan(each.name, none, {}), Batching.of(sweep, each, 0)) for each in stages_of(sweep)]
-    return Plan(sweep.name, now, unknown, warnings=[f"the rows could not be counted: {error_line(error)}"])
+        unknown = [(StagePlan(each.name, none, {}), Batching.of(sweep, each, 0)) for each in stages]
+        planned = Plan(sweep.name, now, unknown, warnings=[f"the rows could not be counted: {error_line(error)}"])
+        if is_lock_timeout(error):
+            return planned
+        rows = [text for each in stages if isinstance(each, TableStage) and (text := failing_row(each, now))]
+    text = f"the predicate {sweep.predicate_name} fails {' and '.join(rows) or 'for a row'}: {error_line(error)}"
+    return replace(planned, checks=[Check("rows", "fails", text, PREDICATE_FAILS)])
 
 
 def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int, declared: Iterable[Sweep]) -> Plan:

@@ -23,7 +23,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import is_disk_full, is_unavailable
+from housekeeping.database.errors import Kind, is_disk_full, is_lock_timeout, is_unavailable, kind_of
 from housekeeping.database.times import ClockSkew, database_now, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
@@ -46,6 +46,7 @@ from housekeeping.engine.alerts import (
     worker_alerts,
 )
 from housekeeping.engine.failures import Standing, standing
+from housekeeping.engine.gates import LockGate
 from housekeeping.engine.guard import UNCONFIRMED, count_stale, processed_rows
 from housekeeping.engine.lateness import known_late_alert
 from housekeeping.engine.registry import by_database, by_problem
@@ -232,7 +233,7 @@ def worker_status(
         if is_unavailable(error):
             raise
         waiting, counted_at = _last_counted(ended)
-        seen = replace(seen, uncounted=error_line(error) if sweep.enabled else None)
+        seen = replace(seen, uncounted=_why_uncounted(sweep, now, error) if sweep.enabled else None)
     rejected, rejected_more = standing(sweep.name)
     return replace(
         status,
@@ -248,6 +249,17 @@ def worker_status(
         rejected=rejected,
         rejected_more=rejected_more,
     )
+
+
+def _why_uncounted(sweep: Sweep, now: datetime, error: Exception) -> str:
+    """Return the error; of a locked table also the session that locks it, of a failing predicate where its row is."""
+    if is_lock_timeout(error):
+        with suppress(PeeweeException), time_limit(STATEMENT_TIME, LOCK_TIME):
+            locks = LockGate(stages_of(sweep), now).examine()
+            return locks.text if locks.reason is not None else error_line(error)
+    if isinstance(error, PeeweeException) and kind_of(error) is Kind.ROW:
+        return f"{error_line(error)}; housekeeping plan {sweep.name} looks for the row"
+    return error_line(error)
 
 
 def _last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime | None]:

@@ -252,7 +252,9 @@ def forecast_backlog(
     if not sweep.enabled:
         return None
     if not stale.rows:
-        return BacklogForecast(0, False, "nothing is stale", catches_up=True)
+        if stale.exact:
+            return BacklogForecast(0, False, "nothing is stale", catches_up=True)
+        return BacklogForecast(0, False, "the stale rows cannot be counted; when they will be done is unknown")
     rows, arrived = stale.rows, _arrived(sweep, ended)
     if not stale.exact:
         planned = _planned_rows(sweep, now)

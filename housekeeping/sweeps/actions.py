@@ -32,7 +32,7 @@ from peewee import (
 )
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import key_of, quoted_name, read_columns
+from housekeeping.database.catalog import column_names, key_of, quoted_name
 from housekeeping.database.connection import BaseModel
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.times import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
@@ -116,8 +116,7 @@ def _plain(field: Field) -> Field:
 
 def columns_of_table(model: type[Model]) -> tuple[str, ...]:
     """Return all columns that the table has now. If it does not exist, return those of its model."""
-    found = tuple(column.name for column in read_columns(model))
-    return found or declared_columns(model)
+    return column_names(model) or declared_columns(model)
 
 
 def declared_columns(model: type[Model]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import error_line
 from housekeeping.database.catalog import (
     ColumnType,
+    column_names,
     declared_key_columns,
     forget_table,
     identify,
@@ -240,7 +241,7 @@ def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: b
         return ArchiveProblem(name, f"table {name} is its own archive; name another table in archive_to")
     try:
         with database.atomic():
-            present = {column.name for column in read_columns(archive)}
+            present = set(column_names(archive))
     except ProgrammingError as error:  # no right on the schema
         return ArchiveProblem(name, f"archive {name} cannot be read: {error_line(error)}")
     if not present:

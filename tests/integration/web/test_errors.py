@@ -85,10 +85,10 @@ def test_errors_before_the_time_are_left_out(client: FlaskClient, since: str, ru
 
 
 def test_run_that_left_no_error_is_shown_by_its_reason(client: FlaskClient) -> None:
-    recorded(outcome="lost", reason="its process died")
+    recorded(outcome="lost", reason="taken_over")
     recorded(outcome="skipped", reason="paused")
 
-    assert listed(client) == [["its process died", "-", "1", "-"]]
+    assert listed(client) == [["no heartbeat: the process died or hung", "-", "1", "-"]]
 
 
 def test_page_is_one_statement_for_all_readers(client: FlaskClient, statements: list[str]) -> None:

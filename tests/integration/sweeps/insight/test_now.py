@@ -12,9 +12,10 @@ from typing import Any
 import psycopg2
 import pytest
 import redis
+from peewee import BigIntegerField, DateTimeField, TextField
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import ExclusiveLease, Lease, Settings, Sweep, Throttle
+from housekeeping import BaseModel, Delete, ExclusiveLease, Guard, Lease, Rows, Settings, Sweep, Throttle
 from tests.conftest import Urls
 from tests.declarations import changed
 from tests.integration.conftest import AddStatuses, Beat, Locked
@@ -106,6 +107,53 @@ def test_blocker_of_a_locked_table_is_named_without_its_literals(
     assert "hunter2" not in str(as_json(found))
     assert "the rows could not be counted: canceling statement due to lock timeout" in found.warnings
     assert (dry.outcome, dry.reason) == ("failed", "locked")
+
+
+def test_blocker_of_a_table_with_an_archive_is_named(postgres: Database, locked: Locked) -> None:
+    postgres.execute_sql("CREATE TABLE notes (id bigint PRIMARY KEY, at timestamptz, grace text DEFAULT '0')")
+    postgres.execute_sql("CREATE TABLE old_notes (LIKE notes INCLUDING INDEXES)")
+    postgres.execute_sql("ALTER TABLE old_notes ADD archived_at timestamptz, ADD archived_by_run bigint")
+
+    with locked("ALTER TABLE notes ADD COLUMN note text"):
+        found = plan(notes(Delete(archive_to="old_notes")))
+
+    assert (found.outcome, found.reason) == ("waits", "locked")
+    assert "ALTER TABLE notes ADD COLUMN note text" in check(found, "locks").text
+
+
+def notes(action: Delete) -> Sweep:
+    """Return a sweep of the table notes."""
+
+    class Note(BaseModel):
+        id = BigIntegerField(primary_key=True)
+        at = DateTimeField()
+        grace = TextField()
+
+        class Meta:
+            table_name = "notes"
+
+    def stale(row: Any, now: datetime) -> Any:
+        return (row.at < now) & (row.grace.cast("integer") == 0)
+
+    return Sweep("test.notes", Rows(Note, stale=stale, order="at", action=action), guard=Guard(first_run=False))
+
+
+def test_row_for_which_the_predicate_fails_is_named(postgres: Database, settings: Settings, processes: None) -> None:
+    postgres.execute_sql("CREATE TABLE notes (id bigint PRIMARY KEY, at timestamptz, grace text DEFAULT '0')")
+    postgres.execute_sql("INSERT INTO notes SELECT n, '2020-01-01', 0 FROM generate_series(1, 3000) AS n")
+    postgres.execute_sql("UPDATE notes SET grace = 'a week' WHERE id = 2345")
+
+    found = plan(notes(Delete()), settings=settings)
+
+    assert (found.in_words, found.outcome) == (
+        "a run now would fail when it reaches the row for which its predicate fails",
+        "failed",
+    )
+    assert check(found, "rows").text.endswith(
+        'fails for the row id 2345: invalid input syntax for type integer: "a week"'
+    )
+    assert found.backlog_forecast is not None
+    assert found.backlog_forecast.text == "the stale rows cannot be counted; when they will be done is unknown"
 
 
 @pytest.mark.direct_only(reason="the role is set in the session")
