@@ -8,7 +8,7 @@ be linked from it. Within patterns, too, `{run}` and the like stand for the valu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -239,13 +239,19 @@ def nights(
 
 
 def each_answer(*states: State) -> Callable[[Any], Any]:
-    """Return the decorator of a test of each question in each state, by terminal and by page."""
-    cases = [
-        pytest.param(state, partial(ask, state, asked), id=f"{state}, {asked}, by {name}")
-        for state in states
-        for asked in QUESTIONS
-        for name, ask in (("terminal", fault_of_terminal), ("page", fault_of_pages))
-    ]
+    """Return the decorator of a test of each question in each state, by terminal and by page.
+
+    Then the answers of the other states must be wrong: else they would be right whatever happens.
+    """
+    cases = []
+    for state in states:
+        cases += [
+            pytest.param(state, partial(ask, state, asked), id=f"{state}, {asked}, by {name}")
+            for asked in QUESTIONS
+            for name, ask in (("terminal", fault_of_terminal), ("page", fault_of_pages))
+        ]
+        others = [other for other in states if other is not state]
+        cases.append(pytest.param(state, partial(_confused_with, others), id=f"{state}, not another state"))
     return pytest.mark.parametrize(("state", "fault_of"), cases)
 
 
@@ -278,6 +284,13 @@ def fault_of_pages(state: State, asked: str, shop: Night) -> str:
     except AssertionError:
         return found
     return ""
+
+
+def _confused_with(others: Sequence[State], shop: Night) -> str:
+    """Return the states whose answers would be right here as well."""
+    return ", ".join(
+        f"{other}: {asked}" for other in others for asked in (STUCK, SAFE) if not fault_of_terminal(other, asked, shop)
+    )
 
 
 def _followed(shop: Night, answer: Answer, asked: str) -> str:

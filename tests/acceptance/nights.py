@@ -208,11 +208,11 @@ class Night:
             f"INSERT INTO orders (expires_at) SELECT now() - n * interval '1 hour' FROM generate_series(1, {rows}) AS n"
         )
 
-    def put(self, actor: str, times: int = 1) -> None:
+    def put(self, actor: str, times: int = 1, **options: int) -> None:
         broker = message_broker(self.settings)
         broker.declare_queue("cronjob")
         for _ in range(times):
-            broker.enqueue(Message("cronjob", actor, (), {}, {}))
+            broker.enqueue(Message("cronjob", actor, (), {}, dict(options)))
         broker.close()
 
     def status_says(self, text: str, *processes: Process) -> None:

@@ -1,0 +1,301 @@
+"""The questions of a night, answered after a fault of one worker, of PostgreSQL, or of a table."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Final
+
+import psycopg2
+import pytest
+
+from tests.acceptance.night_questions import (
+    AT,
+    CATCH_UP,
+    DELETED,
+    LEASE,
+    ROW,
+    SAFE,
+    SINCE,
+    STUCK,
+    SUFFERS,
+    TICK,
+    TREND,
+    UNDO,
+    WORKER,
+    Answer,
+    FaultOf,
+    Nights,
+    State,
+    each_answer,
+)
+from tests.acceptance.night_questions import commands as commands
+from tests.acceptance.night_questions import nights as nights
+from tests.acceptance.night_questions import servers as servers
+from tests.acceptance.nights import CALLS, ORDERS, Night
+from tests.acceptance.processes import Process, eventually
+
+pytestmark = pytest.mark.slow
+
+#: Who locks the table, by whatever a person needs to end it.
+_BY_SESSION: Final = (
+    r".?orders.? is locked by process {session} of PostgreSQL \(migration, \w+\), idle in transaction: "
+    "its transaction is open for .* ALTER TABLE orders ADD COLUMN note text"
+)
+_BAD_VALUE: Final = 'invalid input syntax for type integer: "one week"'
+
+_UNDO_OF_CUT_RUN: Final = Answer(
+    (r"undo: these archived rows can be restored: {cut_rows} of \S*orders: housekeeping restore {cut_run}\n",),
+    (r"can be restored: {cut_rows} of \S*orders housekeeping restore {cut_run}\b",),
+    type=(f"runs {ORDERS}", "runs {cut_run}"),
+    look=("/", WORKER, "/runs/{cut_run}"),
+)
+
+
+def _healthy(shop: Night, threads: int = 1) -> tuple[Process, Process]:
+    worker = shop.start("worker", "-t", str(threads))
+    scheduler = shop.start("scheduler")
+    shop.status_says("worker idle", worker)
+    shop.status_says("scheduler idle", scheduler)
+    return worker, scheduler
+
+
+def _in_the_middle_of_a_run(shop: Night, *processes: Process) -> None:
+    """Return when a run of the orders has committed a batch and is at work on the next one."""
+    shop.slow_down_orders()
+    shop.add_orders(300)
+    shop.put(ORDERS, min_backoff=200, max_backoff=1000)
+    begun = (
+        f"SELECT max(id) FROM {shop.ledger}.runs WHERE worker = '{ORDERS}' AND outcome IS NULL AND cursor IS NOT NULL"
+    )
+    eventually(lambda: shop.value(begun), *processes)
+    shop.values["cut_run"] = str(shop.value(begun))
+
+
+def _know_rows_of_the_cut_run(shop: Night) -> None:
+    counts = f"SELECT counts ->> 'archived_rows' FROM {shop.ledger}.runs WHERE id = {shop.values['cut_run']}"
+    shop.values["cut_rows"] = str(shop.value(counts))
+
+
+def _worker_killed(shop: Night) -> None:
+    worker, scheduler = _healthy(shop, threads=2)
+    shop.put(CALLS)
+    eventually(lambda: shop.value(f"SELECT max(id) FROM {shop.ledger}.runs WHERE outcome IS NULL"), worker)
+    _in_the_middle_of_a_run(shop, worker)
+    worker.kill()
+    # PostgreSQL completes the statement of a dead client.
+    eventually(lambda: not shop.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
+    _know_rows_of_the_cut_run(shop)
+    # As if that was 80 seconds ago.
+    shop.sql(f"UPDATE {shop.ledger}.runs SET heartbeat_at = heartbeat_at - interval '80 s' WHERE outcome IS NULL")
+    shop.status_says("no worker serves the queue", scheduler)
+    last_tick = f"SELECT max(tick) FROM {shop.ledger}.runs WHERE worker = '{ORDERS}'"
+    shop.sql(f"DELETE FROM {shop.ledger}.runs WHERE tick = ({last_tick}) AND outcome IS NOT NULL")
+
+
+def _postgres_restarted(shop: Night) -> None:
+    worker, scheduler = _healthy(shop)
+    _in_the_middle_of_a_run(shop, worker)
+    shop.look("/")
+    shop.servers.restart("postgres")
+    shop.connect()
+    shop.sql("DROP TRIGGER slow ON orders")
+    is_open = f"SELECT outcome IS NULL FROM {shop.ledger}.runs WHERE id = {shop.values['cut_run']}"
+    eventually(lambda: not shop.value(is_open) and not shop.value("SELECT count(*) FROM orders"), worker, scheduler)
+    _know_rows_of_the_cut_run(shop)
+
+
+def _table_locked(shop: Night) -> None:
+    worker, _ = _healthy(shop)
+    shop.add_orders(300)
+    session = shop.stack.enter_context(closing(psycopg2.connect(shop.admin.dsn, application_name="migration")))
+    with session.cursor() as cursor:
+        cursor.execute(f"SET search_path TO {shop.settings.namespace}")
+        cursor.execute("ALTER TABLE orders ADD COLUMN note text")
+    shop.values["session"] = str(session.info.backend_pid)
+    shop.put(ORDERS)
+    shop.status_says(f"{ORDERS} failed", worker)
+
+
+def _predicate_fails(shop: Night) -> None:
+    worker, _ = _healthy(shop)
+    shop.add_orders(300)
+    shop.sql("INSERT INTO orders (expires_at, grace) VALUES (now() - interval '60 days', 'one week')")
+    shop.values["bad_row"] = str(shop.value("SELECT max(id) FROM orders"))
+    shop.put(ORDERS)
+    shop.status_says(f"{ORDERS} failed", worker)
+
+
+STATES: Final = (
+    State(
+        "a worker killed",
+        _worker_killed,
+        {
+            STUCK: Answer(
+                (
+                    r"^No worker: cronjob, since .* Start housekeeping worker",
+                    r"(?m)^\S+:\d+ +worker +dead\? no heartbeat for",
+                    rf"(?m)^{ORDERS} +lost\? no heartbeat for 1.\d min",
+                ),
+                ("No worker: cronjob, since .* Start housekeeping worker", "lost\\? no heartbeat for 1.\\d min"),
+                ("All right",),
+            ),
+            SAFE: Answer(
+                ("a run now would wait", "no worker serves the queue 'cronjob' since .*: start `housekeeping worker`"),
+                (
+                    "[Aa] run now would wait",
+                    "no worker serves the queue 'cronjob' since .*: start `housekeeping worker`",
+                ),
+                ("would start",),
+            ),
+            DELETED: Answer(
+                (f"run {{cut_run}} of {ORDERS}: lost", "deleted_rows {cut_rows}, archived_rows {cut_rows}"),
+                (f"Run {{cut_run}} of {ORDERS}", "lost\\?", "deleted_rows {cut_rows}", "archived_rows {cut_rows}"),
+                type=(f"runs {ORDERS}", "runs {cut_run}"),
+                look=("/", WORKER, "/runs/{cut_run}"),
+            ),
+            UNDO: _UNDO_OF_CUT_RUN,
+            LEASE: Answer(
+                (rf"{CALLS} +{CALLS} on \S+:\d+ .* no heartbeat for 1.\d min: the next run takes over",),
+                (rf"Leases.* {CALLS} on \S+:\d+ .* no heartbeat for 1.\d min: the next run takes over",),
+            ),
+            TICK: Answer(
+                ("it was sent, but no worker serves the queue 'cronjob' since",),
+                ("no worker serves the queue 'cronjob' since",),
+                ("it is being sent",),
+                type=(f"why {ORDERS}",),
+                look=("/", WORKER, f"{WORKER}/plan"),
+            ),
+            SUFFERS: Answer(
+                (rf"rows_per_s {ORDERS} +\? .*: lost\?", "waiting_locks +0 +10"),
+                (rf"Rows/s of {ORDERS} run {{cut_run}}: lost\? no heartbeat for \S+ min unknown",),
+                ("OVER", "over 1"),
+            ),
+        },
+    ),
+    State(
+        "a locked table",
+        _table_locked,
+        {
+            STUCK: Answer(
+                (
+                    rf"^Unreadable rows: {ORDERS}, since",
+                    rf"(?m)^ALERT {ORDERS}: the backlog cannot be counted: {_BY_SESSION}",
+                ),
+                (rf"Unreadable rows: {ORDERS}, since", f"the backlog cannot be counted: {_BY_SESSION}"),
+                ("All right", "Stuck run"),
+            ),
+            TREND: Answer(
+                (rf"{ORDERS} +\w+ ! +\d+ \(\S+ \w+ ago\)",),
+                (r"Backlog \d+ \( \S+ \w+ ago \)", r"Rows per hour [\d,]+ processed, [\d,]+ arrived"),
+            ),
+            CATCH_UP: Answer(
+                ("backlog: the stale rows cannot be counted; when they will be done is unknown",),
+                ("the stale rows cannot be counted.* could not be counted: canceling statement due to lock timeout",),
+                ("nothing is stale", "done at about"),
+                type=(f"plan {ORDERS}",),
+                look=("/", WORKER, f"{WORKER}/plan"),
+            ),
+            SAFE: Answer(
+                ("a run now would wait", f"locks +waits +{_BY_SESSION}"),
+                ("[Aa] run now would wait", f"locks waits {_BY_SESSION}"),
+                ("would start",),
+            ),
+            TICK: Answer(
+                (
+                    rf"{ORDERS}, tick ",
+                    "it failed: canceling statement due to lock timeout",
+                    f"locks +waits +{_BY_SESSION}",
+                ),
+                ("canceling statement due to lock timeout",),
+                type=(f"why {ORDERS}",),
+                look=("/", WORKER),
+            ),
+            ROW: Answer(
+                ("canceling statement due to lock timeout",),
+                ("canceling statement due to lock timeout",),
+                type=("errors",),
+                look=("/", "/errors"),
+            ),
+        },
+    ),
+    State(
+        "a predicate that fails",
+        _predicate_fails,
+        {
+            STUCK: Answer(
+                (
+                    rf"^Unreadable rows: {ORDERS}, since",
+                    rf"ALERT {ORDERS}: the backlog cannot be counted: {_BAD_VALUE}; housekeeping plan {ORDERS}",
+                ),
+                (rf"Unreadable rows: {ORDERS}, since", f"the backlog cannot be counted: {_BAD_VALUE}"),
+                ("All right", "Stuck run"),
+            ),
+            TREND: Answer(
+                (rf"{ORDERS} +\w+ ! +\d+ \(\S+ \w+ ago\)",),
+                (r"Backlog \d+ \( \S+ \w+ ago \)", r"Rows per hour [\d,]+ processed, [\d,]+ arrived"),
+            ),
+            CATCH_UP: Answer(
+                ("backlog: the stale rows cannot be counted; when they will be done is unknown",),
+                (f"the stale rows cannot be counted.* the rows could not be counted: {_BAD_VALUE}",),
+                ("nothing is stale", "done at about"),
+                type=(f"plan {ORDERS}",),
+                look=("/", WORKER, f"{WORKER}/plan"),
+            ),
+            SAFE: Answer(
+                ("a run now would fail when it reaches the row",),
+                ("run now would fail when it reaches the row",),
+                ("would start",),
+            ),
+            TICK: Answer(
+                (rf"{ORDERS}, tick ", f"it failed: {_BAD_VALUE}"),
+                (_BAD_VALUE,),
+                type=(f"why {ORDERS}",),
+                look=("/", WORKER),
+            ),
+            ROW: Answer(
+                (rf"fails for the row id {{bad_row}}: {_BAD_VALUE}",),
+                (rf"fails for the row id {{bad_row}}: {_BAD_VALUE}",),
+                type=("status", f"plan {ORDERS}"),
+                look=("/", WORKER, f"{WORKER}/plan"),
+            ),
+        },
+    ),
+    State(
+        "PostgreSQL restarted",
+        _postgres_restarted,
+        {
+            STUCK: Answer(
+                (rf"(?m)^{ORDERS} +done",),
+                (rf"{ORDERS} on done",),
+                ("Stuck run", "UNAVAILABLE", "No answer", r"lost\?"),
+            ),
+            SINCE: Answer(
+                (rf"result: PostgreSQL was restarted at {AT}, which ended its connection",),
+                (rf"PostgreSQL was restarted at {AT}, which ended its connection",),
+                type=(f"runs {ORDERS}", "runs {cut_run}"),
+                look=("/", "/errors", "/runs/{cut_run}"),
+            ),
+            CATCH_UP: Answer(
+                ("backlog: nothing is stale",), ("Backlog 0 ",), type=(f"plan {ORDERS}",), look=("/", WORKER)
+            ),
+            SAFE: Answer(("a run now would start",), ("run now would start",)),
+            DELETED: Answer(
+                (f"run {{cut_run}} of {ORDERS}: ", "deleted_rows {cut_rows}, archived_rows {cut_rows}"),
+                (f"Run {{cut_run}} of {ORDERS}", "deleted_rows {cut_rows}", "archived_rows {cut_rows}"),
+                type=(f"runs {ORDERS}", "runs {cut_run}"),
+                look=("/", WORKER, "/runs/{cut_run}"),
+            ),
+            UNDO: _UNDO_OF_CUT_RUN,
+            SUFFERS: Answer(
+                (rf"PostgreSQL started {AT}, \S+ \w+ ago", "waiting_locks +0 +10"),
+                (rf"PostgreSQL started {AT}, \S+ \w+ ago", r"wait for locks on swept tables 0 10\b"),
+                ("OVER", "over 1"),
+            ),
+        },
+    ),
+)
+
+
+@each_answer(*STATES)
+def test_answer_is_right_in_three_steps(nights: Nights, state: State, fault_of: FaultOf) -> None:
+    assert not fault_of(nights.in_state(state))
