@@ -21,10 +21,12 @@ from housekeeping.database.times import database_now
 from housekeeping.engine.speed import read_wal, reason_to_wait
 from housekeeping.insight.plan import explain, inverted_comparison
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.dependents import CONSTRAINT_DECIDES, Link
 from housekeeping.sweeps.keyset import ExceptHeld, Groups
 from housekeeping.sweeps.row import bare
 from housekeeping.sweeps.stage import Explainable, ExplainQuery
 from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.tables import OrmRule, orm_rules
 from housekeeping.sweeps.tree import read_known_tables, sampled_branches
 from housekeeping.sweeps.validate_tables import wrong_key
 from housekeeping.sweeps.values import Finding
@@ -124,8 +126,28 @@ def _dependents(declared: Collection[Sweep], sweep: Sweep, now: datetime) -> Ite
     stages = sweep.stages_for_run()
     with database.atomic():
         found = sampled_branches(sweep, stages, now, declared, read_known_tables(sweep, stages))
+    rules = orm_rules(getattr(part, "table", None) for part in sweep.parts) if found else []
     for each in found:
-        yield Finding(each.level, sweep.name, f"dependents of {each.path[0].parent}", each.text, each.way_out)
+        subject = f"dependents of {each.path[0].parent}"
+        yield Finding(each.level, sweep.name, subject, each.text, each.way_out)
+        for rule in rules:
+            if (contradiction := _contradiction(each.link, rule)) is not None:
+                yield Finding("warning", sweep.name, subject, *contradiction)
+
+
+def _contradiction(link: Link, rule: OrmRule) -> tuple[str, str] | None:
+    """Return what the ORM says other than the constraint, with the remedy; None if they agree.
+
+    A constraint without an action leaves it to the sweep; Django makes no others.
+    """
+    name = link.table.rpartition(".")[2].strip('"')
+    own = CONSTRAINT_DECIDES.get(link.on_delete)
+    if (rule.table, rule.columns) != (name, link.columns) or rule.decision == (own or link.decision or "keep"):
+        return None
+    other = link.rule if own is not None or link.decision is None else f'the sweep says "{link.decision}"'
+    text = f"{link.name}: {rule.text}, which means {rule.decision}, but {other}"
+    decision = f'Delete(dependents={{"{link.name}": "{rule.decision}"}})'
+    return text, f"if the model is right: {decision}; else correct the model"
 
 
 def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:

@@ -26,7 +26,11 @@ from housekeeping.sweeps.values import declared
 Decision = Literal["delete", "clear", "keep"]
 
 #: What a constraint decides. NO ACTION and RESTRICT refuse the deletion, so they decide nothing.
-_DECIDED: Final[Mapping[str | None, Decision]] = {"CASCADE": "delete", "SET NULL": "clear", "SET DEFAULT": "clear"}
+CONSTRAINT_DECIDES: Final[Mapping[str | None, Decision]] = {
+    "CASCADE": "delete",
+    "SET NULL": "clear",
+    "SET DEFAULT": "clear",
+}
 #: Rows of a table above which a missing index matters. To read a smaller table for each batch is no problem.
 LARGE: Final = 10_000
 
@@ -413,7 +417,7 @@ class _Reader:
 
     def _link(self, edge: _Edge) -> Link:
         table, parent = self._tables[edge.node], self._tables[edge.parent]
-        own = _DECIDED.get(edge.on_delete)
+        own = CONSTRAINT_DECIDES.get(edge.on_delete)
         decision = next((self._decisions[name] for name in _names(table, edge) if name in self._decisions), own)
         nullable = tuple(each for each in edge.columns if not table.columns[each].not_null)
         columns = ", ".join(table.columns[each].sql_name for each in edge.columns)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from django.apps import apps
 from django.core.exceptions import AppRegistryNotReady
 from django.db import connections, models, router
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.sweeps.tables import Column, TableDescription
+from housekeeping.sweeps.tables import Column, OrmRule, TableDescription
 
 #: Django leaves a name as it is that has quotes at both ends: so ``audit"."log`` becomes a name with a schema.
 _QUOTED: Final = re.compile(r'"(?:(?P<schema>[^"]+)"\.")?(?P<name>[^"]+)"')
@@ -56,6 +58,30 @@ def _described(model: Any) -> TableDescription:
     key = [field.column for field in getattr(meta, "pk_fields", [meta.pk])]
     schema, name = _split(meta.db_table)
     return TableDescription(meta.object_name, schema, name, columns, key)
+
+
+#: Name of the function -> the decision. DO_NOTHING leaves it to the constraint.
+_DECISIONS: Final = {
+    "CASCADE": "delete",
+    "SET_NULL": "clear",
+    "SET_DEFAULT": "clear",
+    "set_on_delete": "clear",  # of SET()
+    "PROTECT": "keep",
+    "RESTRICT": "keep",
+}
+
+
+def rules(declared: Iterable[object]) -> Iterator[OrmRule]:
+    """Yield the `on_delete` of each foreign key of all models."""
+    for model in [model for of_app in apps.all_models.values() for model in of_app.values()]:
+        for field in model._meta.local_concrete_fields:
+            relation: Any = field.remote_field
+            function = getattr(getattr(relation, "on_delete", None), "__name__", "")
+            if function in _DECISIONS:
+                _, table = _split(model._meta.db_table)
+                said = function.replace("set_on_delete", "SET")
+                text = f"Django's {model.__name__}.{field.name} has on_delete={said}"
+                yield OrmRule(table, (field.column,), _DECISIONS[function], text)
 
 
 def _split(db_table: str) -> tuple[str | None, str]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import Column as TableColumn
 from sqlalchemy import Enum, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import CompileError
-from sqlalchemy.orm import class_mapper
+from sqlalchemy.orm import RelationshipDirection, class_mapper
 from sqlalchemy.orm.exc import UnmappedClassError
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.sweeps.tables import Column, TableDescription
+from housekeeping.sweeps.tables import Column, OrmRule, TableDescription
 
 _DIALECT: Final = postgresql.dialect()
 
@@ -45,6 +46,33 @@ def describe(table: object) -> TableDescription | None:
             f"of them, such as {name}.__table__, with an action that changes the others"
         )
     return _described(name, mapper.local_table, mapper.columns.items(), mapper.primary_key)
+
+
+def rules(declared: Iterable[object]) -> Iterator[OrmRule]:
+    """Yield what each relationship to dependents does, of all classes that are mapped beside the declared ones."""
+    registries = {}
+    for table in declared:
+        if isinstance(table, type):
+            with suppress(UnmappedClassError):
+                mapper: Any = class_mapper(table)
+                registries[id(mapper.registry)] = mapper.registry
+    for mapper in [mapper for each in registries.values() for mapper in each.mappers]:
+        for relation in mapper.relationships:
+            decision = _decision(relation)
+            if decision is not None:
+                columns = tuple(str(remote.name) for _, remote in relation.local_remote_pairs)
+                how = f"cascade={str(relation.cascade)!r}".replace("CascadeOptions(", "").replace(")", "")
+                text = f"SQLAlchemy's {mapper.class_.__name__}.{relation.key} has {how}"
+                yield OrmRule(str(relation.mapper.local_table.name), columns, decision, text)
+
+
+def _decision(relation: Any) -> str | None:
+    if relation.direction is not RelationshipDirection.ONETOMANY or relation.viewonly:
+        return None
+    if relation.cascade.delete:
+        return "delete"
+    # Without a cascade SQLAlchemy sets the column to NULL, unless it leaves that to the database.
+    return None if relation.passive_deletes else "clear"
 
 
 def _described(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, cast
@@ -308,6 +308,35 @@ def model_of(table: object) -> type[Any]:
             'model derived from housekeeping.BaseModel, or a name such as "public.session"'
         )
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class OrmRule:
+    """What another library does with the rows of a table when the row that they refer to is deleted through it.
+
+    Attributes:
+      table: Name of the table, without its schema.
+      columns: The referencing columns, by their names in the database.
+      decision: ``delete``, ``clear`` or ``keep``.
+      text: Where that is declared, and how.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    decision: str
+    text: str
+
+
+def orm_rules(tables: Iterable[object]) -> list[OrmRule]:
+    """Return the rules of the libraries that the process has imported.
+
+    Parameters:
+      tables: Tables as sweeps declare them. SQLAlchemy finds the other classes through them, Django has a list.
+    """
+    declared = list(tables)
+    readers = [name for library, name in _READERS.items() if library in sys.modules]
+    modules = [importlib.import_module(f"housekeeping.sweeps.{name}") for name in readers]
+    return [rule for module in modules for rule in module.rules(declared)]
 
 
 @cache
