@@ -39,7 +39,8 @@ from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import PURGE, RESTORE
 from housekeeping.ledger.schema import Run
-from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, inserted
+from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, CLEARED_COLUMNS, inserted, takes_cleared
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.conditions import condition_on
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, as_cursor
@@ -128,6 +129,59 @@ class Restore:
         return fn.COALESCE(archived, SQL(column.default.replace("%", "%%")))
 
 
+@dataclass(frozen=True, slots=True)
+class RestoreCleared:
+    """Write archived values back to columns that a cascade has cleared, and delete them from the archive.
+
+    They stay in the archive and count as a conflict if their row is gone, or has got other values meanwhile.
+
+    Attributes:
+      source: The table.
+      columns: The columns.
+      defaults: Whether they got their default, which cannot be told from another value.
+    """
+
+    source: type[Model]
+    columns: tuple[str, ...]
+    defaults: bool
+
+    @property
+    def counted_as(self) -> Sequence[str]:
+        return (RESTORED, CONFLICTS)
+
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
+        archive: Any = table.model
+        source: Any = self.source
+        stored, there = _table(archive), _table(source)
+        key = [column.column_name for column in key_of(source)]
+        names = [column.column_name for column in table.key]
+        candidates = (
+            archive.select(*(Column(stored, name) for name in dict.fromkeys((*names, *self.columns))))
+            .where(chosen)
+            .distinct(*(Column(stored, name) for name in key))
+            .order_by(*(Column(stored, name) for name in key), Column(stored, ARCHIVED_AT).desc())
+            .cte("candidates", materialized=True)
+        )
+        conditions = [Column(there, name) == Column(candidates, name) for name in key]
+        conditions += [] if self.defaults else [Column(there, name).is_null() for name in self.columns]
+        update = source.update({Column(there, name): Column(candidates, name) for name in self.columns})
+        written = update.from_(candidates).where(reduce(and_, conditions))
+        restored = written.returning(*(Column(there, name) for name in key)).cte("restored")
+        same_key = Tuple(*(Column(candidates, name) for name in key)).in_(
+            Select((restored,), [Column(restored, name) for name in key])
+        )
+        back = Select((candidates,), [Column(candidates, name) for name in names]).where(_hashed(same_key))
+        gone = chosen & _hashed(Tuple(*table.key).in_(back))
+        removed = archive.delete().where(gone).returning(*table.key).cte("removed")
+        done = Select((removed,), [Column(removed, name) for name in names])
+        kept = archive.select(SQL("1")).where(chosen & Tuple(*table.key).not_in(done)).cte("kept")
+        holds = Expression(count_of(restored), OP.EQ, count_of(removed))
+        return Write([removed, kept], self.counted_as, before=(candidates, restored), holds=holds)
+
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
+        return None
+
+
 def _hashed(condition: Expression) -> Any:
     """Return the condition in a form that PostgreSQL does not turn into a join.
 
@@ -181,6 +235,9 @@ class RestoredTable:
         there = [source._meta.columns[name] for name in names]
         # A key that the run has archived several times is restored once.
         restored = fn.COUNT(Tuple(*keys).distinct()).filter(there[0].is_null())
+        if isinstance(self.stage.action, RestoreCleared):
+            # Rows that the restore brings back first are not there yet.
+            restored = fn.COUNT(SQL("*"))
         joined = Select((archived,), [fn.COUNT(SQL("*")), restored]).with_cte(archived)
         same = reduce(and_, (column == key for column, key in zip(there, keys, strict=True)))
         total, free = joined.join(source, JOIN.LEFT_OUTER, on=same).tuples().execute(database)[0]
@@ -289,14 +346,21 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
       peewee.PeeweeException: The database does not answer.
     """
     with database.using(sweep.database):
-        archives = archives_of(sweep.declared_stages())
+        stages = sweep.declared_stages()
+        archives = archives_of(stages)
         if not archives:
             raise WrongArgument(f"{sweep.name} has no archive, so its rows cannot be restored (Delete(archive_to=...))")
         # In reverse: rows that reference others were deleted before them.
-        tables = tuple(
+        restored = [
             _restored_table(sweep, archive, source, run_id, where)
             for archive, (source, _) in reversed(archives.items())
-        )
+        ]
+        # Once the rows that they name are back.
+        archive_of = {source: archive for archive, (source, _) in archives.items()}
+        for stage in stages:
+            for cleared in stage.cleared_columns() if isinstance(stage, CascadeStage) else ():
+                restored.append(_restored_columns(sweep, archive_of[cleared[0]], cleared, run_id, where))
+        tables = tuple(restored)
         return Restoration(sweep, run_id, _sweep(sweep, tables), tables, where)
 
 
@@ -306,9 +370,9 @@ def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int
     for table, found in ((archive, present), (source, columns)):
         if not found:
             raise ArchiveMismatch(f"nothing was restored: table {quoted_name(table)} is missing")
-    condition: Any = getattr(archive, ARCHIVED_BY_RUN) == run_id
-    if where is not None:
-        condition &= condition_on(archive, where)
+    condition = _of_run(archive, run_id, where)
+    if takes_cleared(archive):
+        condition &= Column(_table(archive), CLEARED_COLUMNS).is_null()
     stage = TableStage(
         name=quoted_name(archive),
         stale=lambda now: condition,
@@ -321,7 +385,34 @@ def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int
         # archived before it, and can only come back after it.
         newest_first=True,
     )
-    return RestoredTable(source, stage, tuple(sorted(present - {*ADDED, *(column.name for column in columns)})))
+    known = {*ADDED, CLEARED_COLUMNS, *(column.name for column in columns)}
+    return RestoredTable(source, stage, tuple(sorted(present - known)))
+
+
+def _restored_columns(
+    sweep: Sweep, archive: Any, cleared: tuple[type[Model], tuple[str, ...], bool], run_id: int, where: str | None
+) -> RestoredTable:
+    """Return the part of a restore that writes cleared columns back."""
+    source, columns, defaults = cleared
+    names = fn.STRING_TO_ARRAY("\n".join(columns), "\n")
+    condition = _of_run(archive, run_id, where) & (Column(_table(archive), CLEARED_COLUMNS) == names)
+    stage = TableStage(
+        name=f"{quoted_name(archive)} {', '.join(columns)}",
+        stale=lambda now: condition,
+        order=key_of(archive),
+        action=RestoreCleared(source, columns, defaults),
+        batch_size=sweep.limits.batch,
+        counts=(RESTORED, CONFLICTS, "batches"),
+        progress_counts=(RESTORED,),
+        newest_first=True,
+    )
+    return RestoredTable(source, stage)
+
+
+def _of_run(archive: Any, run_id: int, where: str | None) -> Any:
+    """Return the condition of the rows that a run has archived."""
+    condition: Any = getattr(archive, ARCHIVED_BY_RUN) == run_id
+    return condition if where is None else condition & condition_on(archive, where)
 
 
 def sweep_of_run(record: RunRecord, sweeps: Mapping[str, Sweep]) -> Sweep:

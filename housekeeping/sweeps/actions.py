@@ -50,9 +50,11 @@ CLEARED_DEPENDENTS: Final = "cleared_dependents"
 BLOCKED: Final = "blocked"
 OF_DEPENDENTS: Final = (DELETED_DEPENDENTS, CLEARED_DEPENDENTS, BLOCKED)
 ADDED: Final = (ARCHIVED_AT, ARCHIVED_BY_RUN)
+#: Further column of an archive that has rows of which a cascade has cleared some columns: their names, else NULL.
+CLEARED_COLUMNS: Final = "cleared_columns"
 
 _TABLE: Final = re.compile(r'(?:([^\s."]+)\.)?([^\s."]+)')
-_COLUMNS_NOW: Final = (
+COLUMNS_NOW: Final = (
     "(SELECT array_agg(attname::text ORDER BY attnum) FROM pg_catalog.pg_attribute "
     "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped)"
 )
@@ -73,6 +75,21 @@ def archive_model(source: type[Model], archive_to: str | type[Model]) -> type[An
     return _model(source, meta.schema, meta.table_name)
 
 
+def archive_in(schema: str, source: type[Model], *, of_cleared: bool) -> type[Any]:
+    """Return the model of a table's archive in a schema of archives.
+
+    Parameters:
+      of_cleared: Whether it also takes rows of which only some columns are cleared.
+    """
+    meta: Any = source._meta
+    return _model(source, schema, meta.table_name, of_cleared=of_cleared)
+
+
+def takes_cleared(archive: type[Model]) -> bool:
+    """Return whether an archive also takes rows of which only some columns were cleared."""
+    return bool(getattr(archive._meta, "of_cleared", False))
+
+
 def parsed_name(table: str) -> tuple[str | None, str]:
     """Return schema and name of a table.
 
@@ -86,7 +103,7 @@ def parsed_name(table: str) -> tuple[str | None, str]:
 
 
 @cache
-def _model(source: type[Model], schema: str | None, table: str) -> type[Any]:
+def _model(source: type[Model], schema: str | None, table: str, *, of_cleared: bool = False) -> type[Any]:
     key = key_of(source)
     if taken := [each.column_name for each in key if each.column_name in ADDED]:
         raise DeclarationError(f"{source.__name__} has the key column {taken[0]}, a name that its archive uses itself")
@@ -95,7 +112,14 @@ def _model(source: type[Model], schema: str | None, table: str) -> type[Any]:
         ARCHIVED_AT: UtcDateTimeField(),
         **{each.name: _plain(each) for each in key},
     }
-    names = {"schema": schema, "table_name": table, "primary_key": CompositeKey(*fields), "is_built": True}
+    key_fields = CompositeKey(*fields)
+    names = {
+        "schema": schema,
+        "table_name": table,
+        "primary_key": key_fields,
+        "is_built": True,
+        "of_cleared": of_cleared,
+    }
     namespace = {**fields, "Meta": type("Meta", (), names), "__module__": __name__}
     model: Any = ModelBase(f"{source.__name__}Archive", (BaseModel,), namespace)
     return cast(type[Any], model)
@@ -141,7 +165,7 @@ def moved(
     archived = inserted(archive, (*columns, *ADDED), Select((deleted,), [*values, *added])).cte("archived")
     count = SQL("count(*)")
     is_whole = Expression(Select((archived,), [count]), OP.EQ, Select((deleted,), [count]))
-    now = SQL(_COLUMNS_NOW, (quoted_name(source),))
+    now = SQL(COLUMNS_NOW, (quoted_name(source),))
     is_same = Expression(now, OP.EQ, fn.STRING_TO_ARRAY("\n".join(columns), "\n"))
     return [deleted, archived], Expression(is_whole, OP.AND, is_same)
 
@@ -171,7 +195,8 @@ class Delete:
     Attributes:
       rows_counted_as: The name of the count of deleted rows.
       archive_to: Table that takes the rows, by its name or as a peewee model. The same statement deletes and inserts
-        them. The archive has the table's columns, ``archived_at`` and ``archived_by_run``.
+        them. The archive has the table's columns, ``archived_at`` and ``archived_by_run``. With `dependents`, the name
+        of a schema: its table of the same name takes the rows of each table.
       archive_keep: How long rows stay in the archive. The sweep ``<name>.archive`` then deletes them. None keeps them
         for ever.
       dependents: Whether to delete the rows that hang from the deleted ones first, at any depth, in bounded
@@ -194,6 +219,16 @@ class Delete:
             raise DeclarationError("Delete: references without dependents; write dependents=True, or a mapping")
         if isinstance(self.archive_to, str):
             parsed_name(self.archive_to)
+        if self.dependents is not None and self.archive_to is not None:
+            if not isinstance(self.archive_to, str) or "." in self.archive_to:
+                raise DeclarationError(
+                    "Delete: with dependents, archive_to names a schema, which has an archive of each table; write "
+                    'archive_to="archive"'
+                )
+            if self.archive_keep is not None:
+                raise DeclarationError(
+                    "Delete: archive_keep with dependents; delete from the archives by a sweep of your own"
+                )
         if self.archive_keep is not None and self.archive_to is None:
             raise DeclarationError('Delete: archive_keep without an archive; write archive_to="archive.sessions"')
         if self.archive_keep is not None and self.archive_keep <= timedelta():

@@ -11,23 +11,32 @@ statement, which sees every dependent that was committed before the locks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any, Final, Self
 
-from peewee import Column
+from peewee import SQL, Column, EnclosedNodeList, Model, PeeweeException, Query, Tuple
 
-from housekeeping.core.errors import RowNotChanged
-from housekeeping.database.catalog import table_ids
-from housekeeping.database.connection import database
+from housekeeping.core.errors import DependentsRefused, RowNotChanged
+from housekeeping.database.catalog import key_of, table_ids
+from housekeeping.database.connection import database, handle_of
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import CompiledQuery
-from housekeeping.sweeps.actions import BLOCKED, CLEARED_DEPENDENTS, DELETED_DEPENDENTS
-from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window
+from housekeeping.sweeps.actions import (
+    BLOCKED,
+    CLEARED_DEPENDENTS,
+    DELETED_DEPENDENTS,
+    archive_in,
+    columns_of_table,
+)
+from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
 from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk
 from housekeeping.sweeps.dependents import Graph, read_graph
-from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Failure, Position, merged
-from housekeeping.sweeps.table_stage import NOT_CHANGED, TableStage
+from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, ExplainQuery, Failure, Position, merged
+from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, NOT_CHANGED, TableStage
 
 #: A parent that takes longer than this share of the run's time is continued after the others.
 _SHARE: Final = 0.25
@@ -74,19 +83,57 @@ class CascadeStage(TableStage):
       delete: What is decided about the dependents.
       graph: Their tables; None until they are read from the catalog.
       holds: Database and table -> model and hold of each declared sweep that holds rows of it.
+      archived_columns: Table -> its archive and the columns that are moved there; empty without archives.
       calls: Calls the function of a `Call` for the parents; None without one.
     """
 
     delete: Any
     graph: Graph | None = None
     holds: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
+    archived_columns: Mapping[type[Model], tuple[type[Model], Sequence[str]]] = field(default_factory=dict)
     calls: Any = None
     #: The walk of the current run. Copies of the stage, of another size, share it.
     walks: dict[Any, Walk] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def is_timed(self) -> bool:  # type: ignore[override]  # a variable of other stages
+        """Whether the duration of a batch says how fast the database is: not if a function is called."""
+        return self.calls is None
+
     def on_real_columns(self) -> Self:
-        graph = read_graph(self.model, self.delete.dependents, self.delete.references)
-        return replace(super().on_real_columns(), graph=graph)
+        real = replace(super().on_real_columns(), graph=self._read_graph())
+        sources = real.archives().items()
+        columns = {source: (archive, columns_of_table(source)) for archive, source in sources}
+        return replace(real, archived_columns=columns)
+
+    def _read_graph(self) -> Graph:
+        return self.graph or read_graph(self.model, self.delete.dependents, self.delete.references)
+
+    def archives(self) -> dict[type[Model], type[Model]]:
+        """Return the archive of each table whose rows are deleted or cleared, and the table; those of leaves first.
+
+        Raises:
+          DependentsRefused: The graph cannot be read, or has tables of another database.
+          peewee.PeeweeException: The catalog cannot be read.
+        """
+        if self.delete.archive_to is None:
+            return {}
+        graph = self._read_graph()
+        if others := [each for each in graph.links if each.database != graph.database and each.decision != "keep"]:
+            raise DependentsRefused(
+                f"{others[0].name} is in the database {others[0].database!r}, which cannot move rows to the archive",
+                'leave out archive_to, or decide "keep"',
+            )
+        cleared = {each.table for each in graph.links if each.decision == "clear"}
+        sources = [(name, graph.model_of(name)) for name in graph.tables]
+        schema = self.delete.archive_to
+        return {archive_in(schema, source, of_cleared=name in cleared): source for name, source in sources}
+
+    def cleared_columns(self) -> list[tuple[type[Model], tuple[str, ...], bool]]:
+        """Return the table and the columns of each link that is cleared, and whether they get their default."""
+        graph = self._read_graph()
+        links = [each for each in graph.links if each.decision == "clear"]
+        return [(graph.model_of(each.table), each.cleared or each.columns, each.defaults) for each in links]
 
     def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:
         """Return the stage with the holds of these stages that are about rows of the graph.
@@ -110,6 +157,42 @@ class CascadeStage(TableStage):
     def is_position(self, position: Position) -> bool:
         return not str(position[0]).startswith(_ROW_OF) and super().is_position(position)
 
+    def explain_queries(self, now: datetime) -> list[ExplainQuery]:
+        """Return the queries of the parents, and of the dependents by each link."""
+        return [*super().explain_queries(now), *self._explained()]
+
+    def _explained(self) -> Iterator[ExplainQuery]:
+        assert self.graph is not None
+        for link in self.graph.links:
+            if link.decision == "keep" or link.database != self.graph.database:
+                continue
+            model, parent = self.graph.model_of(link.table), self.graph.model_of(link.parent, link.parent_database)
+            table, above = (each._meta.table for each in (model, parent))
+            owners = parent.select(*(Column(above, each) for each in link.parent_columns)).limit(1)
+            columns = [Column(table, each) for each in link.columns]
+            hanging: Any = columns[0] == owners if len(columns) == 1 else Tuple(*columns) == owners
+            if link.where is not None:
+                hanging &= EnclosedNodeList([SQL(link.where.replace("%", "%%"))])
+            found = model.select(*key_of(model)).where(hanging)
+            yield ExplainQuery(f"the query of {link.name}", found, model)
+
+    def statements_of_a_run(self, now: datetime) -> list[Query]:
+        """Return statements that need the rights of a run. None of them is executed."""
+        assert self.graph is not None
+        root: Any = self.model
+        found: list[Any] = [root.select(*self.key).where(self.stale(now)).for_update(), root.delete()]
+        for link in self.graph.links:
+            if link.decision == "keep" or link.database != self.graph.database:
+                continue
+            model: Any = self.graph.model_of(link.table)
+            found.append(model.select(*key_of(model)).for_update())
+            if link.decision == "delete":
+                found.append(model.delete())
+            else:
+                table = model._meta.table
+                found.append(model.update({Column(table, each): None for each in link.cleared or link.columns}))
+        return found
+
     def describe(self, position: Position) -> dict[str, Any]:
         if not isinstance(position, _RowPosition):
             return super().describe(position)
@@ -117,15 +200,15 @@ class CascadeStage(TableStage):
         table = self._statements(_NO_TIME).table(name, position[1])
         return {"table": name, **dict(zip(table.key, position[2:], strict=True))}
 
-    def _statements(self, now: datetime) -> Statements:
+    def _statements(self, now: datetime, run_id: int | None = None) -> Statements:
         assert self.graph is not None, "the stage is not that of a run"
-        return Statements(self.graph, self.holds, self.stale, now)
+        return Statements(self.graph, self.holds, self.stale, now, self.archived_columns, run_id)
 
     def _walk(self, batch: Batch) -> Walk:
         run = self.purpose(batch)
         if run not in self.walks:
             self.walks.clear()
-            self.walks[run] = Walk(self._statements(batch.now))
+            self.walks[run] = Walk(self._statements(batch.now, batch.run_id))
         return self.walks[run]
 
     # -- before the transaction
@@ -232,7 +315,8 @@ class CascadeStage(TableStage):
         gone += [of.table.key_in(row) for of, row in outcome.aside]
         return replace(
             result,
-            counts=merged(result.counts, _counts_of(self.delete.rows_counted_as, window, outcome)),
+            unreachable=walk.unreachable,
+            counts=merged(result.counts, _counts_of(self.delete, window, outcome)),
             rows=self.records([read[key] for key in gone if key in read]),
             failures=[*result.failures, *failures],
         )
@@ -318,14 +402,14 @@ def _blocked_since(batch: Batch, table: str, key: str) -> str:
     return batch.now.isoformat()
 
 
-def _counts_of(parents_as: str, window: Window, outcome: Outcome) -> dict[str, Any]:
+def _counts_of(delete: Any, window: Window, outcome: Outcome) -> dict[str, Any]:
     parents = len(outcome.done) if window.link is None else 0
     by_table: dict[str, dict[str, int]] = {}
     rows = [] if window.link is None else [(window, len(outcome.done))]
     for of, _ in outcome.aside:
         parents += of.link is None
         rows += [] if of.link is None else [(of, 1)]
-    counts: dict[str, int] = {parents_as: parents}
+    counts: dict[str, int] = {delete.rows_counted_as: parents}
     for of, number in rows:
         if number:
             assert of.link is not None
@@ -333,17 +417,42 @@ def _counts_of(parents_as: str, window: Window, outcome: Outcome) -> dict[str, A
             counts[name] = counts.get(name, 0) + number
             of_table = by_table.setdefault(of.link.table, {})
             of_table[kind] = of_table.get(kind, 0) + number
+    if delete.archive_to is not None:
+        counts[ARCHIVED_ROWS] = sum(counts.values())
     return {**counts, DETAILS: {"dependents": by_table}} if by_table else counts
 
 
 def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
-    """Lock rows with the chain that they hang from, and change them."""
+    """Lock rows with the chain that they hang from, and change them.
+
+    Those of another database are changed by a transaction of their own, while the parents are locked in this one.
+    """
     if not chunk.numbers:
         return Outcome()
-    is_tree = any(each.is_tree for each in walk.stack[: chunk.level + 1])
-    if not (is_tree or chunk.units) and (window.clears or not window.table.links):
+    chain = walk.stack[: chunk.level + 1]
+    others = {each.table.database for each in chain} - {walk.statements.root.database}
+    is_flat = not (others or chunk.units or any(each.is_tree for each in chain))
+    if is_flat and (window.clears or not window.table.links):
         return _change_at_once(walk, window, chunk)
+    try:
+        with ExitStack() as transactions:
+            for name in others:
+                transactions.enter_context(handle_of(name).atomic())
+            return _change_locked(walk, window, chunk)
+    except PeeweeException as error:
+        if not others and all(map(is_local, window.table.links)) or not is_unavailable(error):
+            raise
+        walk.unreachable = error
+        return Outcome(gone={walk.root_of((chunk.level, number)) for number in chunk.numbers})
+
+
+def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
+    """Lock rows with their chain by one statement, and change them by others, which see what was committed before."""
     locked, gone = _lock(walk, window, chunk)
+    for link in () if window.clears else window.table.links:
+        if locked and not is_local(link):
+            bound = {locked[place - 1] for place in walk.statements.kept(link, window, locked)}
+            locked = [number for number in locked if number not in bound]
     if window.table.circular and not window.clears:
         outcome = _delete_together(walk, window, chunk, locked)
     else:
@@ -367,8 +476,7 @@ def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         sql = statements.locked(of, of.values(numbers), lock, owners=owners, below=below)
         parts.append((sql, len(numbers)))
         places = {number: place for place, number in enumerate(numbers, start=1)}
-    change = statements.change(window, statements.chosen_of(window, f"l{chunk.level}"))
-    *locked, changed = statements.lock(parts, change, window.table.numbered_key)
+    *locked, changed = statements.lock(window.table.database, parts, window)
     numbers = chunk.numbers
     outcome = Outcome([numbers[place - 1] for place in changed])
     for level, found in enumerate(locked[:-1]):
@@ -388,11 +496,14 @@ def _lock(walk: Walk, window: Window, chunk: Chunk) -> tuple[list[int], set[tupl
     """Lock rows and their chain. Return the rows that still hang there, and the others of the chain."""
     chain = walk.chain(chunk.level, chunk.numbers)
     levels = [(level, walk.stack[level], numbers) for level, numbers in sorted(chain.items())]
-    parts = [(walk.statements.locked(of, of.values(numbers), "SHARE"), len(numbers)) for _, of, numbers in levels]
-    parts.append((walk.statements.locked(window, window.values(chunk.numbers), "UPDATE"), len(chunk.numbers)))
     asides = [each for unit in chunk.units.values() for each in unit.aside]
-    parts += [(walk.statements.locked(of, [row], "UPDATE"), 1) for of, row in asides]
-    found = walk.statements.lock(parts)
+    parts = [(of, of.values(numbers), "SHARE") for _, of, numbers in levels]
+    parts.append((window, window.values(chunk.numbers), "UPDATE"))
+    parts += [(of, [row], "UPDATE") for of, row in asides]
+    found: list[list[int]] = []
+    for name, of_database in groupby(parts, lambda part: part[0].table.database):
+        queries = [(walk.statements.locked(of, rows, lock), len(rows)) for of, rows, lock in of_database]
+        found += walk.statements.lock(name, queries)
     fine: set[tuple[int, int]] = set()
     gone: set[tuple[int, int]] = set()
     for (level, _, numbers), places in zip(levels, found, strict=False):
@@ -434,6 +545,8 @@ def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[
             bound.update(number for key, number in numbers.items() if key not in found)
         if not bound:
             asides = [each for number in ids if number in chunk.units for each in chunk.units[number].aside]
+            ordered = walk.topmost_first((name, key) for name, each in keys.items() for key in each)
+            keys = {name: [key for at, key in ordered if at == name] for name in keys}
             if walk.statements.delete_together(keys) < sum(map(len, keys.values())):
                 raise RowNotChanged(NOT_CHANGED)
             return Outcome(ids, asides)

@@ -15,10 +15,19 @@ from typing import Any, Final, Self
 
 from peewee import Model
 
-from housekeeping.database.catalog import key_of, quoted, table_of
-from housekeeping.database.connection import database
+from housekeeping.core.errors import ArchiveMismatch
+from housekeeping.database.catalog import key_of, quoted, quoted_name, table_of
+from housekeeping.database.connection import database, handle_of
+from housekeeping.sweeps.actions import (
+    ARCHIVED_AT,
+    ARCHIVED_BY_RUN,
+    CLEARED_COLUMNS,
+    COLUMNS_NOW,
+    takes_cleared,
+)
 from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.keyset import Hold, held_condition
+from housekeeping.sweeps.table_stage import NOT_ARCHIVED
 
 #: Values of a row, in the order of its window's columns.
 Values = tuple[Any, ...]
@@ -180,6 +189,11 @@ class Window:
         return self.link is not None and self.link.decision == "clear"
 
     @property
+    def clearing(self) -> Link | None:
+        """The link that is cleared; None if the rows are deleted."""
+        return self.link if self.clears else None
+
+    @property
     def alias(self) -> str:
         return self.table.alias if self.link is not None and self.link.where is not None else "t"
 
@@ -193,13 +207,24 @@ class Statements:
 
     Parameters:
       stale: The condition of the parents, which are not on hold, given the time of the run.
+      archives: Table -> its archive and the columns that are moved there; empty without archives.
     """
 
-    def __init__(self, graph: Graph, holds: Mapping[Any, Any], stale: Any, now: datetime) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        holds: Mapping[Any, Any],
+        stale: Any,
+        now: datetime,
+        archives: Mapping[type[Model], tuple[type[Model], Sequence[str]]],
+        run_id: int | None,
+    ) -> None:
         self._graph = graph
         self._holds = holds
         self._stale = stale
         self._now = now
+        self._archives = archives
+        self._run_id = run_id
         self._tables: dict[tuple[str, str], CascadeTable] = {}
         self._conditions: dict[Any, Sql] = {}
         self._cursors = 0
@@ -236,28 +261,26 @@ class Statements:
         names = ", ".join(f"c.{sql_name(each)}" for each in columns)
         first, further = self._hanging(link, [f"u.v{number}" for number in range(len(link.columns))], names, without)
         limits = [*further, limit]
-        with database.using(table.database):
-            if not self.recurses(link):
-                return _rows(
-                    f"SELECT u.n, {table.selected('c', columns)} FROM {given} {first} LIMIT %s",
-                    [*values, *limits, limit],
-                )
-            nulls = ", ".join(f"NULL::{table.types[each]}" for each in table.key)
-            own = ", ".join(f"f.{sql_name(each)}" for each in table.key)
-            keys = ", ".join(f"o{number}" for number in range(len(table.key)))
-            following, _ = self._hanging(link, [f"f.{sql_name(each)}" for each in link.parent_columns], names, without)
-            # UNION, not UNION ALL: a circle of rows ends. The rows come generation by generation.
-            return _rows(
-                f"WITH RECURSIVE f (n, {keys}, {', '.join(map(sql_name, columns))}) AS ("
-                f"SELECT u.n, {nulls}, {names} FROM {given} {first} "
-                f"UNION SELECT f.n, {own}, {names} FROM f {following}) "
-                f"SELECT f.n, {', '.join(_as_text(f'f.o{n}', table, each) for n, each in enumerate(table.key))}, "
-                f"{table.selected('f', columns)} FROM f LIMIT %s",
-                [*values, *limits, *limits, limit],
-            )
+        if not self.recurses(link):
+            sql = f"SELECT u.n, {table.selected('c', columns)} FROM {given} {first} LIMIT %s"
+            return _rows(table.database, sql, [*values, *limits, limit])
+        nulls = ", ".join(f"NULL::{table.types[each]}" for each in table.key)
+        own = ", ".join(f"f.{sql_name(each)}" for each in table.key)
+        keys = ", ".join(f"o{number}" for number in range(len(table.key)))
+        following, _ = self._hanging(link, [f"f.{sql_name(each)}" for each in link.parent_columns], names, without)
+        # UNION, not UNION ALL: a circle of rows ends. The rows come generation by generation.
+        return _rows(
+            table.database,
+            f"WITH RECURSIVE f (n, {keys}, {', '.join(map(sql_name, columns))}) AS ("
+            f"SELECT u.n, {nulls}, {names} FROM {given} {first} "
+            f"UNION SELECT f.n, {own}, {names} FROM f {following}) "
+            f"SELECT f.n, {', '.join(_as_text(f'f.o{n}', table, each) for n, each in enumerate(table.key))}, "
+            f"{table.selected('f', columns)} FROM f LIMIT %s",
+            [*values, *limits, *limits, limit],
+        )
 
     def pages(self, link: Link, window: Window, numbers: Sequence[int], size: int) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the direct dependents of rows as `find` returns them, page by page. Requires a transaction."""
+        """Yield the direct dependents of rows as `find` returns them, page by page."""
         table, given, values = self.of_link(link), *self._given_owners(link, window, numbers)
         columns = table.columns_by(link)
         names = ", ".join(f"c.{sql_name(each)}" for each in columns)
@@ -265,10 +288,12 @@ class Statements:
         self._cursors += 1
         cursor = f"housekeeping_{self._cursors}"
         sql = f"SELECT u.n, {table.selected('c', columns)} FROM {given} {first}"
-        database.execute_sql(f"DECLARE {cursor} NO SCROLL CURSOR FOR {sql}", [*values, *further, None])
-        while page := _rows(f"FETCH {size} FROM {cursor}", ()):
-            yield page
-        database.execute_sql(f"CLOSE {cursor}", ())
+        handle = handle_of(table.database)
+        with handle.atomic():
+            handle.execute_sql(f"DECLARE {cursor} NO SCROLL CURSOR FOR {sql}", [*values, *further, None])
+            while page := _rows(table.database, f"FETCH {size} FROM {cursor}", ()):
+                yield page
+            handle.execute_sql(f"CLOSE {cursor}", ())
 
     def kept(self, link: Link, window: Window, numbers: Sequence[int]) -> list[int]:
         """Return the places, from 1, of the rows that have a dependent by the link."""
@@ -277,7 +302,7 @@ class Statements:
         on = [f"c.{sql_name(each)} = u.v{number}" for number, each in enumerate(link.columns)]
         where = " AND ".join((*on, *conditions))
         sql = f"SELECT u.n FROM {given} CROSS JOIN LATERAL (SELECT FROM {source} WHERE {where} LIMIT 1) AS c"
-        return [n for (n,) in _rows(sql, [*values, *further])]
+        return [n for (n,) in _rows(link.database, sql, [*values, *further])]
 
     @staticmethod
     def _given_owners(link: Link, window: Window, numbers: Sequence[int]) -> Sql:
@@ -299,8 +324,7 @@ class Statements:
             found = [
                 each
                 for each in self._graph.links
-                if _is_local(each)
-                and (each.decision == "keep" or (each.decision == "delete" and (each.database, each.table) in parents))
+                if each.decision == "keep" or (each.decision == "delete" and (each.database, each.table) in parents)
             ]
         return found
 
@@ -365,7 +389,7 @@ class Statements:
         elif window.link.where is not None:
             conditions.append((f"({_escaped(window.link.where)})", []))
         if not window.clears:
-            kept = [each for each in window.table.links if each.decision == "keep" and _is_local(each)]
+            kept = [each for each in window.table.links if each.decision == "keep" and is_local(each)]
             conditions += [self.is_free(each, alias) for each in kept]
         return conditions
 
@@ -399,19 +423,55 @@ class Statements:
             values,
         )
 
-    def change(self, window: Window, chosen: str) -> str:
-        """Return the statement that deletes or clears the chosen rows of a window, and returns their keys."""
-        table = window.table
-        keys = ", ".join(f"t.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key))
-        if window.clears:
-            assert window.link is not None
-            value = "DEFAULT" if window.link.defaults else "NULL"
-            columns = window.link.cleared or window.link.columns
-            written = ", ".join(f"{sql_name(each)} = {value}" for each in columns)
-            return f"UPDATE {table.sql} AS t SET {written} WHERE {chosen} RETURNING {keys}"
-        return f"DELETE FROM {table.sql} AS t WHERE {chosen} RETURNING {keys}"
+    def change(
+        self, table: CascadeTable, clearing: Link | None, chosen: str, numbered: str, suffix: str = ""
+    ) -> tuple[list[str], str]:
+        """Return the CTEs that delete or clear rows of a table, and SQL that is false if one is not archived.
 
-    def chosen_of(self, window: Window, cte: str) -> str:
+        The CTE ``gone`` has their keys.
+
+        Parameters:
+          clearing: The link that is cleared; None to delete the rows.
+          numbered: Name of a CTE with the keys of the rows and their numbers. The archive has later ones as earlier, so
+            that a restore brings them back after those that they hang from.
+          suffix: Follows the names of the CTEs.
+        """
+        archive, columns = self._archives.get(table.model, (None, ()))
+        names = ", ".join(map(sql_name, columns))
+        keys = [f"t.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key)]
+        whole = [f"t.{sql_name(each)}" for each in columns]
+        returned = ", ".join(keys if clearing else [*keys, *whole])
+        ctes, source, key = [], f"gone{suffix}", table.numbered_key
+        if clearing is None:
+            ctes.append(f"gone{suffix} AS (DELETE FROM {table.sql} AS t WHERE {chosen} RETURNING {returned})")
+        else:
+            value = "DEFAULT" if clearing.defaults else "NULL"
+            written = ", ".join(f"{sql_name(each)} = {value}" for each in clearing.cleared or clearing.columns)
+            if archive is not None:
+                # As they were before the change: a CTE sees nothing of it.
+                before = f"SELECT {', '.join([*keys, *whole])} FROM {table.sql} AS t WHERE {chosen}"
+                ctes.append(f"before{suffix} AS MATERIALIZED ({before})")
+                source = f"before{suffix} JOIN gone{suffix} USING ({key})"
+            ctes.append(f"gone{suffix} AS (UPDATE {table.sql} AS t SET {written} WHERE {chosen} RETURNING {returned})")
+        if archive is None:
+            return ctes, "TRUE"
+        added = [ARCHIVED_AT, ARCHIVED_BY_RUN]
+        run = "NULL" if self._run_id is None else self._run_id
+        values = [f"statement_timestamp() - n * interval '1 microsecond', {run}::bigint"]
+        if takes_cleared(archive):
+            added.append(CLEARED_COLUMNS)
+            values.append("NULL" if clearing is None else _texts(clearing.cleared or clearing.columns))
+        name = _escaped(quoted_name(archive))
+        ctes.append(
+            f"archived{suffix} AS (INSERT INTO {name} ({names}, {', '.join(added)}) "
+            f"SELECT {names}, {', '.join(values)} FROM {source} JOIN {numbered} USING ({key}) RETURNING 1)"
+        )
+        now = COLUMNS_NOW.replace("%s", f"'{quoted_name(table.model)}'".replace("%", "%%"))
+        is_whole = f"(SELECT count(*) FROM archived{suffix}) = (SELECT count(*) FROM gone{suffix})"
+        return ctes, f"{is_whole} AND {now} = {_texts(columns)}"
+
+    @staticmethod
+    def _chosen_of(window: Window, cte: str) -> str:
         """Return the condition that a row is one of those that a CTE of `locked` has."""
         table = window.table
         if table.plain:
@@ -429,17 +489,19 @@ class Statements:
         keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
         conditions = [_among(table, f"SELECT {table.numbered_key} FROM given")]
         for link in table.links if checked and not window.clears else ():
-            if _is_local(link):
+            if is_local(link):
                 condition, parameters = self.is_free(link, "t")
                 conditions.append(condition)
                 values += parameters
-        change = self.change(window, " AND ".join(conditions))
+        ctes, is_archived = self.change(table, window.clearing, " AND ".join(conditions), "given")
         sql = (
-            f"WITH given AS MATERIALIZED (SELECT u.n, {keys} FROM {given}), gone AS ({change}) "
-            f"SELECT CASE WHEN (SELECT count(*) FROM gone) < %s "
-            f"THEN ARRAY(SELECT n FROM given JOIN gone USING ({table.numbered_key})) END"
+            f"WITH given AS MATERIALIZED (SELECT u.n, {keys} FROM {given}), {', '.join(ctes)} "
+            f"SELECT CASE WHEN (SELECT count(*) FROM gone) < {len(rows)} "
+            f"THEN ARRAY(SELECT n FROM given JOIN gone USING ({table.numbered_key})) END, {is_archived}"
         )
-        return _places(_rows(sql, [*values, len(rows)])[0][0], len(rows))
+        ((found, is_archived_whole),) = _rows(table.database, sql, values)
+        _require(is_archived_whole, table)
+        return _places(found, len(rows))
 
     def free(
         self, table: CascadeTable, rows: Sequence[Values], without: Mapping[tuple[str, str], Sequence[Values]]
@@ -449,33 +511,41 @@ class Statements:
         same = " AND ".join(f"t.{sql_name(each)} = u.v{number}" for number, each in enumerate(table.key))
         conditions = []
         for link in table.links:
-            if _is_local(link):
+            if is_local(link):
                 condition, parameters = self.is_free(link, "t", without.get(self.of_link(link).id, ()))
                 conditions.append(condition)
                 values += parameters
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return [n for (n,) in _rows(f"SELECT u.n FROM {given} JOIN {table.sql} AS t ON {same}{where}", values)]
+        sql = f"SELECT u.n FROM {given} JOIN {table.sql} AS t ON {same}{where}"
+        return [n for (n,) in _rows(table.database, sql, values)]
 
     def delete_together(self, tables: Mapping[tuple[str, str], Sequence[Values]]) -> int:
         """Delete rows of several tables by their keys in one statement; return their number."""
-        ctes, values = [], []
+        ctes, values, checks = [], [], []
         for number, (name, keys) in enumerate(tables.items()):
             table = self._tables[name]
             given, arrays = table.given(table.key, keys)
-            names = ", ".join(f"u.v{place}" for place in range(len(table.key)))
-            chosen = _among(table, f"SELECT {names} FROM {given}")
-            ctes.append(f"gone{number} AS (DELETE FROM {table.sql} AS t WHERE {chosen} RETURNING 1)")
+            names = ", ".join(f"u.v{place} AS k{place}" for place in range(len(table.key)))
+            ctes.append(f"given{number} AS MATERIALIZED (SELECT u.n, {names} FROM {given})")
+            chosen = _among(table, f"SELECT {table.numbered_key} FROM given{number}")
+            changes, is_archived = self.change(table, None, chosen, f"given{number}", str(number))
+            ctes += changes
+            checks.append(is_archived)
             values += arrays
-        counts = " + ".join(f"(SELECT count(*) FROM gone{number})" for number in range(len(ctes)))
-        return int(_rows(f"WITH {', '.join(ctes)} SELECT {counts}", values)[0][0])
+        counts = " + ".join(f"(SELECT count(*) FROM gone{number})" for number in range(len(tables)))
+        sql = f"WITH {', '.join(ctes)} SELECT {counts}, {' AND '.join(checks)}"
+        ((rows, is_archived_whole),) = _rows(table.database, sql, values)
+        _require(is_archived_whole, table)
+        return int(rows)
 
-    def lock(self, parts: Sequence[tuple[Sql, int]], last: str | None = None, key: str = "") -> list[list[int]]:
+    def lock(
+        self, of_database: str, parts: Sequence[tuple[Sql, int]], changed: Window | None = None
+    ) -> list[list[int]]:
         """Lock the rows of these queries, one after another; return which of each were locked, from 1.
 
         Parameters:
           parts: The queries with the number of their rows. They are the CTEs ``l0``, ``l1`` and so on.
-          last: A change of the rows of the last one, as the CTE ``gone``; what it changed is returned last.
-          key: Names of the key's columns in the last two CTEs.
+          changed: The window of the last query, to delete or clear its rows at once; which ones is returned last.
         """
         ctes = [f"l{number} AS MATERIALIZED ({text})" for number, ((text, _), _) in enumerate(parts)]
         locked = [
@@ -483,17 +553,32 @@ class Statements:
             for number, (_, rows) in enumerate(parts)
         ]
         sizes = [rows for _, rows in parts]
-        if last is not None:
+        is_archived = "TRUE"
+        if changed is not None:
             own = f"l{len(parts) - 1}"
-            ctes.append(f"gone AS ({last})")
+            changes, is_archived = self.change(changed.table, changed.clearing, self._chosen_of(changed, own), own)
+            ctes += changes
             locked.append(
                 f"CASE WHEN (SELECT count(*) FROM gone) < {sizes[-1]} "
-                f"THEN ARRAY(SELECT n FROM {own} JOIN gone USING ({key})) END"
+                f"THEN ARRAY(SELECT n FROM {own} JOIN gone USING ({changed.table.numbered_key})) END"
             )
             sizes.append(sizes[-1])
         values = [value for (_, parameters), _ in parts for value in parameters]
-        (row,) = _rows(f"WITH {', '.join(ctes)} SELECT {', '.join(locked)}", values)
-        return [_places(found, rows) for found, rows in zip(row, sizes, strict=True)]
+        (row,) = _rows(of_database, f"WITH {', '.join(ctes)} SELECT {', '.join(locked)}, {is_archived}", values)
+        if changed is not None:
+            _require(row[-1], changed.table)
+        return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)]
+
+
+def _require(is_archived: bool, table: CascadeTable) -> None:
+    """Raise ArchiveMismatch if an archive did not take all rows, or would lose a column."""
+    if not is_archived:
+        raise ArchiveMismatch(f"{table.name}: {NOT_ARCHIVED}")
+
+
+def _texts(names: Sequence[str]) -> str:
+    """Return names as SQL of an array, in statements with parameters."""
+    return "ARRAY[" + ", ".join("'" + _escaped(each.replace("'", "''")) + "'" for each in names) + "]::text[]"
 
 
 def _places(found: list[int] | None, rows: int) -> list[int]:
@@ -501,7 +586,8 @@ def _places(found: list[int] | None, rows: int) -> list[int]:
     return list(range(1, rows + 1)) if found is None else found
 
 
-def _is_local(link: Link) -> bool:
+def is_local(link: Link) -> bool:
+    """Return whether a link's dependents are in the same database as what they hang from."""
     return link.database == link.parent_database
 
 
@@ -532,6 +618,6 @@ def compiled(condition: Any, model: type[Model], alias: str) -> Sql:
     return text, list(values)
 
 
-def _rows(sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = database.execute_sql(sql, values).fetchall()
+def _rows(of_database: str, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = handle_of(of_database).execute_sql(sql, values).fetchall()
     return rows

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from peewee import PeeweeException
+
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.database.connection import database
-from housekeeping.sweeps.cascade_statements import Statements, Values, Window
+from housekeeping.database.errors import is_unavailable
+from housekeeping.sweeps.cascade_statements import Statements, Values, Window, is_local
 from housekeeping.sweeps.dependents import Link
 from housekeeping.sweeps.stage import Failure, Position
 
@@ -26,6 +28,8 @@ _MOST_LEFT: Final = 1000
 #: Level of a window in the stack, and the number of a row in it.
 Place = tuple[int, int]
 _TableId = tuple[str, str]
+#: Table and key.
+_RowId = tuple[_TableId, Values]
 
 
 @dataclass(slots=True)
@@ -120,6 +124,8 @@ class Walk:
         #: Rows of circular tables that are on the stack or were set aside.
         self._places: dict[_TableId, dict[Values, Place | Unit]] = {}
         self._units: dict[Place, Unit] = {}
+        #: Rows of circular tables -> the rows that they were found to hang from.
+        self._above: dict[_RowId, list[_RowId]] = {}
         #: Rows that stay in this run; queries leave them out.
         self._left: dict[_TableId, dict[Values, None]] = {}
         #: Rows that a link has led to before, although they still hang by it; likewise.
@@ -131,7 +137,7 @@ class Walk:
         self.group = group
         pending: list[tuple[Link, list[int] | None]] = [(link, None) for link in root.follows()]
         self.stack = [Window(root, None, root.columns_by(None), list(rows), [0] * len(rows), pending)]
-        self._places, self._units, self._left, self._known = {}, {}, {}, {}
+        self._places, self._units, self._above, self._left, self._known = {}, {}, {}, {}, {}
         if root.circular:
             self._places[root.id] = {root.key_in(row): (0, number) for number, row in enumerate(rows)}
 
@@ -174,8 +180,7 @@ class Walk:
         if leading:
             numbers = range(len(self.stack[0].rows))
             seen: dict[_TableId, set[Values]] = {}
-            with database.atomic():
-                self._look_for_kept(self.stack[0], list(numbers), leading, found, seen, may_continue)
+            self._look_for_kept(self.stack[0], list(numbers), leading, found, seen, may_continue)
         return found
 
     def _look_for_kept(
@@ -219,7 +224,13 @@ class Walk:
         table = self.statements.of_link(link)
         known = self._known.setdefault(link.name, {})
         without = [*self._left.get(table.id, ()), *known]
-        found = self.statements.find(link, window, live, WINDOW, without=without)
+        try:
+            found = self.statements.find(link, window, live, WINDOW, without=without)
+        except PeeweeException as error:
+            if is_local(link) or not is_unavailable(error):
+                raise
+            self.give_up(error, {self.root_of((below, number)) for number in live})
+            return
         is_whole, key = len(found) < WINDOW, len(table.key)
         recurses = self.statements.recurses(link)
         pushed = Window(table, link, table.columns_by(link), [], [], [], is_tree=recurses)
@@ -228,14 +239,18 @@ class Walk:
         for place, *values in found:
             owner, generation = live[place - 1], 1
             if recurses:
-                of, values = tuple(values[:key]), values[key:]
-                if of[0] is not None:
-                    at = places.get(of) if places is not None else None
+                hangs_from, values = tuple(values[:key]), values[key:]
+                if hangs_from[0] is not None:
+                    at = places.get(hangs_from) if places is not None else None
                     if not isinstance(at, tuple) or at[0] != level:
                         continue  # it is found from the row itself
                     owner, generation = -1 - at[1], generations[at[1]] + 1
             row = tuple(values)
             if places is not None:
+                above = (window, window.rows[owner]) if owner >= 0 else (pushed, pushed.rows[-1 - owner])
+                self._above.setdefault((table.id, row[:key]), []).append(
+                    (above[0].table.id, above[0].table.key_in(above[1] or ()))
+                )
                 at = places.get(row[:key])
                 if at is not None:
                     if not (isinstance(at, tuple) and at[0] == level and pushed.owners[at[1]] == owner):
@@ -350,6 +365,7 @@ class Walk:
         places = self._places.get(window.table.id)
         if places is not None and not window.clears:
             places.pop(window.table.key_in(row), None)
+            self._above.pop((window.table.id, window.table.key_in(row)), None)
         unit = self._units.pop((level, number), None)
         if unit is not None:
             unit.places.discard((level, number))
@@ -375,6 +391,21 @@ class Walk:
             found[0] = sorted(current)
         return found
 
+    def topmost_first(self, rows: Iterable[_RowId]) -> list[_RowId]:
+        """Return rows of circular tables, each after those of them that it hangs from, except in circles."""
+        depths = dict.fromkeys(rows, 0)
+        for _ in depths:  # as often as the longest chain
+            deeper = {
+                row: depth
+                for row in depths
+                if (depth := max((depths[each] + 1 for each in self._above.get(row, ()) if each in depths), default=0))
+                > depths[row]
+            }
+            if not deeper or max(deeper.values()) > len(depths):
+                break
+            depths |= deeper
+        return sorted(depths, key=lambda row: depths[row])
+
     def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
         """Take what a transaction has done, and leave the others of these rows for the rest of the run."""
         window = self.stack[chunk.level]
@@ -395,7 +426,7 @@ class Walk:
         left = self._left.setdefault(window.table.id, {})
         left[self._key_of(window, number)] = None
         if len(left) > _MOST_LEFT and level > 0:
-            self._drop({self._root_of((level, number))})
+            self._drop({self.root_of((level, number))})
         else:
             self.forget(level, number)
 
@@ -405,7 +436,7 @@ class Walk:
         assert row is not None
         return window.table.key_in(row)
 
-    def _root_of(self, place: Place) -> Place:
+    def root_of(self, place: Place) -> Place:
         while (owner := self.owner(place)) is not None:
             place = owner
         return place
@@ -421,6 +452,11 @@ class Walk:
                     dropped.add((level, number))
                     self.forget(level, number)
 
+    def give_up(self, error: BaseException, parents: set[Place]) -> None:
+        """Leave parents, because another database with dependents cannot be reached. The run ends with the error."""
+        self.unreachable = error
+        self._drop(parents)
+
     def postpone_largest(self) -> None:
         """Take the parent with the most rows in the top window from the group, to continue with it at the end."""
         group, window, level = self.group, self.stack[-1], len(self.stack) - 1
@@ -428,7 +464,7 @@ class Walk:
         roots: dict[int, int] = {}
         for number, row in enumerate(window.rows):
             if row is not None:
-                _, root = self._root_of((level, number))
+                _, root = self.root_of((level, number))
                 roots[root] = roots.get(root, 0) + 1
         if not roots or sum(row is not None for row in self.stack[0].rows) < 2:
             return

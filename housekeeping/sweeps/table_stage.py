@@ -400,7 +400,7 @@ class _Reads(Context):
 NOT_CHANGED: Final = (
     "PostgreSQL left the row as it was, without an error; a trigger, a rule or a policy prevents the change"
 )
-_NOT_ARCHIVED: Final = (
+NOT_ARCHIVED: Final = (
     "nothing of the batch was changed: its table got another column during the run, or a trigger, a rule or a policy "
     "of the archive keeps rows out"
 )
@@ -546,7 +546,7 @@ def checked_result(stage: TableStage, batch: Batch, rows: list[tuple[Any, ...]])
     flag = len(stage.order) + len(stage.columns) + len(stage.as_text)
     holds, required, as_written, *numbers = rows[0][flag + 1 :]
     if required is False:
-        raise ArchiveMismatch(f"{stage.name}: {_NOT_ARCHIVED}")
+        raise ArchiveMismatch(f"{stage.name}: {NOT_ARCHIVED}")
     if as_written is False:
         raise RowNotChanged(UNDONE)
     if holds is False:

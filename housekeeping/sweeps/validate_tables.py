@@ -31,7 +31,15 @@ from housekeeping.database.catalog import (
 )
 from housekeeping.database.connection import database
 from housekeeping.database.queries import Recorder
-from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, archive_model, archiving
+from housekeeping.sweeps.actions import (
+    ARCHIVED_AT,
+    ARCHIVED_BY_RUN,
+    CLEARED_COLUMNS,
+    archive_model,
+    archiving,
+    takes_cleared,
+)
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call
@@ -188,7 +196,9 @@ def archives_of(stages: Iterable[Stage]) -> dict[type[Model], tuple[type[Model],
     """Return the archives of these stages: archive -> its table, and whether its rows are deleted after a time."""
     found: dict[type[Model], tuple[type[Model], bool]] = {}
     for stage in stages:
-        if isinstance(stage, TableStage) and (found_here := archive_of(stage)) is not None:
+        if isinstance(stage, CascadeStage):
+            found |= {archive: (source, False) for archive, source in stage.archives().items()}
+        elif isinstance(stage, TableStage) and (found_here := archive_of(stage)) is not None:
             action = archiving(stage.action)
             found[found_here] = (stage.model, action is not None and action.archive_keep is not None)
     return found
@@ -234,7 +244,7 @@ def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: b
     name, columns = quoted_name(archive), read_columns(source)
     if not columns:
         return None  # the first statement on the table reports it
-    if taken := [column.name for column in columns if column.name in ADDED]:
+    if taken := [column.name for column in columns if column.name in added_types(archive)]:
         text = f"table {quoted_name(source)} has a column {taken[0]}, a name that its archive {name} uses itself"
         return ArchiveProblem(name, text)
     if quoted_name(source) == quoted_name(archive):
@@ -247,7 +257,7 @@ def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: b
     if not present:
         statements = tuple(statements_for(source, archive, columns, with_index=is_kept_for_a_time))
         return ArchiveProblem(name, f"archive {name} is missing", statements, is_missing=True)
-    needed = {**{column.name: column.sql_type for column in columns}, **ADDED_TYPES}
+    needed = {**{column.name: column.sql_type for column in columns}, **added_types(archive)}
     missing = {column: sql_type for column, sql_type in needed.items() if column not in present}
     table = quoted_name(archive)
     if missing:
@@ -263,6 +273,13 @@ def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: b
 
 #: Types of the columns that an archive adds.
 ADDED_TYPES: Final = {ARCHIVED_AT: "timestamp with time zone", ARCHIVED_BY_RUN: "bigint"}
+
+
+def added_types(archive: type[Model]) -> dict[str, str]:
+    """Return the columns that an archive has besides those of its table, with their types."""
+    return ADDED_TYPES | ({CLEARED_COLUMNS: "text[]"} if takes_cleared(archive) else {})
+
+
 #: Columns of both tables whose type in the archive is neither the same, nor the same without a limit, nor one that
 #: PostgreSQL converts to implicitly. Only an assignment converts to those: it rounds values, or fails on the way back.
 _OTHER_TYPES: Final = """SELECT one.attname::text, format_type(two.atttypid, two.atttypmod),
@@ -291,7 +308,8 @@ def statements_for(
     if meta.schema:
         yield f"CREATE SCHEMA IF NOT EXISTS {quoted(meta.schema)}"
     lines = [f"{quoted(column.name)} {column.sql_type}" for column in columns]
-    lines += [f"{quoted(name)} {kind} NOT NULL" for name, kind in ADDED_TYPES.items()]
+    for name, kind in added_types(archive).items():
+        lines.append(f"{quoted(name)} {kind}{' NOT NULL' if name in ADDED_TYPES else ''}")
     key = _key_columns(source)
     lines.append(f"PRIMARY KEY ({_listed((ARCHIVED_BY_RUN, ARCHIVED_AT, *key))})")
     yield f"CREATE TABLE {quoted_name(archive)} ({', '.join(lines)})"

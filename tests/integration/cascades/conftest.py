@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.cascades import shop
 from tests.integration.cascades.shop import Application
+from tests.integration.several_databases import two as two
 from tests.internals.database import Database
 
 

@@ -59,7 +59,9 @@ def sweep(dependents: Any = True, **options: Any) -> Sweep:
         order="closed_at",
         action=Delete(dependents=dependents),
     )
-    declared = Sweep("shop.closed_accounts", rows, limits=Limits(batch=3), guard=Guard(first_run=False))
+    declared = Sweep(
+        "shop.closed_accounts", rows, limits=Limits(batch=3, batch_takes=None), guard=Guard(first_run=False)
+    )
     return changed(declared, **options)
 
 

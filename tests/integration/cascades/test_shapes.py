@@ -19,7 +19,10 @@ CLOCK = ManualClock(NOW)
 def run(table: str, where: Callable[[Any], Any], dependents: Any = True, batch: int = 3, **options: Any) -> RunResult:
     """Run a sweep of the rows of a table that match, with their dependents, to its end."""
     rows = Rows(table, stale=where, action=Delete(dependents=dependents, **options))
-    result = run_sweep(Sweep("shop.test", rows, limits=Limits(batch=batch), guard=Guard(first_run=False)), clock=CLOCK)
+    result = run_sweep(
+        Sweep("shop.test", rows, limits=Limits(batch=batch, batch_takes=None), guard=Guard(first_run=False)),
+        clock=CLOCK,
+    )
     assert result.outcome == "done", result
     return result
 

@@ -1,0 +1,134 @@
+"""How much a cascade does at once: statements, transactions, time, and the speed that operators allow."""
+
+from __future__ import annotations
+
+import re
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from housekeeping.testing.stubs import ManualClock
+from tests.integration.cascades import shop
+from tests.integration.cascades.shop import NOW, execute, ids, sweep, value
+from tests.integration.statements import watch_statements
+from tests.internals.database import Database, database
+from tests.internals.engine import run_sweep
+from tests.internals.ledger import Override
+from tests.internals.ledger import override_rows as overrides
+
+
+def _statements(run: Any) -> int:
+    sent: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        watch_statements(patch, sent.append)
+        run()
+    return len(sent)
+
+
+def test_statements_grow_with_rows_and_not_with_parents(postgres: Database) -> None:
+    shop.create()
+
+    def statements(accounts: int, orders: int, items: int) -> int:
+        execute("TRUNCATE account, orders, item, comment")
+        shop.fill(accounts, orders, items)
+        return _statements(lambda: run_sweep(sweep(batch=100), clock=ManualClock(NOW)))
+
+    few_parents = statements(accounts=10, orders=10, items=10)
+    many_parents = statements(accounts=100, orders=1, items=10)
+    ten_times = statements(accounts=100, orders=10, items=10)
+
+    assert abs(many_parents - few_parents) < 15
+    assert ten_times < 10 * few_parents
+
+
+def test_every_statement_uses_an_index(postgres: Database) -> None:
+    shop.create()
+    shop.fill(5, 5, 5)
+    execute(
+        "CREATE TABLE invoice (order_id bigint REFERENCES orders); CREATE INDEX ON invoice (order_id);"
+        "CREATE TABLE part (id int PRIMARY KEY, item_id bigint REFERENCES item ON DELETE CASCADE,"
+        " part_id int REFERENCES part ON DELETE CASCADE);"
+        "CREATE INDEX ON part (item_id); CREATE INDEX ON part (part_id);"
+        "INSERT INTO part SELECT n, n, nullif(n / 2, 0) FROM generate_series(1, 60) AS n"
+    )
+    plans: list[str] = []
+    explained: set[str] = set()
+
+    def explain(sql: str) -> None:
+        tables = re.findall(r"\b(?:FROM|JOIN|UPDATE) \"?(account|orders|item|comment|invoice|part)\b", sql)
+        form = re.sub(r"'\{[^}]*\}'|\d+", "", sql)
+        if (
+            tables
+            and not sql.startswith(("EXPLAIN", "DECLARE", "SET"))
+            and "::regclass" not in sql
+            and form not in explained
+        ):
+            explained.add(form)
+            cursor = database.connection().cursor()
+            cursor.execute(
+                "SET LOCAL enable_seqscan = off" if database.in_transaction() else "SET enable_seqscan = off"
+            )
+            cursor.execute(f"EXPLAIN {sql}")
+            plans.append("\n".join([sql, *(line for (line,) in cursor.fetchall())]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch_statements(patch, explain, with_values=True)
+        result = run_sweep(sweep({"invoice": "keep"}), clock=ManualClock(NOW))
+
+    assert result.outcome == "done"
+    assert sum("DELETE FROM" in plan or "UPDATE comment" in plan for plan in plans) >= 5
+    for plan in plans:
+        assert "Seq Scan" not in plan, plan
+
+
+def test_large_parent_is_continued_after_the_others(postgres: Database, caplog: pytest.LogCaptureFixture) -> None:
+    """Each transaction takes three seconds of a minute: the first parent has 300 items, the others few."""
+    shop.create()
+    shop.fill(accounts=8, orders=1, items=1)
+    execute("INSERT INTO item SELECT n, 8 FROM generate_series(100, 399) AS n")
+    clock, gone = ManualClock(NOW), []
+
+    def tick(_: Any) -> None:
+        clock.advance(timedelta(seconds=3))
+        gone.append((ids("account")["account"], value("SELECT count(*) FROM item WHERE order_id = 8")))
+
+    result = run_sweep(sweep(batch=10, runtime=timedelta(minutes=1)), clock=clock, on_batch=tick)
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert gone[-1][0] == [8, 9]
+    assert 0 < gone[-1][1] < 301 - 100
+    assert [left for accounts, left in gone if accounts == [8, 9]][0] > 200
+    for _ in range(3):
+        result = run_sweep(sweep(batch=10, runtime=timedelta(minutes=1)), clock=clock, on_batch=tick)
+    assert (result.outcome, ids("account")) == ("done", {"account": [9]})
+
+
+def test_narrowed_batches_have_fewer_rows(accounts: None) -> None:
+    overrides.switch(Override("shop.closed_accounts", "narrow", batch_size=1))
+    sizes: list[int] = []
+    before = 0
+
+    def note(counts: Any) -> None:
+        nonlocal before
+        rows = sum(counts[each] for each in ("deleted_rows", "deleted_dependents", "cleared_dependents"))
+        sizes.append(rows - before)
+        before = rows
+
+    result = run_sweep(sweep(), clock=ManualClock(NOW), on_batch=note)
+
+    assert result.outcome == "done"
+    assert max(sizes[1:]) == 1 and sum(sizes) == 24
+
+
+def test_stopped_run_is_resumed_at_its_parents(accounts: None) -> None:
+    stopping = threading.Event()
+    first = run_sweep(sweep(), clock=ManualClock(NOW), stopping=stopping, on_batch=lambda _: stopping.set())
+
+    assert (first.outcome, first.reason) == ("partial", "shutdown")
+    second = run_sweep(sweep(), clock=ManualClock(NOW))
+
+    assert second.outcome == "done"
+    assert first.counts["deleted_dependents"] + second.counts["deleted_dependents"] == 18
+    assert ids("account") == {"account": [4]}
