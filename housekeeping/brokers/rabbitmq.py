@@ -34,6 +34,7 @@ from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, read
 from housekeeping.core.errors import BrokerUnavailable, SettingsError
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.patience import PATIENCE_S, asking, silent_servers
 from housekeeping.core.settings import Settings
 
 #: Seconds that a message waits in each level: from a minute to about three days, each four times the previous one. A
@@ -514,6 +515,8 @@ def rabbitmq_broker(settings: Settings) -> ReliableRabbitmqBroker:
             parameters.heartbeat = HEARTBEAT_S
         if "blocked_connection_timeout=" not in url:
             parameters.blocked_connection_timeout = BLOCKED_S
+        if silent_servers() is not None:
+            parameters.socket_timeout = parameters.stack_timeout = PATIENCE_S
     return broker
 
 
@@ -527,8 +530,12 @@ def lengths(settings: Settings, names: list[str]) -> dict[str, tuple[int, int, i
       BrokerUnavailable: When RabbitMQ does not answer, also without names.
     """
     broker = rabbitmq_broker(settings)
+    if silent_servers() is not None:
+        for parameters in broker.parameters:
+            parameters.heartbeat = PATIENCE_S  # ends the wait for a server that hangs once it is connected
     try:
-        translate_rabbitmq_errors(lambda: broker.channel)
+        with asking("RabbitMQ", (AMQPError, ConnectionClosed)):
+            translate_rabbitmq_errors(lambda: broker.channel)
         return {name: (_length(broker, name), _delayed(broker, name), _length(broker, xq_name(name))) for name in names}
     except (AMQPError, ConnectionClosed) as error:
         raise BrokerUnavailable(f"RabbitMQ did not answer: {str(error).removeprefix('RabbitMQ: ')}") from error

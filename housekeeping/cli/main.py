@@ -17,6 +17,7 @@ import housekeeping
 from housekeeping.core import logs
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.logs import error_line, printable
+from housekeeping.core.patience import impatient
 
 if TYPE_CHECKING:
     from housekeeping.core.settings import Settings
@@ -113,6 +114,8 @@ _COMMANDS: Final = {
     "doctor": ("housekeeping.cli.install:doctor", "Check the installation and suggest repairs."),
     "web": ("housekeeping.cli.serve:web", "Serve the dashboard."),
 }
+#: Commands that work, serve or send. The others only tell, and wait no longer than a person would.
+_PATIENT: Final = {"demo", "init", "run", "purge", "restore", "enqueue", "worker", "scheduler", "web"}
 _EPILOG = """\b
 First steps:
   housekeeping demo                     try it with servers of its own
@@ -176,7 +179,10 @@ class LazyCommand(click.Command):
         return command
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
-        return self.load().make_context(*args, **more)
+        context = self.load().make_context(*args, **more)
+        if self.name not in _PATIENT:
+            context.with_resource(impatient())
+        return context
 
 
 @contextmanager

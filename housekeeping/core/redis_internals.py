@@ -21,6 +21,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import error_line
+from housekeeping.core.patience import PATIENCE_S, asking, silent_servers
 from housekeeping.core.settings import NO_CLUSTER, is_sentinel_url, parse_sentinel_url
 from housekeeping.core.telemetry import waiting_for
 
@@ -162,12 +163,16 @@ def _address(connection: Any) -> str:
 _CHECK_AFTER_S: Final = 0.01
 
 
+_TIMEOUT_S: Final = 5
+
+
 def client_for(url: str) -> redis.Redis:
     """Return a client that connects with its first command; see `redis_client`."""
+    timeout_s = _TIMEOUT_S if silent_servers() is None else PATIENCE_S
     options: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": 5,
-        "socket_connect_timeout": 5,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
         "health_check_interval": 30,
     }
     if is_sentinel_url(url):
@@ -175,6 +180,17 @@ def client_for(url: str) -> redis.Redis:
     client: redis.Redis = _TimedRedis.from_url(url, **options)
     reject_cluster(client)
     return client
+
+
+#: An answer did not come, or not whole.
+_NO_ANSWER: Final = (redis.ConnectionError, redis.TimeoutError)
+
+
+def _server(pool: Any) -> str:
+    """Return which server the connections of a pool lead to."""
+    given = pool.connection_kwargs
+    names = (getattr(pool, "service_name", ""), *(given.get(name, "") for name in ("host", "port", "path")))
+    return f"Redis {names}"
 
 
 class _TimedRedis(redis.Redis):
@@ -189,7 +205,7 @@ class _TimedRedis(redis.Redis):
         self._idle: deque[tuple[Any, float]] = deque()  # connections of scripts, and when each was used last
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        with waiting_for("redis"):
+        with asking(_server(self.connection_pool), _NO_ANSWER), waiting_for("redis"):
             return super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
@@ -238,5 +254,5 @@ class _TimedRedis(redis.Redis):
 
 class _TimedPipeline(redis.client.Pipeline):
     def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with waiting_for("redis"):
+        with asking(_server(self.connection_pool), _NO_ANSWER), waiting_for("redis"):
             return super().execute(raise_on_error)

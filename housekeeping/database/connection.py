@@ -10,10 +10,12 @@ session would be lost, or reach another client. So the settings travel with each
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -43,6 +45,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError, TransactionEnded
 from housekeeping.core.logs import error_line, mask_secrets
+from housekeeping.core.patience import PATIENCE_S, asking, impatient, silent_servers
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import waiting_for
 from housekeeping.database.errors import is_connection_lost as is_connection_lost
@@ -250,12 +253,18 @@ class Database(PostgresqlDatabase):
 
     def _connect(self) -> Any:
         # peewee's own `_connect` cannot leave out the parameter ``options``.
-        connection = None if self.prepared_statements == "off" else self._connect_with_options()
-        if connection is None:
-            connection = self._open(options=None)
-            use_pooler(connection, self.connect_params.get("options", ""))
+        with asking(self._server, DriverOperationalError):
+            connection = None if self.prepared_statements == "off" else self._connect_with_options()
+            if connection is None:
+                connection = self._open(options=None)
+                use_pooler(connection, self.connect_params.get("options", ""))
         read_extreme_times(connection)
         return connection
+
+    @property
+    def _server(self) -> str:
+        names = ("service", "host", "hostaddr", "port")
+        return f"PostgreSQL {[self.connect_params.get(name) for name in names]}"
 
     def _connect_with_options(self) -> Any:
         """Return a connection, which may lead to a pooler; None if a pooler rejects the parameter ``options``."""
@@ -273,6 +282,8 @@ class Database(PostgresqlDatabase):
         return connection
 
     def _open(self, **changes: Any) -> Any:
+        if silent_servers() is not None:
+            changes["connect_timeout"] = str(PATIENCE_S)
         connection = self._adapter.connect(self, **self.connect_params | changes)
         if self._isolation_level:
             connection.set_isolation_level(self._isolation_level)
@@ -353,13 +364,49 @@ class Database(PostgresqlDatabase):
     @contextmanager
     def _statement(self) -> Iterator[None]:
         """Count the time of the block, and whether its statement names a column that does not exist."""
-        with waiting_for("database"):
+        with waiting_for("database"), self._with_patience():
             try:
                 yield
             except ProgrammingError as error:
                 if sqlstate(error) == _UNDEFINED_COLUMN:
                     self.unknown_columns += 1
                 raise
+
+    @contextmanager
+    def _with_patience(self) -> Iterator[None]:
+        """End the connection if the server hangs during the block and the caller is impatient.
+
+        Neither libpq nor the kernel ends the wait for a server whose processes are suspended. A statement may take
+        longer than the patience, so the server is asked for another connection first.
+        """
+        silent = silent_servers()
+        if silent is None or self._server in silent:
+            yield
+            return
+        state, ended = vars(self._state), threading.Event()
+
+        def watch() -> None:
+            with impatient():
+                while not ended.wait(PATIENCE_S):
+                    connection = state.get("conn")
+                    if connection is None or connection.closed:
+                        continue  # libpq limits the time for a new one
+                    try:
+                        with asking(self._server, DriverOperationalError):
+                            self._open(options=None).close()
+                    except DriverOperationalError as error:
+                        if self._server not in (silent_servers() or ()):
+                            continue  # it answers, such as that it has too many connections
+                        if not ended.is_set():
+                            silent[self._server] = error
+                            _hang_up(connection)
+                        return
+
+        threading.Thread(target=watch, name="housekeeping-patience", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _execute_sql(self, sql: str, params: Any) -> Any:
         if begin := self._take_pending_begin():
@@ -402,6 +449,12 @@ class Database(PostgresqlDatabase):
             self._state.closed = True  # `close` refuses within a transaction
             self.connect()
             return step()
+
+
+def _hang_up(connection: Any) -> None:
+    """Let the thread that waits for the connection's server go on with an error."""
+    with suppress(OSError, psycopg2.Error), socket.socket(fileno=os.dup(connection.fileno())) as its_socket:
+        its_socket.shutdown(socket.SHUT_RDWR)
 
 
 #: The configured databases by name.

@@ -48,6 +48,7 @@ from housekeeping.core.logs import (
     printable,
     typed_error_line,
 )
+from housekeeping.core.patience import impatient
 from housekeeping.core.pings import pings
 from housekeeping.core.redis import GIVEN, milliseconds, named, redis_client, shared_redis, text
 from housekeeping.core.settings import (

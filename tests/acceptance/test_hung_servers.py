@@ -1,0 +1,121 @@
+"""Servers whose processes are suspended: interactive commands ask each of them once, and say so once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+import psycopg2
+import pytest
+import redis
+
+from tests.acceptance.conftest import Command
+from tests.integration.costs.round_trips import round_trips
+from tests.internals.core import DatabaseUnavailable, impatient
+from tests.internals.database import connect_to, database, translate_postgres_errors
+from tests.internals.embedded import embedded
+
+#: Starts servers.
+pytestmark = pytest.mark.slow
+
+WORKER = "user_status_cleanup.batch"
+
+
+@contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """Suspend a server with all its processes."""
+    server = psutil.Process(pid)
+    server.suspend()  # first, so that it starts no other one
+    processes = [server, *server.children(recursive=True)]
+    try:
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):  # a session that has just ended
+                each.suspend()
+        yield
+    finally:
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.resume()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[embedded.Servers]:
+    """Servers that a test may suspend."""
+    with embedded.start() as started:
+        yield started
+
+
+@pytest.fixture
+def postmaster(servers: embedded.Servers) -> int:
+    with psycopg2.connect(servers.database_url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        row = cursor.fetchone()
+        assert row is not None
+        return int(psutil.Process(row[0]).ppid())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", WORKER],
+        ["why", WORKER],
+        ["status"],
+        ["status", WORKER],
+        ["leases", "list"],
+        ["deadletters", "list"],
+        ["errors"],
+    ],
+    ids=" ".join,
+)
+def test_hung_redis_is_asked_once(command: Command, made: None, servers: embedded.Servers, words: list[str]) -> None:
+    pid = redis.Redis.from_url(servers.redis_url).info("server")["process_id"]
+    with suspended(pid), round_trips(servers.redis_url) as attempts:
+        finished = command(*words, REDIS_URL=attempts.url)
+
+    assert attempts.count == 1
+    said = finished.stdout + finished.stderr
+    assert said.count("did not answer: Timeout") == 1, said
+
+
+@pytest.mark.parametrize("words", [["plan", WORKER], ["why", WORKER], ["status"], ["runs"]], ids=" ".join)
+def test_hung_postgres_is_asked_once(
+    command: Command, servers: embedded.Servers, postmaster: int, words: list[str]
+) -> None:
+    with suspended(postmaster), round_trips(servers.database_url) as attempts:
+        finished = command(*words, DATABASE_URL=attempts.url)
+
+    assert attempts.count == 1
+    assert (finished.returncode, finished.stderr.count("did not answer")) == (1, 1), finished.stderr
+
+
+def test_server_that_hangs_during_a_statement_is_given_up(servers: embedded.Servers, postmaster: int) -> None:
+    before = database.obj
+    with round_trips(servers.database_url) as attempts:
+        database.initialize(connect_to(attempts.url))
+        try:
+            database.execute_sql("SELECT 1")
+            asked = attempts.count
+            with suspended(postmaster), impatient():
+                for _ in range(2):
+                    with pytest.raises(DatabaseUnavailable), translate_postgres_errors():
+                        database.execute_sql("SELECT 1")
+        finally:
+            database.close()
+            database.initialize(before)
+
+    # The statement, and whether it is the server that does not answer.
+    assert attempts.count - asked == 2
+
+
+def test_slow_statement_of_a_server_that_answers_is_waited_for(servers: embedded.Servers) -> None:
+    before = database.obj
+    database.initialize(connect_to(servers.database_url))
+    try:
+        with impatient():
+            row = database.execute_sql("SELECT 7 FROM pg_sleep(3)").fetchone()
+    finally:
+        database.close()
+        database.initialize(before)
+
+    assert row == (7,)
