@@ -32,6 +32,7 @@ from housekeeping.cli.output import (
     say,
     table,
 )
+from housekeeping.cli.status import read_status
 from housekeeping.core import telemetry
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.logs import error_line, format_duration, in_one_line, printable
@@ -39,10 +40,10 @@ from housekeeping.engine import RunResult
 from housekeeping.engine.gates import Check, Effect
 from housekeeping.engine.guard import UNCONFIRMED, in_words
 from housekeeping.engine.run import run_sweep
-from housekeeping.insight.plan import DryRun, Plan, notable
+from housekeeping.insight.plan import DryRun, Plan, notable, with_alerts
 from housekeeping.insight.plan import dry_run as make_dry_run
 from housekeeping.insight.plan import plan as make_plan
-from housekeeping.insight.status import count_left, format_progress, progress_of
+from housekeeping.insight.trends import count_left, format_progress, progress_of
 from housekeeping.insight.wording import (
     find_worker,
     format_age,
@@ -94,6 +95,8 @@ def plan(name: str, argument: str | None) -> None:
     run_argument = parse_argument(sweep, argument)
     with translate_table_errors(sweep), progress(f"{name}: counting"):
         planned = make_plan(sweep, run_argument, settings=settings, declared=sweeps.values())
+        if planned.backlog_forecast is not None:
+            planned = with_alerts(planned, sweep, read_status(settings, sweeps, name, stores=False).alerts)
     if print_as_json(planned):
         return
     print_plan(planned)

@@ -30,6 +30,7 @@ from housekeeping.cli.output import (
 )
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, printable, shortened
+from housekeeping.core.patience import impatient
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database
 from housekeeping.engine.failures import Standing
@@ -50,13 +51,18 @@ from housekeeping.ledger.processes import Processes
 from housekeeping.sweeps.declaration import Sweep
 
 
-def read_status(settings: Settings, sweeps: dict[str, Sweep], name: str | None = None) -> Snapshot:
+def read_status(
+    settings: Settings, sweeps: dict[str, Sweep], name: str | None = None, *, stores: bool = True
+) -> Snapshot:
     """Return the status of all workers, or of the worker with this name.
+
+    Parameters:
+      stores: Whether to store which alerts have begun and ended.
 
     Raises:
       DatabaseUnavailable: No database answers.
     """
-    found = SnapshotReader(settings, sweeps, only=name, with_progress=False).read()
+    found = SnapshotReader(settings, sweeps, only=name, with_progress=False, stores=stores).read()
     if not found.clocks:
         raise DatabaseUnavailable(next(each.error for each in found.unavailable.values() if each.database))
     known = found.leases if found.leases_complete else ()
@@ -336,7 +342,8 @@ def _watch(
 ) -> None:
     """Show the status until Ctrl-C, or until there is an alert."""
     while True:
-        found = _read_or_line(settings, sweeps, name)
+        with impatient():
+            found = _read_or_line(settings, sweeps, name)
         if not wants_json():
             if out.is_terminal:
                 out.clear()

@@ -34,7 +34,6 @@ from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, STOPPED, Outcome
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog
-from housekeeping.sweeps.table_stage import TableStage
 
 logger = named_logger(__name__)
 
@@ -180,14 +179,10 @@ def _late(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
         yield unknown_age(sweep, seen.uncounted)
 
 
-def failing_arguments(sweep: Sweep) -> tuple[Sequence[Failing], int]:
-    """Return the arguments whose last runs failed too often, the longest failing ones first, and their number.
-
-    Raises:
-      peewee.PeeweeException: The ledger cannot be read.
-    """
-    most = sweep.alerts.failed_runs
-    return ((), 0) if sweep.argument is None or most is None else failing(sweep.name, most, _NAMED_ARGUMENTS)
+def failing_arguments(sweeps: Iterable[Sweep]) -> Mapping[str, tuple[Sequence[Failing], int]]:
+    """Return by worker the arguments whose last runs failed too often, the longest failing first, and their number."""
+    most = {each.name: each.alerts.failed_runs or 0 for each in sweeps if each.argument is not None}
+    return failing({name: runs for name, runs in most.items() if runs}, _NAMED_ARGUMENTS)
 
 
 def _failed_runs(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
@@ -483,7 +478,7 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
             seen = replace(seen, ended=[*before, result])
         if sweep.argument is not None:
             with database.atomic():
-                seen = replace(seen, failing=failing_arguments(sweep))
+                seen = replace(seen, failing=failing_arguments([sweep]).get(sweep.name, seen.failing))
     except Exception as error:
         logger.warning("Could not read the ledger", error=error_line(error))
     # The backlog of a worker with an argument says nothing about this run.
@@ -512,12 +507,12 @@ def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
     waiting = Backlog(0)
     for each in sweep.stages_for_run():
         waiting += each.backlog(now, limit)
+    return up_to(limit, waiting)
+
+
+def up_to(limit: int, waiting: Backlog) -> Backlog:
+    """Return the sum of the stages' backlogs: the limit, and not exact, if it is more."""
     return waiting if waiting.rows <= limit else Backlog(limit, exact=False)
-
-
-def held(sweep: Sweep, now: datetime, limit: int) -> Backlog | None:
-    """Count the rows on hold among the first `limit` stale rows of each stage; None if no stage has a hold."""
-    return total_held(each.held(now, limit) for each in sweep.stages_for_run() if isinstance(each, TableStage))
 
 
 def total_held(counts: Iterable[Backlog | None]) -> Backlog | None:
@@ -555,7 +550,12 @@ class Rates:
 
 def last_ended(sweep: Sweep) -> list[RunRecord]:
     """Return the worker's last runs that began and ended, oldest first."""
-    return history.last_ended(sweep.name, max(MOST_RUNS, sweep.alerts.failed_runs or 0))
+    return history.last_ended(sweep.name, runs_looked_at(sweep))
+
+
+def runs_looked_at(sweep: Sweep) -> int:
+    """Return the number of last runs that tell how the worker stands."""
+    return max(MOST_RUNS, sweep.alerts.failed_runs or 0)
 
 
 def rates(sweep: Sweep, runs: Sequence[RunRecord]) -> Rates | None:

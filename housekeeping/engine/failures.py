@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, TypeVar
 
-from peewee import SQL, PeeweeException, fn
+from peewee import PeeweeException
 
 from housekeeping.core.errors import HandlerFailed, RowNotChanged
 from housekeeping.core.logs import error_line, in_one_line, shortened, to_log_value
@@ -309,47 +309,54 @@ def due_for_report(worker: str, cause: str) -> bool:
     return True
 
 
-def failing(worker: str, runs: int, limit: int) -> tuple[list[Failing], int]:
-    """Return the arguments with at least this many failed runs in a row, longest first, and their whole number.
+_FAILING: Final = """
+SELECT * FROM (
+    SELECT worker, subject, max(times), min(since), (array_agg(cause ORDER BY last_at DESC))[1],
+        count(*) OVER of_worker, row_number() OVER (of_worker ORDER BY min(since), subject) AS place
+    FROM {rejections} JOIN unnest(%s::text[], %s::integer[]) AS given (name, runs) ON worker = name
+    WHERE subject <> '' AND times >= runs GROUP BY worker, subject WINDOW of_worker AS (PARTITION BY worker)
+) AS found WHERE place <= %s ORDER BY worker, place
+"""
+
+
+def failing(runs: Mapping[str, int], limit: int) -> dict[str, tuple[list[Failing], int]]:
+    """Return by worker the arguments with at least this many failed runs in a row, longest first, and their number.
 
     A run that rejected every record counts as failed.
+
+    Parameters:
+      limit: The most arguments of a worker.
     """
-    last_cause = fn.ARRAY_AGG(Rejection.cause).order_by(Rejection.last_at.desc())
-    query: Any = (
-        Rejection.select(
-            Rejection.subject,
-            fn.MAX(Rejection.times),
-            fn.MIN(Rejection.since),
-            last_cause,
-            fn.COUNT(SQL("*")).over(),
-        )
-        .where((Rejection.worker == worker) & (Rejection.subject != "") & (Rejection.times >= runs))
-        .group_by(Rejection.subject)
-        .order_by(fn.MIN(Rejection.since), Rejection.subject)
-        .limit(limit)
-        .tuples()
-    )
-    rows = list(query)
-    found = [Failing(subject, times, since, causes[0]) for subject, times, since, causes, _ in rows]
-    return found, rows[0][-1] if rows else 0
+    found: dict[str, tuple[list[Failing], int]] = {}
+    if not runs:
+        return found
+    sql = _FAILING.format(rejections=f'"{Rejection._meta.schema}".rejections')
+    for worker, *failed, number, _ in database.execute_sql(sql, (list(runs), list(runs.values()), limit)).fetchall():
+        found.setdefault(worker, ([], number))[0].append(Failing(*failed))
+    return found
 
 
-def standing(worker: str) -> tuple[list[Standing], int]:
-    """Return ten of the worker's rejections, failed runs and then most rows first, and the number of the others."""
-    query: Any = (
-        Rejection.select(Rejection, fn.COUNT(SQL("*")).over().alias("total"))
-        .where(Rejection.worker == worker)
-        .order_by(
-            (Rejection.rows == 0).desc(), Rejection.rows.desc(), Rejection.since, Rejection.subject, Rejection.cause
+_STANDING: Final = """
+SELECT * FROM (
+    SELECT *, count(*) OVER of_worker AS total, row_number() OVER (
+        of_worker ORDER BY rows = 0 DESC, rows DESC, since, subject, cause
+    ) AS place
+    FROM {rejections} WHERE worker = ANY(%s) WINDOW of_worker AS (PARTITION BY worker)
+) AS found WHERE place <= %s ORDER BY worker, place
+"""
+
+
+def standing(workers: Sequence[str]) -> dict[str, tuple[list[Standing], int]]:
+    """Return by worker ten of its rejections, failed runs and then most rows first, and the number of the others."""
+    found: dict[str, tuple[list[Standing], int]] = {}
+    sql = _STANDING.format(rejections=f'"{Rejection._meta.schema}".rejections')
+    rows: Any = Rejection.raw(sql, list(workers), _STATUS_CAUSES)
+    for row in rows:
+        shown, _ = found.setdefault(row.worker, ([], max(0, row.total - _STATUS_CAUSES)))
+        shown.append(
+            Standing(row.subject or None, row.cause, row.rows, row.since, row.last_at, row.not_before, row.sample)
         )
-        .limit(_STATUS_CAUSES)
-    )
-    rows = list(query)
-    shown = [
-        Standing(row.subject or None, row.cause, row.rows, row.since, row.last_at, row.not_before, row.sample)
-        for row in rows
-    ]
-    return shown, (rows[0].total if rows else 0) - len(shown)
+    return found
 
 
 @dataclass(slots=True)

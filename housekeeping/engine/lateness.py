@@ -8,7 +8,7 @@ from typing import Any, Final
 from peewee import SQL
 
 from housekeeping.core.logs import format_duration
-from housekeeping.database.connection import database
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
 from housekeeping.ledger.alerts import Alert
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import ExceptHeld
@@ -60,16 +60,17 @@ def late_alert(sweep: Sweep, now: datetime) -> Alert | None:
 
 
 def known_late_alert(sweep: Sweep, ended_at: datetime | None, now: datetime) -> Alert | None:
-    """Return `late_alert`, read again only once another run has ended, and after five minutes.
+    """Return `late_alert`, read in limited time, and again only once another run has ended, and after five minutes.
 
     Parameters:
       ended_at: When the worker's last run ended; None without one.
     """
-    if ended_at is None:
-        return late_alert(sweep, now)
-    key, known = (sweep.alerts.late, ended_at), _read.get(sweep.name)
+    if sweep.alerts.late is None:
+        return None
+    key, known = (sweep.alerts.late, ended_at or now), _read.get(sweep.name)
     if known is None or known[0] != key or not timedelta() <= now - known[1] < INTERVAL:
-        known = _read[sweep.name] = key, now, late_alert(sweep, now)
+        with time_limit(STATEMENT_TIME, LOCK_TIME):
+            known = _read[sweep.name] = key, now, late_alert(sweep, now)
     return known[2]
 
 

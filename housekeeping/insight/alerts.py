@@ -165,6 +165,8 @@ _OTHER: Final = Help(
 _LATE: Final = frozenset({"overdue", "backlog", LATE})
 #: Alerts of a worker that cannot reach a server.
 _FAILING: Final = frozenset({"overdue", "backlog", LATE, "last_run", "failed_runs", "stuck"})
+#: Alerts of a worker whose runs do not come, do not end, or do not process its rows.
+_STOPPED: Final = frozenset({"stuck", "overdue", "failed_runs", "unconfirmed", "last_run"})
 #: Alerts that need the heartbeats or the queues.
 _OF_PROCESSES: Final = frozenset({NO_WORKER, NO_SCHEDULER, SATURATED, "dead_letters"})
 
@@ -229,6 +231,21 @@ def _causes(
         yield from _not_before(alert, active, ("", NO_WORKER, sweep.queue), ("", NO_WORKER, ""))
     if alert.name in _LATE:
         yield from _not_before(alert, active, ("", NO_SCHEDULER, ""), ("", SATURATED, sweep.queue))
+
+
+def what_stops(sweep: Sweep, alerts: Sequence[Alert], server_of: Callable[[str], str]) -> Alert | None:
+    """Return the root cause that keeps a worker from processing its backlog; None if nothing does.
+
+    Parameters:
+      alerts: As `explained` returns them.
+    """
+    active = {alert.key: alert for alert in alerts}
+    late = Alert("backlog", "", worker=sweep.name)
+    causes = {*_causes(late, active, {sweep.name: sweep}, server_of), *((sweep.name, name, "") for name in _STOPPED)}
+    if sweep.schedule is None:
+        causes.discard(("", NO_SCHEDULER, ""))
+    found = next((alert for alert in alerts if alert.key in causes), None)
+    return found if found is None or found.cause is None else active.get(found.cause, found)
 
 
 def _queue(alert: Alert, sweeps: Mapping[str, Sweep]) -> str | None:

@@ -21,7 +21,7 @@ from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database
 from housekeeping.database.times import database_now
 from housekeeping.engine.registry import by_database
 from housekeeping.engine.speed import WalRate, read_health
-from housekeeping.insight.status import progress_of
+from housekeeping.insight.trends import progress_of
 from housekeeping.insight.wording import outcome_in_words
 from housekeeping.ledger.history import RUNNING, RunFilter, read_page
 from housekeeping.sweeps.declaration import Sweep

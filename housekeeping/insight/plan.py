@@ -48,10 +48,14 @@ from housekeeping.engine.guard import UNCONFIRMED, CountFailed, RowGuard, count_
 from housekeeping.engine.purge import PurgeRequest, PurgeSweep
 from housekeeping.engine.run import classify_error
 from housekeeping.engine.speed import batch_sizes
+from housekeeping.insight.alerts import what_stops
+from housekeeping.insight.backlogs import planned_rows
 from housekeeping.insight.causes import failing_row
+from housekeeping.insight.status import database_server
 from housekeeping.insight.trends import BacklogForecast, forecast_backlog
 from housekeeping.insight.wording import next_tick
 from housekeeping.ledger import history, runs
+from housekeeping.ledger.alerts import Alert
 from housekeeping.ledger.operators import Override, override_of
 from housekeeping.ledger.processes import Processes
 from housekeeping.ledger.runs import NOT_SENT, Outcome
@@ -338,11 +342,26 @@ def _backlog_forecast(sweep: Sweep, planned: Plan, zone: tzinfo) -> BacklogForec
         with translate_postgres_errors(), time_limit(_COUNT_TIME, LOCK_TIME):
             last = next(iter(history.recent(sweep.name, 1)), None)
             known: Any = {"ended": last_ended(sweep), "override": override_of(sweep.name), "open_run": last}
-            return forecast_backlog(sweep, planned.stale, planned.now, zone, **known)
+        if not planned.stale.exact:
+            found = planned_rows([sweep], planned.now).get(sweep.name)
+            known["planned"] = None if isinstance(found, Exception) else found
+        return forecast_backlog(sweep, planned.stale, planned.now, zone, **known)
     except Exception as error:  # before `housekeeping init`, or of a locked table
         if is_unavailable(error):
             raise
         return None
+
+
+def with_alerts(planned: Plan, sweep: Sweep, alerts: Sequence[Alert]) -> Plan:
+    """Return the plan with a forecast that knows what keeps runs from coming.
+
+    Parameters:
+      alerts: All active ones, as `explained` returns them.
+    """
+    course = planned.backlog_forecast
+    if course is None:
+        return planned
+    return replace(planned, backlog_forecast=course.stopped_by(what_stops(sweep, alerts, database_server)))
 
 
 def forecast_now(sweep: Sweep, clock: ClockSkew, settings: Settings) -> Forecast:
@@ -381,7 +400,7 @@ def forecast(
         ThrottleGate(sweep, stages, now),
     ]
     for gate in gates:
-        check = _examined(gate)
+        check = _said_once(_examined(gate), checks.values())
         if check.text:
             checks.setdefault(check.name, check)
     tick = None
@@ -390,6 +409,13 @@ def forecast(
             tick = next_tick(sweep, now, settings.timezone, entry.override)
         checks["schedule"] = _schedule_check(sweep, tick, now, entry.override, queue.processes)
     return Forecast(checks=list(checks.values()), next_tick=tick)
+
+
+def _said_once(check: Check, others: Iterable[Check]) -> Check:
+    """Return the check without its error if another one has the same error: that of a server that does not answer."""
+    repeated = f": {check.error}"
+    is_known = check.text.endswith(repeated) and any(str(check.error).rstrip(".") in each.text for each in others)
+    return replace(check, text=check.text.removesuffix(repeated), reason=None) if is_known else check
 
 
 def _examined(gate: Gate) -> Check:

@@ -7,63 +7,58 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
-from peewee import PeeweeException, fn
+from peewee import PeeweeException
 
 from housekeeping.brokers import QueueLengths, dead_actors, queue_lengths
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
-from housekeeping.core.logs import counted, error_line, format_duration
+from housekeeping.core.logs import counted, error_line
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import Kind, is_disk_full, is_lock_timeout, is_unavailable, kind_of
-from housekeeping.database.times import ClockSkew, database_now, read_database_clock
+from housekeeping.database.times import ClockSkew, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
     DEAD_LETTERS,
-    DEFAULT_COUNT_LIMIT,
     HELD_BACK,
     NO_SCHEDULER,
     NO_SPACE,
     UNAVAILABLE,
     Observation,
     Rates,
-    backlog,
     failing_arguments,
-    held,
     is_failed,
-    last_ended,
-    oldest,
     process_alerts,
     rates,
+    runs_looked_at,
     worker_alerts,
 )
 from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.gates import LockGate
-from housekeeping.engine.guard import UNCONFIRMED, count_stale, processed_rows
+from housekeeping.engine.guard import UNCONFIRMED
 from housekeeping.engine.lateness import known_late_alert
 from housekeeping.engine.registry import by_database, by_problem
-from housekeeping.insight.alerts import Headline, explained, what_is_wrong
-from housekeeping.insight.trends import BacklogForecast, forecast_backlog
+from housekeeping.insight.alerts import Headline, explained, what_is_wrong, what_stops
+from housekeeping.insight.backlogs import Counted, count_backlogs, planned_rows
+from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, forecast_backlog
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile
-from housekeeping.ledger.history import RunRecord
+from housekeeping.ledger.history import RunRecord, WorkerRuns
 from housekeeping.ledger.leases import HeldLease, held_leases
-from housekeeping.ledger.operators import Override, override_of
+from housekeeping.ledger.operators import Override, overrides
 from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
-from housekeeping.ledger.runs import DISK_FULL, STOPPED
-from housekeeping.ledger.schema import Run
+from housekeeping.ledger.runs import DISK_FULL
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog, as_cursor
-from housekeeping.sweeps.validate_tables import stages_of
 from housekeeping.sweeps.values import SetupProblem
 
 logger = named_logger(__name__)
@@ -184,70 +179,120 @@ def format_backlog(status: WorkerStatus, now: datetime) -> str:
     return f"{status.waiting} ({format_age(status.counted_at, now)})" if status.counted_at else str(status.waiting)
 
 
-def worker_status(
-    sweep: Sweep, now: datetime, zone: Any, *, count: bool = True, processes: Processes = UNKNOWN
-) -> WorkerStatus:
-    """Return a worker's status, by a few index probes and a bounded count.
+#: A reader waits no longer for the counts of all workers. The rest of a status is always read.
+_BUDGET_S: Final = 10.0
 
-    If the backlog cannot be counted, for example because the table is locked, that is an alert of this worker. The
-    status then has the backlog at the end of an earlier run. A disabled worker gets no such alert.
 
-    Parameters:
-      count: Whether there is time to read the application's tables. Without it, the status is as if they were locked.
+def worker_statuses(
+    sweeps: Sequence[Sweep], now: datetime, zone: Any, processes: Processes = UNKNOWN
+) -> list[WorkerStatus]:
+    """Return the status of each worker, in order, by as many statements as for one; all are of the current database.
+
+    If a backlog cannot be counted, for example because its table is locked, that is an alert of its worker. The status
+    then has the backlog at the end of an earlier run. A disabled worker gets no such alert.
 
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
     """
-    problem, switch, ended = sweep.lacks(), override_of(sweep.name), last_ended(sweep)
-    open_runs = history.open_runs(sweep.name)
-    last = max((*ended[-1:], *open_runs[-1:]), key=lambda run: run.run_id, default=None)
-    status = WorkerStatus(
-        sweep.name,
-        state_of(sweep, switch, problem),
-        switch,
-        sweep.schedule,
-        None if last is None else replace(last, counts=in_order(sweep, last.counts)),
-        _last_success(sweep),
-        problem,
-        ended=ended,
-        database=sweep.database,
-    )
-    if problem is not None:
-        return status
-    waiting, counted_at, first, on_hold, course = None, None, None, None, None
-    seen = _observe(sweep, status, open_runs, now, zone, processes)
-    try:
-        if not count:
-            raise TimeoutError("the other workers' tables took too long")
-        limit = sweep.alerts.backlog or DEFAULT_COUNT_LIMIT
-        with time_limit(STATEMENT_TIME, LOCK_TIME):
-            waiting = backlog(sweep, now, limit)
-            first = oldest(sweep, now)
-            on_hold = held(sweep, now, limit)
-            course = forecast_backlog(sweep, waiting, now, zone, ended=ended, override=switch, open_run=last)
-            late = None
-            if waiting.rows and sweep.enabled:
-                late = known_late_alert(sweep, ended[-1].finished_at if ended else None, now)
-        seen = replace(seen, waiting=waiting, late=late)
-    except Exception as error:
-        if is_unavailable(error):
-            raise
-        waiting, counted_at = _last_counted(ended)
-        seen = replace(seen, uncounted=_why_uncounted(sweep, now, error) if sweep.enabled else None)
-    rejected, rejected_more = standing(sweep.name)
+    names, problems = [sweep.name for sweep in sweeps], _problems(sweeps)
+    with time_limit(STATEMENT_TIME, LOCK_TIME):
+        switches = overrides()
+        known = history.runs_of_workers(
+            {sweep.name: runs_looked_at(sweep) for sweep in sweeps}, unconfirmed=UNCONFIRMED, held_back=HELD_BACK
+        )
+        failing, rejected = failing_arguments(sweeps), standing(names)
+    set_up, until = [sweep for sweep in sweeps if problems[sweep.name] is None], time.monotonic() + _BUDGET_S
+    backlogs = count_backlogs(set_up, now, until)
+    many = [sweep for sweep in set_up if sweep.enabled and not _is_exact(backlogs[sweep.name])]
+    planned = planned_rows(many, now, until)
+    found = []
+    for sweep in sweeps:
+        name, runs = sweep.name, known[sweep.name]
+        last = max((*runs.ended[-1:], *runs.open_runs[-1:]), key=lambda run: run.run_id, default=None)
+        status = WorkerStatus(
+            name,
+            state_of(sweep, switches.get(name), problems[name]),
+            switches.get(name),
+            sweep.schedule,
+            None if last is None else replace(last, counts=in_order(sweep, last.counts)),
+            runs.succeeded_at,
+            problems[name],
+            ended=runs.ended,
+            database=sweep.database,
+        )
+        if status.problem is None:
+            seen = replace(
+                _observe(sweep, status, runs, now, zone),
+                failing=failing.get(name, ((), 0)),
+                processes=processes,
+            )
+            status = _with_backlog(sweep, status, seen, backlogs[name], planned.get(name), zone)
+            shown, more = rejected.get(name, ((), 0))
+            status = replace(
+                status,
+                next_tick=next_tick(sweep, now, zone, status.switch),
+                rates=rates(sweep, runs.ended),
+                open_runs=len(runs.open_runs),
+                rejected=shown,
+                rejected_more=more,
+            )
+        found.append(status)
+    return found
+
+
+def _problems(sweeps: Iterable[Sweep]) -> dict[str, SetupProblem | None]:
+    """Return why workers are not set up; those that share a check are checked once."""
+    known: dict[Any, SetupProblem | None] = {}
+    found = {}
+    for sweep in sweeps:
+        check = sweep.enabled and sweep.setup.problem
+        if check not in known:
+            known[check] = sweep.lacks()
+        found[sweep.name] = known[check]
+    return found
+
+
+def _is_exact(found: Counted | Exception) -> bool:
+    return isinstance(found, Exception) or found.waiting.exact
+
+
+def _with_backlog(
+    sweep: Sweep,
+    status: WorkerStatus,
+    seen: Observation,
+    found: Counted | Exception,
+    planned: tuple[int, int] | Exception | None,
+    zone: Any,
+) -> WorkerStatus:
+    """Return the status with the backlog, its forecast, and the alerts."""
+    if isinstance(found, Counted) and found.waiting.rows and sweep.enabled:
+        try:
+            ended_at = seen.ended[-1].finished_at if seen.ended else None
+            seen = replace(seen, late=known_late_alert(sweep, ended_at, seen.now))
+        except Exception as error:  # a predicate may raise anything
+            if is_unavailable(error):
+                raise
+            found = error
+    if isinstance(found, Exception):
+        waiting, counted_at = _last_counted(status.ended)
+        seen = replace(seen, uncounted=_why_uncounted(sweep, seen.now, found) if sweep.enabled else None)
+        return replace(status, waiting=waiting, counted_at=counted_at, alarms=worker_alerts(sweep, seen))
     return replace(
         status,
-        next_tick=next_tick(sweep, now, zone, switch),
-        rates=rates(sweep, ended),
-        waiting=waiting,
-        counted_at=counted_at,
-        held=on_hold,
-        oldest=first,
-        forecast=course,
-        alarms=worker_alerts(sweep, seen),
-        open_runs=len(seen.open_runs),
-        rejected=rejected,
-        rejected_more=rejected_more,
+        waiting=found.waiting,
+        oldest=found.oldest,
+        held=found.held,
+        forecast=forecast_backlog(
+            sweep,
+            found.waiting,
+            seen.now,
+            zone,
+            ended=status.ended,
+            override=status.switch,
+            open_run=status.last_run,
+            planned=None if isinstance(planned, Exception) else planned,
+        ),
+        alarms=worker_alerts(sweep, replace(seen, waiting=found.waiting)),
     )
 
 
@@ -270,213 +315,25 @@ def _last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime 
     return None, None
 
 
-def _observe(
-    sweep: Sweep,
-    status: WorkerStatus,
-    open_runs: Sequence[RunRecord],
-    now: datetime,
-    zone: Any,
-    processes: Processes,
-) -> Observation:
-    """Return what the ledger and the processes tell of a worker."""
-    ended = sorted(status.ended, key=lambda run: (run.finished_at, run.run_id))
-    unconfirmed: RunRecord | None = None
-    if sweep.guard.first_run:
-        unconfirmed = history.newest_with_reason(sweep.name, UNCONFIRMED, after=ended[-1].run_id if ended else 0)
-    is_due = sweep.schedule and all(run.lost for run in open_runs) and status.state in ("on", "narrow")
+def _observe(sweep: Sweep, status: WorkerStatus, runs: WorkerRuns, now: datetime, zone: Any) -> Observation:
+    """Return what the ledger tells of a worker."""
+    ended: list[RunRecord] = sorted(runs.ended, key=lambda run: (run.finished_at, run.run_id))
+    unconfirmed = runs.unconfirmed if sweep.guard.first_run else None
+    is_due = sweep.schedule and all(run.lost for run in runs.open_runs) and status.state in ("on", "narrow")
     return Observation(
         now=now,
         ended=ended,
-        failing=failing_arguments(sweep),
-        open_runs=open_runs,
+        open_runs=runs.open_runs,
         unconfirmed={} if unconfirmed is None else unconfirmed.counts,
-        attempted_at=_last_attempt(sweep) if is_due else None,
+        attempted_at=runs.attempted_at if is_due else None,
         period=Cron(sweep.schedule, zone).period(now) if sweep.schedule and is_due else None,
-        processes=processes,
     )
-
-
-def _last_attempt(sweep: Sweep) -> datetime | None:
-    """Return when a run last began or was held back; None for a worker without any row in the ledger."""
-    of_worker = Run.worker == sweep.name
-    was_run = history.began() | Run.reason.in_(HELD_BACK)
-    began: Any = Run.select(fn.MAX(Run.started_at)).where(of_worker & was_run).scalar()
-    # A worker whose ticks were all missed or skipped has never run.
-    known: datetime | None = began or Run.select(fn.MIN(Run.started_at)).where(of_worker).scalar()
-    return known
-
-
-def _last_success(sweep: Sweep) -> datetime | None:
-    succeeded = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason.not_in(STOPPED)))
-    last = Run.select(Run.finished_at).where((Run.worker == sweep.name) & succeeded).order_by(Run.id.desc())
-    ended_at: datetime | None = last.limit(1).scalar()
-    return ended_at
 
 
 def _run_as_json(run: RunRecord) -> dict[str, Any]:
     names = ("run_id", "outcome", "reason", "trigger", "tick", "started_at", "duration_s", "counts", "error")
     values = run.as_json()
     return {name: values[name] for name in (*names, "heartbeat_age_s", "silent", "maybe_lost")}
-
-
-#: Rows counted at most; the count's time limit usually ends it earlier.
-_COUNTED: Final = 10_000_000
-#: Shorter runs are over before their progress is of use, so their rows are not counted.
-_MIN_DURATION: Final = timedelta(seconds=5)
-_FRESH_S: Final = 5.0  # age of a heartbeat up to which the rate and the time left are shown
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of an open run.
-
-    Attributes:
-      run_id: Its row in the ledger; None if unknown.
-      done: The processed rows.
-      total: The processed and the stale rows; None if not counted.
-      elapsed_s: Seconds from the run's start until `done` was counted.
-      limit_s: Seconds after which the run starts no new batch.
-      silent_s: Seconds since then.
-    """
-
-    run_id: int | None
-    done: int
-    total: Backlog | None
-    elapsed_s: float
-    limit_s: float
-    silent_s: float = 0.0
-
-    @property
-    def rows_per_s(self) -> float | None:
-        """Processed rows per second, on average; None before the first row."""
-        return self.done / self.elapsed_s if self.done and self.elapsed_s > 0 else None
-
-    @property
-    def share(self) -> float | None:
-        """The processed share of all rows, from 0 to 1; None if unknown."""
-        if self.total is None or not self.total.exact:
-            return None
-        return min(1.0, self.done / self.total.rows) if self.total.rows else 1.0
-
-    @property
-    def left_s(self) -> float | None:
-        """Expected seconds until nothing is left, at least those of the counted rows; None if unknown."""
-        if self.total is None or self.rows_per_s is None:
-            return None
-        return max(0, self.total.rows - self.done) / self.rows_per_s
-
-    @property
-    def needs_more_runs(self) -> bool:
-        """Whether the run is expected to reach its time limit before nothing is left."""
-        return self.left_s is not None and self.elapsed_s + self.left_s > self.limit_s
-
-
-def progress_of(
-    sweep: Sweep,
-    counts: dict[str, Any],
-    total: Backlog | None,
-    elapsed_s: float,
-    run_id: int | None = None,
-    silent_s: float = 0.0,
-) -> Progress:
-    """Return the progress of a run with these counts."""
-    done = processed_rows(counts, sweep.progress_counts)
-    return Progress(run_id, done, total, elapsed_s, sweep.limits.runtime.total_seconds(), silent_s)
-
-
-def progress_of_run(sweep: Sweep, run: RunRecord, total: Backlog | None = None) -> Progress:
-    """Return the progress of an open run until its last heartbeat: nothing is known of the time since then."""
-    elapsed_s = (run.heartbeat_at - run.started_at).total_seconds()
-    return progress_of(sweep, run.counts, total, elapsed_s, run.run_id, run.silent_s or 0.0)
-
-
-def count_left(sweep: Sweep, now: datetime | None = None, argument: Any = None) -> Backlog | None:
-    """Count the stale rows that a run has before it; None if that fails, takes too long or has no meaning.
-
-    Not all stages of a custom sweep count what they process.
-
-    Parameters:
-      now: The time at which the run began; None for the database's time.
-    """
-    if not sweep.progress_counts:
-        return None
-    try:
-        return count_stale(stages_of(sweep), now or database_now(), _COUNTED, argument, sweep.limits.runtime)
-    except Exception as error:  # a predicate may raise anything, and the run shows it
-        logger.debug("Could not count the rows of a run", error=error_line(error))
-        return None
-
-
-def format_progress(progress: Progress) -> str:
-    """Return the progress of a run in one line: ``1,500 of 10,000 rows (15 %), 500 rows/s, 17 s left``."""
-    parts = [_done_of_total(progress)]
-    if progress.silent_s > _FRESH_S:
-        return f"{parts[0]}, last heartbeat {format_duration(progress.silent_s)} ago"
-    if (rows_per_s := progress.rows_per_s) is not None:
-        parts.append(f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 1 else f"{rows_per_s:.2g} rows/s")
-    if (left_s := progress.left_s) is not None and progress.total is not None:
-        over = "" if progress.total.exact else "over "
-        runs = " in several runs" if progress.needs_more_runs else ""
-        parts.append(f"{over}{format_duration(left_s)} left{runs}")
-    return ", ".join(parts)
-
-
-def _done_of_total(progress: Progress) -> str:
-    if progress.total is None:
-        return counted(progress.done, "row")
-    # More rows may become stale during the run.
-    total = replace(progress.total, rows=max(progress.total.rows, progress.done))
-    share = "" if progress.share is None else f" ({int(100 * progress.share)} %)"
-    return f"{progress.done:,} of {total} {'row' if total == Backlog(1) else 'rows'}{share}"
-
-
-class ProgressReader:
-    """Reader of the progress of open runs. Counts the rows of each run once."""
-
-    def __init__(self) -> None:
-        self._totals: dict[tuple[str, int], Backlog | None] = {}
-
-    def read(self, found: Iterable[tuple[Sweep, WorkerStatus]], now: datetime) -> dict[str, Progress]:
-        """Return the progress of each worker's last run, if it is open and has run for five seconds."""
-        progress: dict[str, Progress] = {}
-        open_runs = set()
-        for sweep, status in found:
-            last = status.last_run
-            if last is None or last.outcome is not None or last.lost:
-                continue
-            elapsed = now - last.started_at
-            if elapsed < _MIN_DURATION:
-                continue
-            run = (sweep.database, last.run_id)
-            open_runs.add(run)
-            if run not in self._totals:
-                self._totals[run] = self._total(sweep, last)
-            progress[sweep.name] = progress_of_run(sweep, last, self._totals[run])
-        self._totals = {run: total for run, total in self._totals.items() if run in open_runs}
-        return progress
-
-    @staticmethod
-    def _total(sweep: Sweep, last: RunRecord) -> Backlog | None:
-        if sweep.argument is not None:  # the ledger does not have the argument
-            return None
-        left = count_left(sweep, last.started_at)
-        return None if left is None else left + Backlog(processed_rows(last.counts, sweep.progress_counts))
-
-
-#: A reader waits no longer for the counts of all workers. The rest of a status is always read.
-_BUDGET_S: Final = 10.0
-
-
-def worker_statuses(
-    sweeps: Sequence[Sweep], now: datetime, zone: Any, processes: Processes = UNKNOWN
-) -> list[WorkerStatus]:
-    """Return the status of each worker, in order; all are of the current database.
-
-    Raises:
-      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
-    """
-    end = time.monotonic() + _BUDGET_S
-    return [worker_status(sweep, now, zone, count=time.monotonic() < end, processes=processes) for sweep in sweeps]
 
 
 @dataclass(slots=True)
@@ -585,21 +442,29 @@ class SnapshotReader:
       sweeps: All workers: the alerts of the installation depend on them.
       only: Name of the only worker whose status is read; None for all.
       with_progress: Whether to count the rows that open runs have before them.
+      stores: Whether to store which alerts have begun and ended.
     """
 
     def __init__(
-        self, settings: Settings, sweeps: dict[str, Sweep], *, only: str | None = None, with_progress: bool = True
+        self,
+        settings: Settings,
+        sweeps: dict[str, Sweep],
+        *,
+        only: str | None = None,
+        with_progress: bool = True,
+        stores: bool = True,
     ) -> None:
         self._settings = settings
         self._sweeps = sweeps
         self._read_sweeps = [sweep for sweep in sweeps.values() if only in (None, sweep.name)]
         self._with_progress = with_progress
+        self._stores = stores
         self._progress: dict[str, ProgressReader] = {}  # by database
         #: Queue -> its lengths, and the actors of its newest dead letters.
         self._dead: dict[str, tuple[QueueLengths, str]] = {}
 
     def read(self, before: Snapshot | None = None) -> Snapshot:
-        """Read all servers, and store which alerts have begun and ended.
+        """Read all servers, and evaluate the alerts.
 
         If a server is unavailable, note it and keep its part of the previous snapshot.
         """
@@ -634,7 +499,9 @@ class SnapshotReader:
             statuses = {each.worker: each for each in read}
             if self._with_progress:
                 reader = self._progress.setdefault(name, ProgressReader())
-                found.progress |= reader.read([(sweep, statuses[sweep.name]) for sweep in sweeps], clock.server_at)
+                found.progress |= reader.read(
+                    [(sweep, statuses[sweep.name].last_run) for sweep in sweeps], clock.server_at
+                )
             found.statuses |= statuses
             found.clocks[name] = clock
             found.read_at[server] = clock.server_at
@@ -687,19 +554,28 @@ class SnapshotReader:
                 translate_postgres_errors(),
                 time_limit(STATEMENT_TIME, LOCK_TIME),
             ):
-                reconciled = reconcile(evaluated, judged, found.clocks[MAIN].server_at)
+                reconciled = reconcile(evaluated, judged, found.clocks[MAIN].server_at, stores=self._stores)
                 alerts = list(reconciled.alerts)
                 if reconciled.error is not None and is_disk_full(reconciled.error):
                     full = Alert(NO_SPACE, f"{DISK_FULL}{error_line(reconciled.error)}", subject=database_server(MAIN))
                     if full.key not in {alert.key for alert in alerts}:
                         began = known[full.key].since if full.key in known else found.at
                         alerts.append(replace(full, since=began))
+        alerts = explained(alerts, self._sweeps, database_server)
+        stopped = {name: what_stops(self._sweeps[name], alerts, database_server) for name in found.statuses}
         shown = {"", *(sweep.name for sweep in self._read_sweeps)}
         found.alerts = explained((each for each in alerts if each.worker in shown), self._sweeps, database_server)
         of_worker: dict[str, list[Alert]] = {}
         for alert in found.alerts:
             of_worker.setdefault(alert.worker, []).append(alert)
-        found.statuses = {name: replace(each, alarms=of_worker.get(name, [])) for name, each in found.statuses.items()}
+        found.statuses = {
+            name: replace(
+                each,
+                alarms=of_worker.get(name, []),
+                forecast=None if each.forecast is None else each.forecast.stopped_by(stopped[name]),
+            )
+            for name, each in found.statuses.items()
+        }
 
     def _date_outages(self, found: Snapshot, before: Snapshot) -> None:
         """Set the times at which the servers that do not answer have answered last, as far as known.

@@ -1,4 +1,4 @@
-"""Trends of the runs: charts of what they have done, and the forecast of when a backlog will be done."""
+"""Trends of the runs: charts of what they have done, the forecast of a backlog, and the progress of open runs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from decimal import Decimal
 from math import ceil
 from typing import Any, Final, Literal
 
-from peewee import SQL, Case, NodeList, PeeweeException, Select, ValuesList, fn
+from peewee import SQL, Case, NodeList, Select, ValuesList, fn
 
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable
-from housekeeping.core.logs import counted
+from housekeeping.core.logs import counted, error_line, format_duration
+from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import is_unavailable
+from housekeeping.database.times import database_now
 from housekeeping.engine.alerts import pace, rates
-from housekeeping.engine.guard import processed_rows
+from housekeeping.engine.gates import describe_with_user
+from housekeeping.engine.guard import count_stale, processed_rows
+from housekeeping.ledger.alerts import Alert
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog
-from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.validate_tables import stages_of
+
+logger = named_logger(__name__)
 
 Range = Literal["hour", "day", "week"]
 
@@ -207,11 +211,13 @@ class BacklogForecast:
 
     Attributes:
       rows: The stale rows.
-      estimated: Whether `rows` is PostgreSQL's estimate, because there are more rows than were counted.
+      estimated: Whether there are more rows than were counted: `rows` is PostgreSQL's estimate, or at least so many.
       done_at: When no row is left; None if never or unknown.
       runs: The runs that it takes, with the one that is at work; None if never or unknown.
-      catches_up: False if more rows become stale than the runs can process; None if unknown.
+      catches_up: False if more rows become stale than the runs can process, or something stops the runs; None if
+        unknown.
       text: All of this in words.
+      what: The rows in words.
     """
 
     rows: int
@@ -220,11 +226,22 @@ class BacklogForecast:
     done_at: datetime | None = None
     runs: int | None = None
     catches_up: bool | None = None
+    what: str = field(default="", repr=False)
 
     @property
     def is_notable(self) -> bool:
-        """Whether it says more than that one run will process everything, or that there was no run yet."""
-        return self.estimated or self.catches_up is False or (self.runs or 0) > 1
+        """Whether it says more than that one run will process everything, or would but for an active alert."""
+        return self.estimated or (self.catches_up is False and self.runs is None) or (self.runs or 0) > 1
+
+    def stopped_by(self, cause: Alert | None) -> BacklogForecast:
+        """Return the forecast while an alert is active that keeps the runs from processing rows."""
+        if cause is None or not self.rows:
+            return self
+        why = f"{cause.worker}: {cause}" if cause.worker else str(cause)
+        if cause.name == "last_run":  # the next one may succeed
+            text = f"{self.what}; when they will be done is unknown: {why}"
+            return replace(self, text=text, done_at=None, catches_up=None)
+        return replace(self, text=f"{self.what}, and it will not catch up: {why}", done_at=None, catches_up=False)
 
 
 def forecast_backlog(
@@ -236,18 +253,18 @@ def forecast_backlog(
     ended: Sequence[RunRecord],
     override: Override | None = None,
     open_run: RunRecord | None = None,
+    planned: tuple[int, int] | None = None,
 ) -> BacklogForecast | None:
     """Return when a worker's backlog will be done; None for a disabled worker.
 
     Parameters:
-      stale: The stale rows, counted up to a limit. If there are more, PostgreSQL's planner estimates them.
-      zone: Time zone of the schedule, and of the time in the text.
+      stale: The stale rows, counted up to a limit.
+      zone: Time zone of the schedule, and of the times in the text.
       ended: The worker's last runs, oldest first.
       override: What operators have set for the worker.
       open_run: Its newest run. It counts if it is at work.
-
-    Raises:
-      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
+      planned: Estimates of the rows that are stale now, and of those that were an hour ago, if there are more than were
+        counted; see `planned_rows`.
     """
     if not sweep.enabled:
         return None
@@ -257,23 +274,22 @@ def forecast_backlog(
         return BacklogForecast(0, False, "the stale rows cannot be counted; when they will be done is unknown")
     rows, arrived = stale.rows, _arrived(sweep, ended)
     if not stale.exact:
-        planned = _planned_rows(sweep, now)
         if planned is None:
-            return BacklogForecast(rows, True, f"{stale} rows; when they will be done cannot be estimated")
-        rows = max(rows, _rounded(planned))
-        if arrived is None:
-            # Runs process the oldest rows first, so those of the last hour are still there.
-            before = _planned_rows(sweep, now - timedelta(hours=1))
-            # A predicate without a time says nothing about them.
-            arrived = None if before is None or before >= planned else float(planned - before)
+            what = f"{stale} rows"
+            return BacklogForecast(rows, True, f"{what}; when they will be done cannot be estimated", what=what)
+        rows, before = max(rows, _rounded(planned[0])), planned[1]
+        # Runs process the oldest rows first, so those of the last hour are still there. A predicate without a time says
+        # nothing about them.
+        if arrived is None and before < planned[0]:
+            arrived = float(planned[0] - before)
     what, speed = f"{'' if stale.exact else 'about '}{counted(rows, 'row')}", pace(sweep, ended)
     if speed is None:
         text = f"{what}; when they will be done is unknown, because no run has processed rows yet"
-        return BacklogForecast(rows, not stale.exact, text)
+        return BacklogForecast(rows, not stale.exact, text, what=what)
     limits = _Limits.of(sweep, speed, override, ended)
     course = _follow(rows, now, _starts(sweep, now, zone, override, open_run), limits, (arrived or 0.0) / 3600)
     after = f"after {counted(course.runs, 'run')}{', if no further rows become stale' if arrived is None else ''}"
-    known = BacklogForecast(rows, not stale.exact, "", None, course.runs, catches_up=True)
+    known = BacklogForecast(rows, not stale.exact, "", None, course.runs, catches_up=True, what=what)
     if course.done_at is None:
         drained = course.processed / max(1.0, (course.at - now).total_seconds()) * 3600
         text = (
@@ -281,15 +297,20 @@ def forecast_backlog(
             f"process at most {_rounded(drained):,}; {limits.advice(sweep, (arrived or 0.0) / 3600)}"
         )
         return replace(known, text=text, runs=None, catches_up=False)
-    if override is not None and override.state == "paused" and override.until is None:
-        return replace(known, text=f"{what}, not done before it is resumed, and then {after}")
+    is_paused = override is not None and override.state == "paused"
+    if is_paused and override is not None and override.until is None:
+        why = f"{describe_with_user(override)}: housekeeping resume {sweep.name}; after that, done {after}"
+        return replace(known, text=f"{what}, and it will not catch up: {why}", catches_up=False)
     if sweep.schedule is None:
         return replace(known, text=f"{what}, done {after}; it has no schedule")
     if course.done_at - now > _LATEST:
         return replace(known, text=f"{what}, not done within a year; {limits.advice(sweep, 0.0)}")
     local = course.done_at.astimezone(zone)
     form = "%H:%M" if local.date() == now.astimezone(zone).date() else "%Y-%m-%d %H:%M"
-    return replace(known, text=f"{what}, done at about {local:{form}} {zone}, {after}", done_at=course.done_at)
+    text = f"{what}, done at about {local:{form}} {zone}, {after}"
+    if is_paused and override is not None and override.until is not None:
+        text += f", and paused until {override.until.astimezone(zone):{form}} {zone}"
+    return replace(known, text=text, done_at=course.done_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,19 +436,144 @@ def _arrived(sweep: Sweep, ended: Sequence[RunRecord]) -> float | None:
     return None if found is None or found.arrived is None else max(0.0, found.arrived)
 
 
-def _planned_rows(sweep: Sweep, now: datetime) -> int | None:
-    """Return the planner's estimate of the rows that are stale at this time; None if there is none."""
-    total = 0
-    for stage in stages_of(sweep):
-        if not isinstance(stage, TableStage):
+#: Rows counted at most; the count's time limit usually ends it earlier.
+_COUNTED: Final = 10_000_000
+#: Shorter runs are over before their progress is of use, so their rows are not counted.
+_MIN_DURATION: Final = timedelta(seconds=5)
+_FRESH_S: Final = 5.0  # age of a heartbeat up to which the rate and the time left are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of an open run.
+
+    Attributes:
+      run_id: Its row in the ledger; None if unknown.
+      done: The processed rows.
+      total: The processed and the stale rows; None if not counted.
+      elapsed_s: Seconds from the run's start until `done` was counted.
+      limit_s: Seconds after which the run starts no new batch.
+      silent_s: Seconds since then.
+    """
+
+    run_id: int | None
+    done: int
+    total: Backlog | None
+    elapsed_s: float
+    limit_s: float
+    silent_s: float = 0.0
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """Processed rows per second, on average; None before the first row."""
+        return self.done / self.elapsed_s if self.done and self.elapsed_s > 0 else None
+
+    @property
+    def share(self) -> float | None:
+        """The processed share of all rows, from 0 to 1; None if unknown."""
+        if self.total is None or not self.total.exact:
             return None
-        query: Any = stage.model.select(SQL("1")).where(stage.stale(now))
-        sql, parameters = database.get_sql_context().sql(query).query()
-        try:
-            plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
-        except PeeweeException as error:
-            if is_unavailable(error):
-                raise
+        return min(1.0, self.done / self.total.rows) if self.total.rows else 1.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Expected seconds until nothing is left, at least those of the counted rows; None if unknown."""
+        if self.total is None or self.rows_per_s is None:
             return None
-        total += int(plan[0]["Plan"]["Plan Rows"])
-    return total
+        return max(0, self.total.rows - self.done) / self.rows_per_s
+
+    @property
+    def needs_more_runs(self) -> bool:
+        """Whether the run is expected to reach its time limit before nothing is left."""
+        return self.left_s is not None and self.elapsed_s + self.left_s > self.limit_s
+
+
+def progress_of(
+    sweep: Sweep,
+    counts: dict[str, Any],
+    total: Backlog | None,
+    elapsed_s: float,
+    run_id: int | None = None,
+    silent_s: float = 0.0,
+) -> Progress:
+    """Return the progress of a run with these counts."""
+    done = processed_rows(counts, sweep.progress_counts)
+    return Progress(run_id, done, total, elapsed_s, sweep.limits.runtime.total_seconds(), silent_s)
+
+
+def progress_of_run(sweep: Sweep, run: RunRecord, total: Backlog | None = None) -> Progress:
+    """Return the progress of an open run until its last heartbeat: nothing is known of the time since then."""
+    elapsed_s = (run.heartbeat_at - run.started_at).total_seconds()
+    return progress_of(sweep, run.counts, total, elapsed_s, run.run_id, run.silent_s or 0.0)
+
+
+def count_left(sweep: Sweep, now: datetime | None = None, argument: Any = None) -> Backlog | None:
+    """Count the stale rows that a run has before it; None if that fails, takes too long or has no meaning.
+
+    Not all stages of a custom sweep count what they process.
+
+    Parameters:
+      now: The time at which the run began; None for the database's time.
+    """
+    if not sweep.progress_counts:
+        return None
+    try:
+        return count_stale(stages_of(sweep), now or database_now(), _COUNTED, argument, sweep.limits.runtime)
+    except Exception as error:  # a predicate may raise anything, and the run shows it
+        logger.debug("Could not count the rows of a run", error=error_line(error))
+        return None
+
+
+def format_progress(progress: Progress) -> str:
+    """Return the progress of a run in one line: ``1,500 of 10,000 rows (15 %), 500 rows/s, 17 s left``."""
+    parts = [_done_of_total(progress)]
+    if progress.silent_s > _FRESH_S:
+        return f"{parts[0]}, last heartbeat {format_duration(progress.silent_s)} ago"
+    if (rows_per_s := progress.rows_per_s) is not None:
+        parts.append(f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 1 else f"{rows_per_s:.2g} rows/s")
+    if (left_s := progress.left_s) is not None and progress.total is not None:
+        over = "" if progress.total.exact else "over "
+        runs = " in several runs" if progress.needs_more_runs else ""
+        parts.append(f"{over}{format_duration(left_s)} left{runs}")
+    return ", ".join(parts)
+
+
+def _done_of_total(progress: Progress) -> str:
+    if progress.total is None:
+        return counted(progress.done, "row")
+    # More rows may become stale during the run.
+    total = replace(progress.total, rows=max(progress.total.rows, progress.done))
+    share = "" if progress.share is None else f" ({int(100 * progress.share)} %)"
+    return f"{progress.done:,} of {total} {'row' if total == Backlog(1) else 'rows'}{share}"
+
+
+class ProgressReader:
+    """Reader of the progress of open runs. Counts the rows of each run once."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, int], Backlog | None] = {}
+
+    def read(self, found: Iterable[tuple[Sweep, RunRecord | None]], now: datetime) -> dict[str, Progress]:
+        """Return the progress of each worker's last run, if it is open and has run for five seconds."""
+        progress: dict[str, Progress] = {}
+        open_runs = set()
+        for sweep, last in found:
+            if last is None or last.outcome is not None or last.lost:
+                continue
+            elapsed = now - last.started_at
+            if elapsed < _MIN_DURATION:
+                continue
+            run = (sweep.database, last.run_id)
+            open_runs.add(run)
+            if run not in self._totals:
+                self._totals[run] = self._total(sweep, last)
+            progress[sweep.name] = progress_of_run(sweep, last, self._totals[run])
+        self._totals = {run: total for run, total in self._totals.items() if run in open_runs}
+        return progress
+
+    @staticmethod
+    def _total(sweep: Sweep, last: RunRecord) -> Backlog | None:
+        if sweep.argument is not None:  # the ledger does not have the argument
+            return None
+        left = count_left(sweep, last.started_at)
+        return None if left is None else left + Backlog(processed_rows(last.counts, sweep.progress_counts))

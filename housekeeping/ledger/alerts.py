@@ -111,7 +111,9 @@ class Reconciled:
     error: PeeweeException | None = None
 
 
-def reconcile(found: Iterable[Alert], is_judged: Callable[[Alert], bool], at: datetime) -> Reconciled:
+def reconcile(
+    found: Iterable[Alert], is_judged: Callable[[Alert], bool], at: datetime, *, stores: bool = True
+) -> Reconciled:
     """Store which alerts have begun and ended, in one statement; without a change, only read.
 
     A reader that may not write still gets the stored beginnings and acknowledgments.
@@ -120,6 +122,7 @@ def reconcile(found: Iterable[Alert], is_judged: Callable[[Alert], bool], at: da
       found: The evaluated alerts.
       is_judged: Returns whether a stored alert would have been found if it were active. The others stay active.
       at: The database's time before the evaluation. What a later evaluation has seen or ended stays as it is.
+      stores: False only reads.
 
     Raises:
       peewee.PeeweeException: The alerts cannot be read.
@@ -138,7 +141,7 @@ def reconcile(found: Iterable[Alert], is_judged: Callable[[Alert], bool], at: da
         if (_is_renewed(alert, evaluated[key]) if key in evaluated else is_judged(alert))
     ]
     began, ended, error = dict[AlertKey, Alert](), set[int](), None
-    if new or seen or gone:
+    if stores and (new or seen or gone):
         try:
             began, ended = _store(new, seen, gone, at)
         except PeeweeException as failure:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import Expression, Tuple
+from peewee import SQL, Expression, Tuple
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DatabaseUnavailable
@@ -111,17 +111,72 @@ def last_ended(worker: str, limit: int) -> list[RunRecord]:
     return [record_of(run) for run in reversed(rows)]
 
 
-def open_runs(worker: str) -> list[RunRecord]:
-    """Return the worker's open runs, oldest first, up to a limit."""
-    rows = select_runs().where((Run.worker == worker) & Run.outcome.is_null()).order_by(Run.id).limit(_OPEN)
-    return [record_of(run) for run in rows]
+@dataclass(frozen=True, slots=True)
+class WorkerRuns:
+    """The runs that tell how a worker stands.
+
+    Attributes:
+      ended: The last ones that began and ended, oldest first.
+      open_runs: The open ones, oldest first, up to a limit.
+      unconfirmed: The newest one that was skipped for want of a confirmation, if none has ended since.
+      succeeded_at: The end of the last one that reached its end or its limits; None without one.
+      attempted_at: When one last began or was held back. If there is none, the time of the first missed or skipped
+        tick; None without any row.
+    """
+
+    ended: list[RunRecord] = field(default_factory=list)
+    open_runs: list[RunRecord] = field(default_factory=list)
+    unconfirmed: RunRecord | None = None
+    succeeded_at: datetime | None = None
+    attempted_at: datetime | None = None
 
 
-def newest_with_reason(worker: str, reason: str, *, after: int) -> RunRecord | None:
-    """Return the worker's newest run with the reason that began after the run `after`; None if there is none."""
-    wanted = (Run.worker == worker) & (Run.reason == reason) & (Run.id > after)
-    run = select_runs().where(wanted).order_by(Run.id.desc()).first()
-    return None if run is None else record_of(run)
+#: MATERIALIZED, because the ids are used twice.
+_OF_WORKERS: Final = """
+WITH known AS MATERIALIZED (
+    SELECT name, ARRAY(
+        SELECT id FROM {runs} WHERE worker = name AND outcome NOT IN ('skipped', 'missed') ORDER BY id DESC LIMIT most
+    ) AS ended
+    FROM unnest(%s::text[], %s::integer[]) AS given (name, most)
+)
+SELECT name,
+    ended || ARRAY(SELECT id FROM {runs} WHERE worker = name AND outcome IS NULL ORDER BY id LIMIT %s) || ARRAY(
+        SELECT id FROM {runs} WHERE worker = name AND reason = %s AND id > coalesce(ended[1], 0)
+        ORDER BY id DESC LIMIT 1
+    ),
+    (SELECT finished_at FROM {runs} WHERE worker = name
+        AND (outcome = 'done' OR outcome = 'partial' AND reason <> ALL(%s)) ORDER BY id DESC LIMIT 1),
+    coalesce(
+        (SELECT max(started_at) FROM {runs} WHERE worker = name
+            AND (outcome IS NULL OR outcome NOT IN ('skipped', 'missed') OR reason = ANY(%s))),
+        (SELECT min(started_at) FROM {runs} WHERE worker = name)
+    )
+FROM known
+"""
+
+
+def runs_of_workers(most: Mapping[str, int], *, unconfirmed: str, held_back: Collection[str]) -> dict[str, WorkerRuns]:
+    """Return the runs that tell how these workers stand, with two statements.
+
+    Parameters:
+      most: Number of ended runs by worker.
+      unconfirmed: The reason of a run that waits for a confirmation.
+      held_back: Reasons of skipped runs that count as attempts.
+    """
+    sql = _OF_WORKERS.format(runs=f'"{Run._meta.schema}".runs')
+    values = [list(most), list(most.values()), _OPEN, unconfirmed, list(runs.STOPPED), list(held_back)]
+    known = database.execute_sql(sql, values).fetchall()
+    wanted = [run_id for _, ids, _, _ in known for run_id in ids]
+    found = {name: WorkerRuns(succeeded_at=ended, attempted_at=began) for name, _, ended, began in known}
+    for row in select_runs().where(SQL("id = ANY(%s)", (wanted,))).order_by(Run.id):
+        record = record_of(row)
+        of_worker = found[record.worker]
+        # By what it is now: it may have ended between the two statements.
+        if record.reason == unconfirmed:
+            found[record.worker] = replace(of_worker, unconfirmed=record)
+        else:
+            (of_worker.open_runs if record.outcome is None else of_worker.ended).append(record)
+    return found
 
 
 def find(run_id: int) -> RunRecord | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
@@ -117,6 +117,26 @@ def _has_dependents(action: Any) -> bool:
 
 
 _SAMPLES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Query of one value, which one statement can send together with others.
+
+    Attributes:
+      read: Converts the value that the driver returns.
+    """
+
+    query: Any
+    read: Callable[[Any], Any]
+
+
+def read_together(probes: Sequence[Sequence[Probe]]) -> list[list[Any]]:
+    """Return the values of groups of probes, read by one statement."""
+    queries = [each.query for group in probes for each in group]
+    row: Any = next(iter(Select(columns=queries).tuples().execute(database))) if queries else ()
+    values = iter(row)
+    return [[each.read(next(values)) for each in group] for group in probes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,21 +252,21 @@ class TableStage(TableRows):
         return self.action.fallback(self, batch, error)
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
-        query: Any = Select((self.first_stale(now, [SQL("1")], limit + 1),), [fn.COUNT(SQL("1"))])
-        rows: int = next(iter(query.tuples().execute(database)))[0]
-        return Backlog(min(rows, limit), rows <= limit)
+        counted: Backlog = read_together([[self._number(now, limit)]])[0][0]
+        return counted
 
     def held(self, now: datetime, limit: int) -> Backlog | None:
         """Return the number of rows on hold among the first `limit` stale ones; None without a hold."""
-        if not isinstance(self.stale, ExceptHeld):
-            return None
-        stale = self.first_stale(now, [self.stale.condition(now)], limit + 1, self.stale.stale)
-        query: Any = Select((stale,), [fn.COUNT(SQL("1")), fn.COUNT(SQL("1")).filter(stale.c.c0)])
-        rows, held = next(iter(query.tuples().execute(database)))
-        return Backlog(held, rows <= limit)
+        for [held] in read_together([[each] for each in self._held(now, limit)]):
+            return held  # type: ignore[no-any-return]
+        return None
 
     def oldest(self, now: datetime, argument: Any = None) -> Any:
-        return self._edge(now)
+        return read_together([[self._edge(now)]])[0][0]
+
+    def probes(self, now: datetime, limit: int) -> list[Probe]:
+        """Return what `backlog`, `oldest` and, with a hold, `held` ask, to be asked together with other stages."""
+        return [self._number(now, limit), self._edge(now), *self._held(now, limit)]
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         batch = Batch("", None, now)
@@ -266,12 +286,23 @@ class TableStage(TableRows):
             stale,
             dict.fromkeys(counted, stale.rows),
             self.oldest(now),
-            self._edge(now, newest=True),
+            read_together([[self._edge(now, newest=True)]])[0][0],
             [self.describe(self.position_of(row)) for row in samples],
             self.held(now, limit),
         )
 
-    def _edge(self, now: datetime, *, newest: bool = False) -> Any:
+    def _number(self, now: datetime, limit: int) -> Probe:
+        query = Select((self.first_stale(now, [SQL("1")], limit + 1),), [fn.COUNT(SQL("1"))])
+        return Probe(query, lambda rows: Backlog(min(rows, limit), rows <= limit))
+
+    def _held(self, now: datetime, limit: int) -> list[Probe]:
+        if not isinstance(self.stale, ExceptHeld):
+            return []
+        stale = self.first_stale(now, [self.stale.condition(now)], limit + 1, self.stale.stale)
+        numbers = fn.JSON_BUILD_ARRAY(fn.COUNT(SQL("1")), fn.COUNT(SQL("1")).filter(stale.c.c0))
+        return [Probe(Select((stale,), [numbers]), lambda found: Backlog(found[1], found[0] <= limit))]
+
+    def _edge(self, now: datetime, *, newest: bool = False) -> Probe:
         stale = self.stale(now)
         groups = self.groups(stale)
         column, *others = self.order if groups is None else self.order[1:]
@@ -285,10 +316,14 @@ class TableStage(TableRows):
         else:
             each = groups.select(rows, [column], None, of_each=1)
             edge = each.c.c0.desc() if newest else each.c.c0
-            found = Select((each,), [each.c.c0.converter(column.python_value)]).order_by(edge).limit(1)
-        value = next((value for (value,) in found.tuples().execute(database)), None)
-        # A column without a time zone is read as UTC, as the sessions do.
-        return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+            found = Select((each,), [each.c.c0]).order_by(edge).limit(1)
+
+        def read(value: Any) -> Any:
+            value = column.python_value(value)
+            # A column without a time zone is read as UTC, as the sessions do.
+            return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+
+        return Probe(found, read)
 
 
 def refuse_other_rows(stage: TableStage, write: Write) -> None:

@@ -32,10 +32,12 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.patience import impatient
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.insight.alerts import ALERTS, advice, help_for, topic
-from housekeeping.insight.status import WorkerStatus, format_progress
+from housekeeping.insight.status import WorkerStatus
+from housekeeping.insight.trends import format_progress
 from housekeeping.insight.wording import format_run_counts, format_time, format_value, lost_holder, outcome_in_words
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
@@ -76,6 +78,17 @@ def shrink_responses(app: Flask) -> None:
             response.headers["Content-Encoding"] = "gzip"
         response.vary.update(("Accept-Encoding", "Cookie"))
         return response
+
+
+def be_impatient(app: Flask) -> None:
+    """Let each request wait for a server only as long as a person would."""
+    answer: Any = app.wsgi_app
+
+    def answer_soon(environ: Any, start_response: Any) -> Any:
+        with impatient():
+            return answer(environ, start_response)
+
+    app.wsgi_app = answer_soon  # type: ignore[method-assign]
 
 
 def static_url(name: str) -> str:
@@ -194,6 +207,7 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
       open_to_read: Whether pages can be read without the token.
     """
     app = Flask("housekeeping.web")
+    be_impatient(app)
     protect(app, settings, token, open_to_read=open_to_read)
     shrink_responses(app)
     configure_templates(app, sweeps)

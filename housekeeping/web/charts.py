@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from flask import Flask, abort, render_template, request
 from markupsafe import Markup, escape
@@ -29,7 +29,7 @@ from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import Finding
-from housekeeping.web.snapshot import SnapshotCache
+from housekeeping.web.snapshot import Cache, SnapshotCache
 
 logger = named_logger(__name__)
 
@@ -214,45 +214,6 @@ def _number(value: float) -> str:
 
 #: Trends are read so often within an interval: those of an hour every second, those of a week every three minutes.
 _READS: Final = 60
-_MAX_KEPT: Final = 100  # trends; those that were read first are removed
-
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Kept:
-    value: Any = None
-    until: float = -math.inf
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class Cache:
-    """Cache of values that are read for all readers together, at most once in a time. Thread-safe."""
-
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()  # never held while something is read
-        self._kept: dict[Hashable, _Kept] = {}
-
-    def get(self, key: Hashable, seconds: float, read: Callable[[], T], keeps: Callable[[T], object] = bool) -> T:
-        """Return the value of a key, which is read if the last one is older than this.
-
-        Parameters:
-          keeps: Returns whether a value is kept.
-        """
-        with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
-            while len(self._kept) > _MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
-        with kept.lock:
-            if self._clock.monotonic() < kept.until:
-                value: T = kept.value
-                return value
-            value = read()
-            if keeps(value):
-                kept.value, kept.until = value, self._clock.monotonic() + seconds
-            return value
 
 
 class TrendCache:

@@ -38,9 +38,8 @@ from housekeeping.database.connection import close_databases, database
 from housekeeping.insight.causes import Causes, read_causes
 from housekeeping.insight.wording import describe_requeue, parse_since
 from housekeeping.ledger.operators import record_action
-from housekeeping.web.charts import Cache
 from housekeeping.web.security import Form, current_user
-from housekeeping.web.snapshot import SnapshotCache
+from housekeeping.web.snapshot import Cache, SnapshotCache
 
 logger = named_logger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
@@ -13,12 +13,12 @@ from housekeeping.core.redis import redis_client
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
 from housekeeping.engine.restore import MOST_ARCHIVED, undo_of
-from housekeeping.insight.status import Progress, progress_of_run
+from housekeeping.insight.trends import Progress, progress_of_run
 from housekeeping.insight.why import explain_run
 from housekeeping.ledger import history
 from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunPage, RunRecord, read_page
 from housekeeping.ledger.operators import logged_actions, record_action
-from housekeeping.ledger.processes import Process, read_processes
+from housekeeping.ledger.processes import Process, Processes, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
 from housekeeping.ledger.schema import parse_run_label
 from housekeeping.web.security import Form, current_user
@@ -55,9 +55,13 @@ def add_processes(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/processes")
     def processes() -> str:
         settings = snapshots.settings
-        open_runs = read_page(tuple(database.by_name()), lambda now: RunFilter(outcome=RUNNING), limit=_RUNS)
-        client = None if settings.redis_url is None else redis_client(settings.redis_url)
-        found = read_processes(client, settings.namespace, open_runs.now)
+
+        def read() -> tuple[RunPage, Processes]:
+            open_runs = read_page(tuple(database.by_name()), lambda now: RunFilter(outcome=RUNNING), limit=_RUNS)
+            client = None if settings.redis_url is None else redis_client(settings.redis_url)
+            return open_runs, read_processes(client, settings.namespace, open_runs.now)
+
+        open_runs, found = snapshots.shared("processes", read)
         shown, others = by_process(found.listed, open_runs.runs)
         return render_template(
             "processes.html",
@@ -103,6 +107,21 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
         with snapshots.reading(name):
             return history.find(run_id) or abort(404, "no run has this id, or it is older than 30 days")
 
+    def read(label: str, skip: int) -> tuple[RunRecord, dict[str, Any]]:
+        row = find(label)
+        sweep = snapshots.sweeps.get(row.worker)
+        with snapshots.reading(row.database):
+            answer = explain_run(row, sweep, database_now(), snapshots.settings.timezone)
+            attempts = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
+            return row, {
+                # A purge or a restore is not declared, nor a worker of an earlier release.
+                "is_declared": sweep is not None,
+                "answer": answer,
+                "failures": history.failures_of(row.run_id),
+                "undo": undo_of(row, snapshots.sweeps, skip=skip, limit=_KEYS),
+                "attempts": sorted({each.run_id: each for each in attempts}.values(), key=lambda each: each.run_id),
+            }
+
     @app.get("/runs")
     def runs() -> tuple[str, int]:
         form = Form(request.args, "worker", "outcome", "trigger", "since", "until", "database")
@@ -114,7 +133,12 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
         names = tuple(database.by_name()) if only is None else (only,)
         sent = request.args.get("before")
         before = None if sent is None else Position.of(find(sent))
-        page = RunPage() if form.errors else read_page(names, lambda now: wanted, limit=_SHOWN, before=before)
+        page = RunPage()
+        if not form.errors:
+            page = snapshots.shared(
+                ("runs", names, wanted, before),
+                lambda: read_page(names, lambda now: wanted, limit=_SHOWN, before=before),
+            )
         shown = render_template(
             "runs.html",
             form=form,
@@ -129,28 +153,10 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
 
     @app.get("/runs/<label>")
     def run(label: str) -> str:
-        row = find(label)
         skip = max(0, min(request.args.get("skip", 0, type=int), MOST_ARCHIVED))
-        with snapshots.reading(row.database):
-            sweep = snapshots.sweeps.get(row.worker)
-            now = database_now()
-            answer = explain_run(row, sweep, now, snapshots.settings.timezone)
-            attempts = history.attempts_of(row) + ([] if row.tick is None else history.at_tick(row.worker, row.tick))
-            failures = history.failures_of(row.run_id)
-            undo = undo_of(row, snapshots.sweeps, skip=skip, limit=_KEYS)
-        return render_template(
-            "run.html",
-            run=row,
-            # A purge or a restore is not declared, nor a worker of an earlier release.
-            is_declared=sweep is not None,
-            answer=answer,
-            failures=failures,
-            undo=undo,
-            skip=skip,
-            progress=_progress(snapshots, row),
-            attempts=sorted({each.run_id: each for each in attempts}.values(), key=lambda each: each.run_id),
-            live=row.outcome is None,
-        )
+        row, known = snapshots.shared(("run", label, skip), lambda: read(label, skip))
+        progress = _progress(snapshots, row)
+        return render_template("run.html", run=row, skip=skip, progress=progress, live=row.outcome is None, **known)
 
     @app.post("/runs/<label>/stop")
     def stop(label: str) -> Response:

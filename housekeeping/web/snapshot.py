@@ -1,22 +1,24 @@
-"""What the pages show: the latest snapshot, read at most every two seconds for all readers, and the broker."""
+"""What the pages show, read at most every two seconds for all readers together: the latest snapshot and more."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 from dramatiq import Broker
 from flask import abort
 
 from housekeeping.app import broker_without_database
 from housekeeping.brokers.dead_letters import DeadLetterStore, dead_letters_of
-from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.errors import DatabaseUnavailable
+from housekeeping.core.patience import impatient
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import (
@@ -38,6 +40,47 @@ _FIRST_PATIENCE_S: Final = 5.0  # the same while there is no snapshot to show
 _LATE_S: Final = 10.0  # age at which a page says that its snapshot is old
 
 
+_MAX_KEPT: Final = 100  # trends; those that were read first are removed
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Kept:
+    value: Any = None
+    until: float = -math.inf
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Cache:
+    """Cache of values that are read for all readers together, at most once in a time. Thread-safe."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # never held while something is read
+        self._kept: dict[Hashable, _Kept] = {}
+
+    def get(self, key: Hashable, seconds: float, read: Callable[[], T], keeps: Callable[[T], object] = bool) -> T:
+        """Return the value of a key, which is read if the last one is older than this.
+
+        Parameters:
+          keeps: Returns whether a value is kept.
+        """
+        with self._lock:
+            kept = self._kept.setdefault(key, _Kept())
+            while len(self._kept) > _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+        with kept.lock:
+            if self._clock.monotonic() < kept.until:
+                value: T = kept.value
+                return value
+            value = read()
+            if keeps(value):
+                kept.value, kept.until = value, self._clock.monotonic() + seconds
+            return value
+
+
 class SnapshotCache:
     """Cache of the latest snapshot. Thread-safe."""
 
@@ -49,6 +92,7 @@ class SnapshotCache:
         self._reading: Future[None] | None = None
         self._last: tuple[Snapshot, float, float] | None = None  # with the times when its read began and ended
         self._changed_at = 0.0
+        self._shown = Cache()
         self._broker: Broker | None = None
 
     def sweep(self, name: str) -> Sweep:
@@ -86,7 +130,8 @@ class SnapshotCache:
             began = time.monotonic()
             try:
                 try:
-                    snapshot = self._read(None if self._last is None else self._last[0])
+                    with impatient():
+                        snapshot = self._read(None if self._last is None else self._last[0])
                 finally:
                     close_databases()
                 self._last = snapshot, began, time.monotonic()
@@ -115,6 +160,10 @@ class SnapshotCache:
     def invalidate(self) -> None:
         """Make the next call of `current` read again. Does not wait for a read in progress."""
         self._changed_at = time.monotonic()
+
+    def shared(self, key: Hashable, read: Callable[[], T]) -> T:
+        """Return what a page shows beside the snapshot: read every two seconds for all readers, and after a change."""
+        return self._shown.get((self._changed_at, key), _FRESH_S, read, lambda value: True)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:

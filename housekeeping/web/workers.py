@@ -24,6 +24,7 @@ from housekeeping.database.times import database_now
 from housekeeping.engine.guard import stale_if_outgrown, with_argument
 from housekeeping.engine.restore import warning_of_restored_rows
 from housekeeping.insight.plan import plan as make_plan
+from housekeeping.insight.plan import with_alerts
 from housekeeping.insight.status import WorkerStatus, by_trouble
 from housekeeping.insight.why import reason_to_skip, send_run
 from housekeeping.insight.wording import (
@@ -84,6 +85,7 @@ def add_plans(app: Flask, snapshots: SnapshotCache) -> None:
         try:
             with translate_table_errors(sweep):
                 planned = make_plan(sweep, parsed, limit=_COUNTED, settings=snapshots.settings)
+                planned = with_alerts(planned, sweep, snapshots.current().alerts)
         finally:
             counting.release()
         return render_template("plan.html", sweep=sweep, plan=planned, argument=argument, outgrown=outgrown)
@@ -179,9 +181,7 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
     rows: Any = None
     actions: Sequence[LoggedAction] = ()
     try:
-        with snapshots.reading(sweep.database):
-            rows = history.recent(name, _RUNS)
-        actions = logged_actions(_ACTIONS, target=name)
+        rows, actions = snapshots.shared(("worker", name), lambda: _runs_and_actions(snapshots, sweep))
     except DatabaseUnavailable:
         if name not in current.statuses:  # there is nothing else to show
             raise
@@ -199,6 +199,12 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
         typed={} if sent is None else sent.typed,
         errors={} if sent is None else sent.errors,
     )
+
+
+def _runs_and_actions(snapshots: SnapshotCache, sweep: Sweep) -> tuple[Any, Sequence[LoggedAction]]:
+    with snapshots.reading(sweep.database):
+        rows = history.recent(sweep.name, _RUNS)
+    return rows, logged_actions(_ACTIONS, target=sweep.name)
 
 
 _LONGEST_REASON: Final = 200  # characters

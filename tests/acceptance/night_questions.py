@@ -125,8 +125,8 @@ QUESTIONS: Final = {
         (f"plan {EMAILS}",),
         ("/", f"/workers/{EMAILS}"),
         Answer(
-            ("backlog: 40 rows, not done before it is resumed, and then after 1 run",),
-            ("Forecast 40 rows, not done before it is resumed, and then after 1 run",),
+            ("backlog: 40 rows, and it will not catch up: ",),
+            ("Forecast 40 rows, and it will not catch up: ",),
         ),
     ),
     SAFE: Question((f"plan {ORDERS}",), ("/", WORKER, f"{WORKER}/plan")),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 from housekeeping.engine import alerts as run_metrics
 from housekeeping.engine.alerts import (
     Alert,
@@ -9,7 +12,6 @@ from housekeeping.engine.alerts import (
     Rates,
     backlog,
     first_of,
-    held,
     last_ended,
     oldest,
     pace,
@@ -21,17 +23,20 @@ from housekeeping.engine.gates import Check
 from housekeeping.insight import status, trends
 from housekeeping.insight.causes import read_causes
 from housekeeping.insight.load import DatabaseLoad, read_loads
-from housekeeping.insight.plan import SORTED_ROWS, Batching, Plan, PurgePlan, dry_run, plan, plan_purge
+from housekeeping.insight.plan import SORTED_ROWS, Batching, Plan, PurgePlan, dry_run, plan, plan_purge, with_alerts
 from housekeeping.insight.status import (
-    Progress,
-    ProgressReader,
     WorkerStatus,
-    count_left,
-    format_progress,
-    worker_status,
     worker_statuses,
 )
-from housekeeping.insight.trends import Interval, Range, intervals
+from housekeeping.insight.trends import (
+    Interval,
+    Progress,
+    ProgressReader,
+    Range,
+    count_left,
+    format_progress,
+    intervals,
+)
 from housekeeping.insight.watch import InstallationWatch, deployed
 from housekeeping.insight.webhook import AlertWebhook
 from housekeeping.insight.why import REASONS, Explanation, explain_run, why
@@ -47,3 +52,11 @@ from housekeeping.insight.wording import (
     parse_past_time,
     translate_table_errors,
 )
+from housekeeping.ledger.processes import UNKNOWN, Processes
+from housekeeping.sweeps.declaration import Sweep
+
+
+def worker_status(sweep: Sweep, now: datetime, zone: Any, processes: Processes = UNKNOWN) -> WorkerStatus:
+    """Return the status of one worker."""
+    (found,) = worker_statuses([sweep], now, zone, processes)
+    return found

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pytest
+import redis
 
 from housekeeping import Settings, Sweep
 from tests.declarations import changed
-from tests.integration.conftest import AddStatuses
+from tests.integration.conftest import AddStatuses, Beat
 from tests.internals.database import Database, database
-from tests.internals.insight import as_json, last_ended, plan, trends, worker_status
-from tests.internals.ledger import Override, Run, history
+from tests.internals.insight import as_json, last_ended, plan, trends, with_alerts, worker_status
+from tests.internals.ledger import NOW, BusyThread, Heartbeat, Override, Run, history
 from tests.internals.sweeps import Backlog
+from tests.internals.web import SnapshotReader
 from tests.internals.workers import status_sweep
 
 AT: Final = datetime(2026, 1, 1, 3, 50, tzinfo=UTC)
@@ -125,15 +128,18 @@ def test_worker_paused_without_an_end_is_not_done_before_it_is_resumed(postgres:
 
     found = forecast(override=paused())
 
-    assert (found.done_at, found.runs) == (None, 6)
-    assert found.text == "36,000 rows, not done before it is resumed, and then after 6 runs"
+    assert (found.done_at, found.runs, found.catches_up) == (None, 6, False)
+    assert found.text == (
+        f"36,000 rows, and it will not catch up: {SWEEP.name} is paused until it is resumed (set by unknown, "
+        f"2026-01-01 03:50 UTC): housekeeping resume {SWEEP.name}; after that, done after 6 runs"
+    )
 
 
 def test_run_at_work_is_the_first_of_them(postgres: Database) -> None:
     steady(0)
     began = {"started_at": AT - timedelta(seconds=30), "heartbeat_at": AT}
     Run.create(worker=SWEEP.name, trigger="schedule", **began)
-    (at_work,) = history.open_runs(SWEEP.name)
+    (at_work,) = history.recent(SWEEP.name, 1)
 
     assert forecast(3000, open_run=silent(at_work, 0)).text == "3,000 rows, done at about 03:50 UTC, after 1 run"
     assert f"{forecast(3000, open_run=silent(at_work, 41)).done_at:%H:%M}" == "04:00"
@@ -189,7 +195,7 @@ def test_backlog_beyond_the_counts_limit_is_estimated(add_statuses: AddStatuses)
     database.execute_sql("ANALYZE user_statuses")
     ran(0, 6000, exact=False)
 
-    found = trends.forecast_backlog(SWEEP, Backlog(10_000, exact=False), AT, UTC, ended=last_ended(SWEEP))
+    found = worker_status(SWEEP, AT, UTC).forecast
 
     assert found is not None and found.estimated and found.rows == pytest.approx(30_000, rel=0.1)
     assert re.fullmatch(r"about [23]\d,000 rows, done at about \d\d:\d\d UTC, after \d runs, .+", found.text)
@@ -201,7 +207,7 @@ def test_arrivals_of_a_backlog_beyond_the_limit_are_estimated(add_statuses: AddS
     database.execute_sql("ANALYZE user_statuses")
     ran(0, 1000, exact=False)
 
-    found = trends.forecast_backlog(SWEEP, Backlog(10_000, exact=False), AT, UTC, ended=last_ended(SWEEP))
+    found = worker_status(SWEEP, AT, UTC).forecast
 
     assert found is not None and found.catches_up is False
     # The planner estimates from a sample.
@@ -220,3 +226,83 @@ def test_status_and_plan_say_the_same(add_statuses: AddStatuses, settings: Setti
     assert status.forecast is not None and planned.backlog_forecast is not None
     assert status.forecast.runs == planned.backlog_forecast.runs and (status.forecast.runs or 0) > 1
     assert as_json(status)["forecast"]["estimated"] is False and as_json(planned)["forecast"]["rows"] == 500
+
+
+def insert_run(began: timedelta, **given: Any) -> None:
+    at = datetime.now(UTC) - began
+    values = {"worker": SWEEP.name, "trigger": "schedule", "counts": {}, "started_at": at, "heartbeat_at": NOW}
+    Run.insert({**values, **given}).execute()
+
+
+def fail(times: int) -> None:
+    for number in range(times):
+        at = datetime.now(UTC) - timedelta(seconds=10 * (times - number))
+        insert_run(timedelta(hours=1), outcome="failed", error="disk full", started_at=at, finished_at=at)
+
+
+ALIVE: Final = Heartbeat(kind="scheduler", host="h", pid=1, version="1", up_s=9_000.0)
+WORKER: Final = ALIVE.model_copy(update={"kind": "worker", "pid": 2, "queues": [SWEEP.queue], "threads": 1})
+HANGING: Final = BusyThread(name="t", worker="shop.calls", message_id="m", busy_s=3_000.0, frame="shop.py:1 call")
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ("all right", None),
+        ("no Redis", "Redis did not answer"),
+        ("no scheduler", "no scheduler is alive since"),
+        ("no worker", "no worker serves the queue"),
+        ("threads busy", "all 1 thread of the queue"),
+        ("stuck", "has not ended since"),
+        ("failing", "3 runs in a row failed"),
+    ],
+)
+def test_nothing_that_stops_the_runs_leaves_a_time(
+    add_statuses: AddStatuses, settings: Settings, redis_client: redis.Redis, beat: Beat, state: str, cause: str | None
+) -> None:
+    add_statuses(500, "now() - interval '1 hour'")
+    insert_run(
+        timedelta(minutes=5), outcome="done", counts={"deleted_rows": 50}, finished_at=NOW - timedelta(minutes=4)
+    )
+    beat(
+        "scheduler",
+        ALIVE.model_copy(update={"stopped": state == "no scheduler"}),
+        timedelta(hours=state == "no scheduler"),
+    )
+    busy = {"busy": 1, "busy_threads": [HANGING]} if state == "threads busy" else {}
+    beat("worker", WORKER.model_copy(update={"stopped": state == "no worker", **busy}))
+    if state == "threads busy":
+        redis_client.hset(f"{settings.namespace}:broker:{SWEEP.queue}.msgs", mapping={"m": "{}", "n": "{}"})
+    if state == "stuck":
+        insert_run(timedelta(hours=1), message_id="m")
+    fail(3 if state == "failing" else 0)
+    away = {"redis_url": "unix:///nowhere/redis.sock", "broker_url": None} if state == "no Redis" else {}
+    told = settings.model_copy(update=away)
+
+    sweep = changed(SWEEP, alerts=replace(SWEEP.alerts, failed_runs=3))
+
+    snapshot = SnapshotReader(told, {sweep.name: sweep}).read()
+    planned = with_alerts(plan(sweep, settings=told), sweep, snapshot.alerts)
+
+    for found in (snapshot.statuses[sweep.name].forecast, planned.backlog_forecast):
+        assert found is not None
+        if cause is None:
+            assert found.done_at is not None and "done at about" in found.text
+        else:
+            assert (found.done_at, found.catches_up) == (None, False)
+            assert found.text.startswith("500 rows, and it will not catch up: ") and cause in found.text
+
+
+def test_after_a_failed_run_the_end_is_unknown(add_statuses: AddStatuses, settings: Settings, beat: Beat) -> None:
+    add_statuses(500, "now() - interval '1 hour'")
+    insert_run(
+        timedelta(minutes=5), outcome="done", counts={"deleted_rows": 50}, finished_at=NOW - timedelta(minutes=4)
+    )
+    fail(1)
+    beat("scheduler", ALIVE)
+    beat("worker", WORKER)
+
+    found = SnapshotReader(settings, {SWEEP.name: SWEEP}).read().statuses[SWEEP.name].forecast
+
+    assert found is not None and (found.done_at, found.catches_up) == (None, None)
+    assert "when they will be done is unknown" in found.text and "disk full" in found.text

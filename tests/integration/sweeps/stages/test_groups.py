@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
@@ -19,7 +19,7 @@ from tests.integration.sweeps.engine.sizing import Impatient
 from tests.internals.database import Database, database, forget_table
 from tests.internals.doctor import examine_stages as examine
 from tests.internals.engine import run_sweep
-from tests.internals.insight import backlog, held, oldest, plan
+from tests.internals.insight import backlog, oldest, plan, worker_status
 from tests.internals.sweeps import Backlog, TableStage, stages_of
 
 #: 2026-01-01 00:00 UTC, the time of the manual clock.
@@ -130,10 +130,10 @@ def test_rows_on_hold_stay_and_are_counted(add_tenants: AddTenants, clock: Manua
     add_tenants(3, 32)
     TenantEvent.update(pinned=True).where(TenantEvent.tenant_id == 2).execute()
 
-    counted = backlog(BY_TENANT, clock.now(), 100), held(BY_TENANT, clock.now(), 100)
+    status = worker_status(BY_TENANT, clock.now(), UTC)
     result = run_sweep(BY_TENANT, clock=clock)
 
-    assert counted == (Backlog(4), Backlog(2))
+    assert (status.waiting, status.held) == (Backlog(4), Backlog(2))
     assert (result.counts["deleted_rows"], len(left())) == (4, 92)
 
 
@@ -284,7 +284,7 @@ def read_all(sweep: Sweep, clock: ManualClock) -> None:
     """Do everything that reads stale rows: plan, backlog, age, and a run with breaker and progress."""
     plan(sweep, clock=clock)
     backlog(sweep, clock.now(), 1_000_000)
-    held(sweep, clock.now(), 1_000_000)
+    worker_status(sweep, clock.now(), UTC)
     oldest(sweep, clock.now())
     run_sweep(sweep, clock=clock)
 

@@ -1,0 +1,150 @@
+"""Backlogs of many workers: counted in one statement, and estimated by PostgreSQL's planner in another one.
+
+If a statement fails, because one table is locked, slow or broken, its workers are read in groups, and those of a group
+that fails one by one. So each failure is that of one worker, and the healthy ones cost one statement together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from peewee import SQL, Select
+
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
+from housekeeping.database.errors import is_unavailable
+from housekeeping.engine.alerts import DEFAULT_COUNT_LIMIT, first_of, total_held, up_to
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stage import Backlog, Stage
+from housekeeping.sweeps.table_stage import TableStage, read_together
+from housekeeping.sweeps.validate_tables import stages_of
+
+T = TypeVar("T")
+
+#: Workers of one statement. PostgreSQL allows 1,664 columns, and a worker may have several stages.
+_TOGETHER: Final = 100
+_HOUR: Final = timedelta(hours=1)
+#: Smaller groups are not divided into groups again.
+_SMALL: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The stale rows of a worker.
+
+    Attributes:
+      waiting: Their number, counted up to a limit.
+      oldest: The first order column of the oldest one; None without stale rows.
+      held: The stale rows that stay because they are on hold; None if the worker has no hold.
+    """
+
+    waiting: Backlog
+    oldest: Any
+    held: Backlog | None
+
+
+def count_backlogs(sweeps: Sequence[Sweep], now: datetime, until: float) -> dict[str, Counted | Exception]:
+    """Count the stale rows of each worker, or return why they could not be counted.
+
+    Parameters:
+      until: Time of the monotonic clock after which no further statement begins.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    return _read_apart(sweeps, lambda some: _count(some, now), until)
+
+
+def planned_rows(
+    sweeps: Sequence[Sweep], now: datetime, until: float = math.inf
+) -> dict[str, tuple[int, int] | Exception]:
+    """Return the planner's estimates of the rows that are stale now, and of those that were an hour ago.
+
+    A worker with another stage than those of tables has no estimate.
+
+    Raises:
+      peewee.PeeweeException: The database does not answer.
+    """
+    return _read_apart(sweeps, lambda some: _estimate(some, now), until)
+
+
+def _read_apart(
+    sweeps: Sequence[Sweep], read: Callable[[Sequence[Sweep]], dict[str, T]], until: float
+) -> dict[str, T | Exception]:
+    found: dict[str, T | Exception] = {}
+    joined = [sweep for sweep in sweeps if all(map(_can_be_joined, sweep.known_stages()))]
+    alone = [[sweep] for sweep in sweeps if not all(map(_can_be_joined, sweep.known_stages()))]
+    groups = [*_divided(joined, _TOGETHER), *alone]
+    while groups:
+        group = groups.pop(0)
+        try:
+            if time.monotonic() >= until:
+                raise TimeoutError("the other workers' tables took too long")
+            with time_limit(STATEMENT_TIME, LOCK_TIME):
+                found |= read(group)
+        except Exception as error:  # a predicate may raise anything
+            if is_unavailable(error):
+                raise
+            if len(group) == 1 or isinstance(error, TimeoutError):
+                found |= dict.fromkeys((sweep.name for sweep in group), error)
+            else:
+                groups += _divided(group, math.isqrt(len(group)) if len(group) > _SMALL else 1)
+    return found
+
+
+def _can_be_joined(stage: Stage) -> bool:
+    """Return whether the stage counts as a table does. Others send statements of their own."""
+    own, of_table = type(stage), TableStage
+    return isinstance(stage, TableStage) and (own.backlog, own.oldest) == (of_table.backlog, of_table.oldest)
+
+
+def _divided(sweeps: Sequence[Sweep], size: int) -> list[Sequence[Sweep]]:
+    return [sweeps[start : start + size] for start in range(0, len(sweeps), size)]
+
+
+def _count(sweeps: Sequence[Sweep], now: datetime) -> dict[str, Counted]:
+    limits = {sweep.name: sweep.alerts.backlog or DEFAULT_COUNT_LIMIT for sweep in sweeps}
+    stages = {sweep.name: sweep.stages_for_run() for sweep in sweeps}
+    probes = [
+        each.probes(now, limits[name]) if isinstance(each, TableStage) and _can_be_joined(each) else []
+        for name, own in stages.items()
+        for each in own
+    ]
+    answers, found = iter(read_together(probes)), dict[str, Counted]()
+    for name, own in stages.items():
+        waiting, oldest, held = Backlog(0), list[Any](), list[Backlog | None]()
+        for stage in own:
+            rows, first, *on_hold = next(answers) or (stage.backlog(now, limits[name]), stage.oldest(now))
+            waiting += rows
+            oldest.append(first)
+            held += on_hold
+        found[name] = Counted(up_to(limits[name], waiting), first_of(oldest), total_held(held))
+    return found
+
+
+def _estimate(sweeps: Sequence[Sweep], now: datetime) -> dict[str, tuple[int, int]]:
+    """Read the estimates of all workers from one plan. Each predicate is a subquery of it, which is not executed."""
+    queries, shares = list[Any](), dict[str, int]()
+    for sweep in sweeps:
+        stages = stages_of(sweep)
+        if all(isinstance(each, TableStage) for each in stages):
+            shares[sweep.name] = len(stages)
+            queries += (
+                stage.model.select(SQL("1")).where(stage.stale(at))
+                for at in (now, now - _HOUR)
+                for stage in stages
+                if isinstance(stage, TableStage)
+            )
+    if not queries:
+        return {}
+    sql, parameters = database.get_sql_context().sql(Select(columns=queries)).query()
+    plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
+    rows = iter([each["Plan Rows"] for each in plan[0]["Plan"]["Plans"]])
+    return {
+        name: (sum(next(rows) for _ in range(share)), sum(next(rows) for _ in range(share)))
+        for name, share in shares.items()
+    }
