@@ -68,7 +68,8 @@ def known_late_alert(sweep: Sweep, ended_at: datetime | None, now: datetime) -> 
     if sweep.alerts.late is None:
         return None
     key, known = (sweep.alerts.late, ended_at or now), _read.get(sweep.name)
-    if known is None or known[0] != key or not timedelta() <= now - known[1] < INTERVAL:
+    is_old = known is None or known[0] != key or not timedelta() <= now - known[1] < INTERVAL
+    if known is None or is_old or ended_at is None:
         with time_limit(STATEMENT_TIME, LOCK_TIME):
             known = _read[sweep.name] = key, now, late_alert(sweep, now)
     return known[2]

@@ -6,7 +6,7 @@ from housekeeping import web
 from housekeeping.insight import alerts as alert_help
 from housekeeping.insight.alerts import ALERTS, Headline, explained, topic, what_is_wrong
 from housekeeping.insight.status import Snapshot, SnapshotReader, Unavailable, database_server
-from housekeeping.web import dead_letters, security
+from housekeeping.web import dead_letters, security, snapshot
 from housekeeping.web import dead_letters as dead_letter_changes
 from housekeeping.web import workers as actions
 from housekeeping.web import workers as plans

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from math import isnan
+from typing import Any
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.metrics.conftest import Exported
 from tests.internals.database import Database
+from tests.internals.embedded import embedded
 from tests.internals.insight import InstallationWatch
 from tests.internals.ledger import AlertRow, Override, Run, switch
 from tests.internals.workers import status_sweep as sweep
@@ -22,6 +24,12 @@ QUEUE = sweep.queue
 
 def again(postgres: Database) -> None:
     postgres.execute_sql(f'DELETE FROM "{AlertRow._meta.schema}".evaluations')
+
+
+def active() -> dict[tuple[str, str], int]:
+    """Return the ids of the active alerts by name and subject."""
+    rows: Any = AlertRow.select().where(AlertRow.ended_at.is_null())
+    return {(row.name, row.subject): row.id for row in rows}
 
 
 def test_queues_pauses_and_open_runs_are_exported(
@@ -84,3 +92,32 @@ def test_without_the_database_everything_is_unknown(settings: Settings, postgres
     assert isnan(exported("housekeeping_worker_open_runs", worker=sweep.name) or 0)
     assert isnan(exported("housekeeping_queue_messages", queue=QUEUE, state="dead") or 0)
     assert exported("housekeeping_installation_read_timestamp_seconds") == read_at
+
+
+def test_redis_gone_between_two_readings_is_an_alert_until_it_is_back(
+    settings: Settings, postgres: Database, exported: Exported
+) -> None:
+    postgres.create_tables([UserStatus])
+    at = datetime.now(UTC)
+    Run.insert(worker=sweep.name, trigger="schedule", started_at=at, heartbeat_at=at).execute()
+    with embedded.start(postgres=False) as servers:
+        told = settings.model_copy(update={"redis_url": servers.redis_url, "broker_url": None})
+        watch = InstallationWatch(told, {sweep.name: sweep})
+
+        watch.look()
+        before = active()
+        servers.kill("redis")
+        again(postgres)
+        watch.look()
+        during, waiting = active(), exported("housekeeping_queue_messages", queue=QUEUE, state="waiting")
+        paused = exported("housekeeping_worker_paused", worker=sweep.name)
+        servers.start("redis")
+        again(postgres)
+        watch.look()
+
+    assert before.keys() == {("no_worker", ""), ("no_scheduler", "")}
+    # What Redis tells stays as it was, and what the database tells is known.
+    assert during.keys() - before.keys() == {("unavailable", "Redis")} and during.items() >= before.items()
+    assert isnan(waiting or 0) and paused == 0
+    assert active() == before
+    assert exported("housekeeping_queue_messages", queue=QUEUE, state="waiting") == 0
