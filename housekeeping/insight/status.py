@@ -59,6 +59,7 @@ from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
 from housekeeping.ledger.runs import DISK_FULL
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog, as_cursor
+from housekeeping.sweeps.validate_tables import stages_of
 from housekeeping.sweeps.values import SetupProblem
 
 logger = named_logger(__name__)
