@@ -17,6 +17,7 @@ from rich.text import Text
 from housekeeping.brokers import QueueLengths
 from housekeeping.cli.main import load_workers
 from housekeeping.cli.output import (
+    WIDE,
     complete_worker,
     json_option,
     out,
@@ -45,6 +46,7 @@ from housekeeping.insight.wording import (
     outcome_in_words,
 )
 from housekeeping.ledger.alerts import Alert
+from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.leases import HeldLease
 from housekeeping.ledger.operators import Override, describe_override
 from housekeeping.ledger.processes import Processes
@@ -89,18 +91,22 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = F
     say(in_one_line(found.headline.as_text(now), _ALERT_WIDTH), style="bold red" if found.has_alerts else "bold green")
     out.print()
     listed, folded = by_trouble(statuses, fold=True if problems else None)
+    # One table of the workers, where it fits; else its last column is one of its own.
+    is_wide = out.width >= WIDE
     if listed:
-        print_table(workers_table(listed, now, with_database=database.several()))
+        print_table(workers_table(listed, now, with_database=database.several(), with_last_run=is_wide))
     if folded:
         names = "" if problems else f": {', '.join(each.worker for each in folded)}"
         say(f"{counted(len(folded), 'worker')} without a problem{names}", style="green")
     print_not_set_up(found.problems)
     out.print()
-    if listed:
-        print_table(_last_runs_table(listed, now))
+    if not is_wide and (ran := [each for each in listed if each.last_run is not None]):
+        print_table(_last_runs_table(ran, now))
         out.print()
-    if found.queues:
-        print_table(_queues_table(found.queues))
+    if used := {name: each for name, each in found.queues.items() if each.waiting or each.delayed or each.dead}:
+        print_table(_queues_table(used))
+    if empty := [name for name in found.queues if name not in used]:
+        say(f"empty {'queue' if len(empty) == 1 else 'queues'}: {', '.join(empty)}")
     if found.processes.listed:
         out.print()
         print_table(_processes_table(found.processes, now))
@@ -155,12 +161,15 @@ def _alert_line(alert: Alert) -> Text:
     return Text.assemble(("ALERT", "yellow" if known else "bold red"), f" {whole} ({alert.name}{note})")
 
 
-def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database: bool = False) -> Table:
-    """Return a table of the workers with state, backlog, throughput and next tick."""
+def workers_table(
+    statuses: list[WorkerStatus], now: datetime, *, with_database: bool = False, with_last_run: bool = False
+) -> Table:
+    """Return a table of the workers with state, backlog, throughput and next tick, and the last run where it fits."""
     named = ["DATABASE"] if with_database else []
     holds = [">HELD"] if any(each.held is not None for each in statuses) else []
     rows = table(
-        "WORKER", *named, "STATE", ">BACKLOG", *holds, ">OLDEST ROW", ">ARRIVED/H", ">PROCESSED/H", ">NEXT TICK"
+        *("WORKER", *named, "STATE", ">BACKLOG", *holds, ">OLDEST ROW", ">ARRIVED/H", ">PROCESSED/H", ">NEXT TICK"),
+        *(["LAST RUN"] if with_last_run else []),
     )
     for each in statuses:
         rows.add_row(
@@ -173,8 +182,30 @@ def workers_table(statuses: list[WorkerStatus], now: datetime, *, with_database:
             "-" if each.rates is None else _rate(each.rates.arrived),
             "-" if each.rates is None else _rate(each.rates.drained),
             "-" if each.next_tick is None else f"in {format_duration((each.next_tick - now).total_seconds())}",
+            *([_last_run(each, now)] if with_last_run else []),
         )
     return rows
+
+
+def _last_run(status: WorkerStatus, now: datetime) -> str:
+    """Return the last run in one line: outcome, age, duration, counts, and the last success if it was another one."""
+    last = status.last_run
+    if last is None:
+        return "never ran"
+    parts = [
+        f"{_outcome(last)}, {format_age(last.started_at, now)}",
+        *([f"took {format_duration(last.duration_s)}"] if last.finished_at else []),
+        *([counts] if (counts := format_run_counts(last.outcome, last.counts)) not in ("", "-") else []),
+    ]
+    if last.finished_at != status.last_success and status.last_success is not None:
+        parts.append(f"last success {format_age(status.last_success, now)}")
+    return "; ".join(parts)
+
+
+def _outcome(run: RunRecord) -> str:
+    # The error of a failed run is an alert.
+    reason = f": {in_one_line(run.reason, _REASON_WIDTH)}" if run.reason and not run.error else ""
+    return f"{outcome_in_words(run)}{reason}"
 
 
 def _ago(value: Any, now: datetime) -> str:
@@ -214,20 +245,15 @@ def _rejection_line(worker: str, rejection: Standing, now: datetime) -> Text:
 def _last_runs_table(statuses: list[WorkerStatus], now: datetime) -> Table:
     rows = table("LAST RUN OF", "OUTCOME", ">STARTED", ">DURATION", ">LAST SUCCESS", "COUNTS")
     for each in statuses:
-        last = each.last_run
-        if last is None:
-            rows.add_row(each.worker, "never ran", "-", "-", "-", "-")
-            continue
-        # The error of a failed run is an alert.
-        reason = f": {in_one_line(last.reason, _REASON_WIDTH)}" if last.reason and not last.error else ""
-        rows.add_row(
-            each.worker,
-            f"{outcome_in_words(last)}{reason}",
-            f"{format_duration((now - last.started_at).total_seconds())} ago",
-            format_duration(last.duration_s),
-            _ago(each.last_success, now),
-            format_run_counts(last.outcome, last.counts),
-        )
+        if (last := each.last_run) is not None:
+            rows.add_row(
+                each.worker,
+                _outcome(last),
+                format_age(last.started_at, now),
+                format_duration(last.duration_s),
+                _ago(each.last_success, now),
+                format_run_counts(last.outcome, last.counts),
+            )
     return rows
 
 
@@ -276,7 +302,8 @@ def status(name: str | None, watch: bool, interval: float, problems: bool, fail_
 
     BACKLOG is the number of stale rows, counted up to a limit. HELD is the number of stale rows that stay because
     they are on hold; they are not part of the backlog, and the column is shown if a worker has a hold. ARRIVED/H and
-    PROCESSED/H are rows per hour over the last runs. LAST SUCCESS is the last run that ended as done or partial. Each
+    PROCESSED/H are rows per hour over the last runs. Below 120 columns, the last runs have a table of their own; LAST
+    SUCCESS is the last one that ended as done or partial. Each
     alert ends with its name; docs/howto/alerts.md says what to do about it. Long reasons are cut off; --json has
     all of them.
 

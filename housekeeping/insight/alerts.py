@@ -84,7 +84,8 @@ ALERTS: Final = {
     "last_run": Help(
         "Failed run",
         "The last run failed or was lost.",
-        "Read its error; the retry and the next tick follow automatically. If they fail too, fix the reason.",
+        "Read its error (housekeeping errors); the retry and the next tick follow automatically. If they fail too, fix "
+        "the reason.",
     ),
     "dead_letters": Help(
         "Dead letters",

@@ -28,6 +28,7 @@ from waitress.server import TcpWSGIServer
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
+from housekeeping.brokers import QueueLengths
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, printable
@@ -152,6 +153,10 @@ def _backlog(status: WorkerStatus, now: datetime) -> Markup:
     return escape(status.waiting or "?") + (Markup(" (") + _ago(counted_at, now) + ")" if counted_at else "")
 
 
+def _empty_queues(queues: Mapping[str, QueueLengths]) -> list[str]:
+    return [name for name, each in queues.items() if not (each.waiting or each.delayed or each.dead)]
+
+
 def _as_json(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False, indent=2)
 
@@ -163,6 +168,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "ago": _ago,
     "as_json": _as_json,
     "backlog": _backlog,
+    "empty_queues": _empty_queues,
     "foldable": _foldable,
 }
 
