@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks import foreground, messages, refs, retention, tables, uploads
+from benchmarks import cascade, foreground, messages, refs, retention, tables, uploads
 from benchmarks.comparison import Comparison
 
 _MODULES: Final = (tables, refs, uploads, messages)
@@ -18,6 +18,7 @@ COMPARISONS: Final[dict[str, Comparison]] = {
         *tables.FURTHER,
         *retention.COMPARISONS,
         retention.GROWING_BATCHES,
+        cascade.COMPARISON,
     )
 }
 #: Contestants by name.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import click
 from rich.text import Text
@@ -50,6 +50,7 @@ from housekeeping.ledger.operators import command_line_user, record_action
 from housekeeping.ledger.runs import Counts
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.dependents import Decision
 
 #: Options that a resumed purge may change; all others are those of the run that it continues.
 _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
@@ -76,6 +77,14 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
 @click.option(
     "--ignore-holds", is_flag=True, default=None, help="Delete the rows that a declared sweep of this table holds, too."
 )
+@click.option("--cascade", is_flag=True, help="Delete the rows that hang from them first, in batches of their own.")
+@click.option(
+    "--decide",
+    "decisions",
+    multiple=True,
+    metavar="LINK=DECISION",
+    help="For --cascade: delete, clear or keep the rows of a TABLE or TABLE.COLUMN. Repeatable.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan, and delete nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
 @click.option(
@@ -86,7 +95,16 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
     "--database", "database_name", help=f"Database of the table, by its name in the settings. Default: {MAIN}."
 )
 @json_option("Print the result object, and nothing else, on stdout.")
-def purge(table: str | None, dry_run: bool, yes: bool, force: bool, resumed: str | None, **options: Any) -> None:
+def purge(
+    table: str | None,
+    dry_run: bool,
+    yes: bool,
+    force: bool,
+    resumed: str | None,
+    cascade: bool,
+    decisions: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Delete the rows of TABLE that match --where, in small batches. Needs no worker.
 
     Shows how many rows would be deleted, the oldest and newest of them, the index, and the statement of a batch. Then
@@ -98,6 +116,10 @@ def purge(table: str | None, dry_run: bool, yes: bool, force: bool, resumed: str
     needs a primary key. The rows are read in its order, or in that of --order-by.
 
     Rows that a declared sweep of the same table holds, such as by a legal hold, stay. --ignore-holds deletes them, too.
+
+    With --cascade, rows that hang from the deleted ones go first, at any depth. Their foreign keys decide which of them
+    are deleted, and which only lose their reference; --decide adds to that and overrides it. A row with a dependent to
+    keep stays.
 
     Ctrl-C ends the run after its current batch, a second Ctrl-C at once; committed batches stay. --resume continues the
     purge without a plan or a confirmation, also one that a crash, --max-runtime or an error ended.
@@ -112,6 +134,7 @@ def purge(table: str | None, dry_run: bool, yes: bool, force: bool, resumed: str
     settings, declared = load_workers(with_schema=False)
     if settings.sentry_dsn is not None:
         telemetry.report_to_sentry(settings.sentry_dsn)
+    options["cascade"] = _decisions(decisions) if cascade or decisions else None
     if resumed is not None:
         request = _resumed(table, resumed, options)
     else:
@@ -131,6 +154,21 @@ def purge(table: str | None, dry_run: bool, yes: bool, force: bool, resumed: str
             if not yes:
                 _confirm(planned)
     _run(request, sweep, force=force)
+
+
+def _decisions(given: Iterable[str]) -> dict[str, str]:
+    """Return link -> decision.
+
+    Raises:
+      WrongArgument: An option has another form.
+    """
+    found = {}
+    for each in given:
+        link, _, decision = each.rpartition("=")
+        if not link or decision not in get_args(Decision):
+            raise WrongArgument(f"--decide is {each!r}; write LINK={' or LINK='.join(get_args(Decision))}")
+        found[link] = decision
+    return found
 
 
 def _requested(table: str | None, options: dict[str, Any]) -> PurgeRequest:

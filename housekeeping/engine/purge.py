@@ -28,12 +28,13 @@ from housekeeping.ledger.schema import Run, run_label
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.conditions import as_condition, check_expression
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.dependents import Decision
 from housekeeping.sweeps.keyset import Hold, hold_of_another_table
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Rows
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import build_model, describe, keyset_order
-from housekeeping.sweeps.values import Guard, Limits, declared
+from housekeeping.sweeps.values import Guard, Limits, Setup, declared
 
 #: Whether two names are one table, or a partitioned table and one of its partitions.
 _HAS_SAME_ROWS: Final = """
@@ -97,6 +98,8 @@ class PurgeRequest:
       max_rows_per_s: The most rows per second; None for no limit.
       archive_to: Table that gets the rows before they are deleted.
       ignore_holds: Whether rows that a declared sweep holds are deleted, too.
+      cascade: Decisions about the rows that hang from them, as `Delete.dependents`, in addition to those of the foreign
+        keys; None to leave such rows to PostgreSQL.
       resumes: The run that this one continues.
     """
 
@@ -109,6 +112,7 @@ class PurgeRequest:
     max_rows_per_s: float | None = None
     archive_to: str | None = None
     ignore_holds: bool = False
+    cascade: Mapping[str, Decision] | None = None
     database: str = MAIN
     resumes: int | None = None
 
@@ -266,6 +270,8 @@ def sweep_of(request: PurgeRequest, declared: Iterable[Sweep] = ()) -> PurgeSwee
         ),
         guard=Guard(times_history=None, first_run=False),
         database=request.database,
+        # A purge with dependents looks for holds of their tables.
+        setup=Setup(declared=lambda: () if request.ignore_holds else declared),
     )
 
 
@@ -281,6 +287,10 @@ def _order(request: PurgeRequest, model: type[Model]) -> tuple[str, ...]:
 
 
 def _delete(request: PurgeRequest) -> Delete:
+    if request.cascade is not None:
+        if request.archive_to is not None:
+            raise WrongArgument("--cascade archives nothing; leave --archive-to out, or declare a sweep")
+        return Delete(dependents=request.cascade or True)
     try:
         return Delete(archive_to=request.archive_to)
     except DeclarationError as error:

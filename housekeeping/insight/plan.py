@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.errors import (
     DatabaseUnavailable,
     DeclarationError,
+    DependentsRefused,
     HousekeepingError,
     Refused,
     SchemaMissing,
@@ -653,12 +655,15 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
       force: Accept an order without an index on a large table.
 
     Raises:
-      WrongArgument: PostgreSQL rejects the WHERE, a large table has no index for the order, or the archive cannot take
-        the rows.
+      WrongArgument: PostgreSQL rejects the WHERE, a large table has no index for the order, the archive cannot take
+        the rows, or a dependent cannot be deleted.
       Refused: The count took too long, or a foreign key cascades to rows that a declared sweep holds.
       peewee.PeeweeException: The database fails for another reason.
     """
-    (stage,) = sweep.stages_for_run()
+    try:
+        (stage,) = sweep.stages_for_run()
+    except DependentsRefused as error:
+        raise WrongArgument(f"--cascade: {_with_options(error)}") from None
     assert isinstance(stage, TableStage)
     for problem in problems_of([stage]):
         raise WrongArgument(f"--archive-to: {problem.text}" + "".join(f"; {each}" for each in problem.statements))
@@ -688,6 +693,16 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
     return PurgePlan(
         request, planned, tuple(indexes), is_sorted, sweep.held_by, _text_of(stage.statements_of_a_run(now)[0])
     )
+
+
+def _with_options(error: DependentsRefused) -> str:
+    """Return the text of the error with options of the command instead of the line of a declaration."""
+    text, _, mapping = str(error).partition("dependents=")
+    end = mapping.find("}") + 1
+    if not end:
+        return str(error)
+    decisions: dict[str, str] = ast.literal_eval(mapping[:end])
+    return text + " ".join(f"--decide {name}={each}" for name, each in decisions.items()) + mapping[end:]
 
 
 def _refuse_cascade_to_held_rows(planned: Plan) -> None:

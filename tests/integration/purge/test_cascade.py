@@ -1,0 +1,88 @@
+"""A purge that deletes what hangs from its rows, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from housekeeping import Delete, Rows, Sweep
+from tests.integration.cascades import shop
+from tests.integration.cascades.shop import ids
+from tests.integration.purge.conftest import purge
+from tests.internals.core import WrongArgument
+from tests.internals.database import Database, database
+from tests.internals.engine import PurgeRequest, request_of, sweep_of
+from tests.internals.insight import plan_purge
+from tests.internals.ledger import Counts, Override
+from tests.internals.ledger import override_rows as overrides
+
+CLOSED = PurgeRequest(table="account", where="closed_at IS NOT NULL", cascade={}, batch_size=2)
+
+
+@pytest.fixture(autouse=True)
+def accounts(postgres: Database) -> None:
+    shop.create()
+    shop.fill()
+
+
+def test_dependents_are_purged_before_their_rows() -> None:
+    result = purge(CLOSED)
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["deleted_dependents"]) == ("done", 3, 18)
+    assert ids() == {"account": [4], "orders": [7, 8], "item": [13, 14, 15, 16], "comment": [1, 2, 3, 4]}
+
+
+def test_decision_of_the_command_overrides_the_foreign_key() -> None:
+    database.execute_sql("DELETE FROM comment WHERE id = 2")
+
+    result = purge(PurgeRequest(table="account", where="closed_at IS NOT NULL", cascade={"comment": "keep"}))
+
+    assert (result.counts["deleted_rows"], result.counts["blocked"], ids()["account"]) == (1, 2, [1, 3, 4])
+
+
+def test_link_without_a_decision_is_refused_with_the_option_to_add() -> None:
+    database.execute_sql("CREATE TABLE invoice (id int PRIMARY KEY, account_id bigint NOT NULL REFERENCES account)")
+
+    with pytest.raises(WrongArgument, match=r"--cascade: .* for it: --decide invoice.account_id=keep$"):
+        plan_purge(CLOSED, sweep_of(CLOSED))
+
+    assert len(ids()["account"]) == 4
+
+
+def test_purge_with_dependents_is_resumed_with_them() -> None:
+    request = replace(CLOSED, cascade={"comment": "delete"})
+
+    def pause(counts: Counts) -> None:
+        if counts["batches"] == 2:
+            overrides.switch(Override("purge:account", "paused"))
+
+    first = purge(request, on_batch=pause)
+    overrides.resume("purge:account")
+    resumed = request_of(first.run_id or 0)
+    second = purge(resumed)
+
+    assert (first.reason, resumed.cascade, second.outcome) == ("paused", {"comment": "delete"}, "done")
+    assert ids() == {"account": [4], "orders": [7, 8], "item": [13, 14, 15, 16], "comment": [4]}
+
+
+def test_held_dependents_keep_their_rows_unless_holds_are_ignored() -> None:
+    database.execute_sql("UPDATE orders SET on_hold = true WHERE account_id = 2")
+    held = Sweep(
+        "shop.orders",
+        Rows("orders", stale=lambda row: row.id < 0, hold=lambda row: row.on_hold, action=Delete()),
+    )
+    ignoring = PurgeRequest(table="account", where="closed_at IS NOT NULL", cascade={}, ignore_holds=True)
+
+    purge(CLOSED, [held])
+    assert ids()["account"] == [2, 4]
+    purge(ignoring, [held])
+
+    assert ids()["account"] == [4]
+
+
+def test_archive_of_dependents_is_refused() -> None:
+    both = PurgeRequest(table="account", where="true", cascade={}, archive_to="old_accounts")
+
+    with pytest.raises(WrongArgument, match="leave --archive-to out"):
+        sweep_of(both)
