@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.values import Argument as Argument
     from housekeeping.sweeps.values import Finding as Finding
     from housekeeping.sweeps.values import Guard as Guard
+    from housekeeping.sweeps.values import Kept as Kept
     from housekeeping.sweeps.values import Lease as Lease
     from housekeeping.sweeps.values import Limits as Limits
     from housekeeping.sweeps.values import Throttle as Throttle
@@ -140,7 +141,7 @@ _HOMES: Final = {
     ),
     "housekeeping.sweeps.table_stage": "Action TableStage Write",
     "housekeeping.sweeps.tables": "model_of",
-    "housekeeping.sweeps.values": "Alerts Argument Finding Guard Lease Limits Throttle",
+    "housekeeping.sweeps.values": "Alerts Argument Finding Guard Kept Lease Limits Throttle",
 }
 _PUBLIC: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}
@@ -171,6 +172,7 @@ __all__ = [
     "Guard",
     "HEARTBEAT",
     "HousekeepingError",
+    "Kept",
     "Lease",
     "Limits",
     "NaiveUtcDateTimeField",

@@ -95,6 +95,7 @@ _COMMANDS: Final = {
     "worker": ("housekeeping.cli.serve:worker", "Run the workers: a dramatiq process."),
     "scheduler": ("housekeeping.cli.serve:scheduler", "Run the schedule: a periodiq process."),
     "status": ("housekeeping.cli.status:status", "Show the status of every worker."),
+    "coverage": ("housekeeping.cli.status:coverage", "List every table, and what keeps it clean."),
     "runs": ("housekeeping.cli.ask:runs", "List past runs, or show one of them."),
     "why": ("housekeeping.cli.ask:why", "Explain the outcome of a tick or a run."),
     "pause": ("housekeeping.cli.operate:pause", "Pause a worker."),

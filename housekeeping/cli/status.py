@@ -30,12 +30,13 @@ from housekeeping.cli.output import (
     wants_json,
 )
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
-from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, printable, shortened
+from housekeeping.core.logs import counted, error_line, format_duration, format_size, in_one_line, printable, shortened
 from housekeeping.core.patience import impatient
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database
 from housekeeping.engine.failures import Standing
 from housekeeping.insight.alerts import describe_caused
+from housekeeping.insight.coverage import Coverage, read_coverage
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, by_trouble, format_backlog
 from housekeeping.insight.wording import (
     find_worker,
@@ -51,6 +52,7 @@ from housekeeping.ledger.leases import HeldLease
 from housekeeping.ledger.operators import Override, describe_override
 from housekeeping.ledger.processes import Processes
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.workers import kept_tables
 
 
 def read_status(
@@ -390,3 +392,55 @@ def _read_or_line(settings: Settings, sweeps: dict[str, Sweep], name: str | None
         return read_status(settings, sweeps, name)
     except (HousekeepingError, PeeweeException) as error:
         return error_line(error)
+
+
+@click.command()
+@click.option("--fail-on-undecided", is_flag=True, help="Exit with status 1 if nobody has decided about a table.")
+@json_option()
+def coverage(fail_on_undecided: bool) -> None:
+    """List every table of every database, the fastest growing first, and what keeps it clean.
+
+    A table is "swept" by the sweeps in BY, or along with the rows of another table; "kept" for the reason that
+    Kept("table", "reason") beside the sweeps or HOUSEKEEPING_KEPT gives; or "undecided". "archive" and "own" are
+    archives of sweeps and the library's own tables. A sweep that is disabled or not set up does not count.
+
+    ROWS are estimated. SIZE has indexes, and partitions count as their table. GROWTH/DAY is measured between two
+    nights by the worker housekeeping.old_runs. OLDEST is the oldest stale row at the end of a sweep's last run. Only
+    the catalog and the ledger are read, and no row of another table; the ledger need not exist yet.
+
+    Exit status: 0; 1 if a table is undecided and --fail-on-undecided is given; 2 if a database cannot be read, or
+    settings are wrong.
+    """
+    settings, sweeps = load_workers(with_schema=False)
+    with progress("reading the catalog"):
+        found = read_coverage(sweeps.values(), kept_tables(settings))
+    if not print_as_json(found):
+        _print_coverage(found)
+    if found.unavailable:
+        sys.exit(2)
+    if fail_on_undecided and found.undecided:
+        sys.exit(1)
+
+
+def _print_coverage(found: Coverage) -> None:
+    named = ["DATABASE"] if database.several() else []
+    shown = table("TABLE", *named, "STATE", ">ROWS", ">SIZE", ">GROWTH/DAY", ">OLDEST", "BY")
+    for each in found.tables:
+        shown.add_row(
+            each.table,
+            *([each.database] if named else []),
+            Text(each.state, style="bold red" if each.state == "undecided" else ""),
+            "?" if each.rows is None else f"{each.rows:,}",
+            format_size(each.bytes),
+            format_size(each.growth),
+            "-" if each.oldest_at is None else format_age(each.oldest_at, found.at),
+            "; ".join(filter(None, (", ".join(each.by), each.reason))) or "-",
+        )
+    print_table(shown, empty="no tables")
+    for name, error in found.unavailable.items():
+        say(f"UNAVAILABLE database {name}: {error}; its tables are not shown", style="bold red")
+    for name in found.unfit:
+        say(f"no table is called {name}, which is declared as kept", style="bold yellow")
+    if undecided := found.undecided:
+        tables = counted(len(undecided), "table is", "tables are")
+        say(f'{tables} undecided. Write a sweep, or: Kept({json.dumps(undecided[0].table)}, "why it may grow")')

@@ -464,6 +464,16 @@ def counted(number: float, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
+def format_size(size: float | None) -> str:
+    """Return a number of bytes in the unit that fits: ``0 B``, ``8 kB``, ``1.5 GB``, ``-3 MB``; ``?`` if unknown."""
+    if size is None:
+        return "?"
+    unit, *others = ("B", "kB", "MB", "GB", "TB")
+    while others and abs(round(size, 1)) >= 1_000:
+        size, unit = size / 1_024, others.pop(0)
+    return f"{size:.1f}".removesuffix(".0") + f" {unit}"
+
+
 def format_duration(seconds: float | None) -> str:
     """Return a duration in the unit that fits: ``12 ms``, ``3.4 s``, ``5 min``, ``2 h``, ``3 d``."""
     if seconds is None:

@@ -609,6 +609,8 @@ class Settings(BaseSettings):
     built_in: Annotated[tuple[str, ...] | None, NoDecode, FAMILIES] = None
     #: Modules with the application's own sweeps.
     sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
+    #: Tables that keep their rows, and why; in addition to those of `Kept` in these modules.
+    kept: Annotated[dict[str, str], NoDecode, json_object('table, such as {"country": "reference data"}')] = {}
     workers: Annotated[
         dict[str, WorkerSettings],
         NoDecode,

@@ -47,6 +47,7 @@ from housekeeping.database.times import database_now
 from housekeeping.demo import scenes
 from housekeeping.demo.scenes import SCENES, compared, counted, others_at_work
 from housekeeping.engine import in_order
+from housekeeping.insight.coverage import read_coverage
 from housekeeping.insight.status import WorkerStatus, format_backlog, worker_statuses
 from housekeeping.insight.wording import format_counts
 from housekeeping.ledger import schema
@@ -131,6 +132,7 @@ def stage() -> Iterator[Stage]:
         schema.init()
         for module in BUILT_IN:
             database.create_tables(list(module.MODELS.values()))
+        database.execute_sql(scenes.UNDECIDED)
         try:
             yield Stage(servers, settings, sweeps)
         finally:
@@ -183,9 +185,16 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
         sums_table(Run.select().order_by(Run.id), stage.sweeps, "\nruns of the worker process, from the ledger")
     )
     print_table(compared(before, after))
+    _print_undecided(stage)
     out.print()
     for run in Run.select().where(Run.outcome.not_in(("done", "partial", "skipped"))):
         raise HousekeepingError(f"{run.worker} ended as {run.outcome}: {run.error or run.reason}")
+
+
+def _print_undecided(stage: Stage) -> None:
+    found = read_coverage(stage.sweeps.values(), ())
+    undecided = ", ".join(each.table for each in found.undecided)
+    out.print(f"\nundecided among {len(found.tables)} tables (housekeeping coverage): {undecided}")
 
 
 def send_each_once(stage: Stage) -> list[Message[Any]]:

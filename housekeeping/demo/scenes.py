@@ -31,6 +31,12 @@ from housekeeping.database.connection import database
 from housekeeping.workers.batched_git_ref_updates.git import hashed_path
 from housekeeping.workers.object_storage import pending_uploads
 
+#: A table that no worker cleans and nobody has decided about, for `housekeeping coverage`.
+UNDECIDED: Final = """
+CREATE TABLE audit_events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL, what text);
+INSERT INTO audit_events (at, what) SELECT now() - n * interval '1 minute', 'login' FROM generate_series(1, 20000) AS n;
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:

@@ -497,8 +497,10 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
 
 def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Backlog:
     waiting = backlog(sweep, clock.now(), sweep.alerts.backlog or DEFAULT_COUNT_LIMIT)
-    Run.update(backlog=waiting.rows, backlog_exact=waiting.exact).where(Run.id == run_id).execute()
-    record_backlog(sweep, waiting, oldest(sweep, clock.now()) if waiting.rows else None, clock.now())
+    first = oldest(sweep, clock.now()) if waiting.rows else None
+    at = first if isinstance(first, datetime) else None
+    Run.update(backlog=waiting.rows, backlog_exact=waiting.exact, oldest_at=at).where(Run.id == run_id).execute()
+    record_backlog(sweep, waiting, first, clock.now())
     return waiting
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from peewee import Field, Model, ProgrammingError
 
@@ -41,12 +41,14 @@ from housekeeping.sweeps.rows import Call
 from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.validate_tables import archive_of, updated_columns, used_fields
-from housekeeping.sweeps.values import Finding, Lease, Setup, SetupProblem
+from housekeeping.sweeps.values import Finding, Kept, Lease, Setup, SetupProblem
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker
 
     from housekeeping.engine import RunResult
+
+T = TypeVar("T")
 
 _SHOWN: Final = 60  # characters of a wrong value
 
@@ -66,6 +68,7 @@ class Family:
       examine: Yields findings of `housekeeping doctor` outside of PostgreSQL and Redis.
       unconfigured: Returns the missing setting as text; None when nothing is missing.
       automatic: Whether its workers are active only where they are set up (see `FamilySetup`).
+      kept: Tables that keep their rows.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Family:
     examine: Callable[[], Iterator[Finding]] | None = None
     unconfigured: Callable[[], str | None] | None = None
     automatic: bool = False
+    kept: Sequence[Kept] = ()
 
 
 def by_database(sweeps: Iterable[Sweep]) -> dict[str, list[Sweep]]:
@@ -87,19 +91,16 @@ def by_database(sweeps: Iterable[Sweep]) -> dict[str, list[Sweep]]:
 
 
 def family_of(module: ModuleType) -> Family:
-    """Return the sweeps of a module: its ``SWEEPS``, or else all its global ones.
+    """Return the sweeps of a module: its ``SWEEPS``, or else all its global ones; likewise ``KEPT``.
 
     ``MODELS``, ``RIGHTS``, ``configure`` and ``examine`` of the module are used if present. Otherwise tables and rights
     come from the declarations. ``DISABLED`` names the workers that run only where the settings enable them.
 
     Raises:
-      SettingsError: The module has no sweeps, or ``SWEEPS`` has another type.
+      SettingsError: The module has neither sweeps nor kept tables, or ``SWEEPS`` or ``KEPT`` has another type.
     """
-    given = getattr(module, "SWEEPS", None)
-    sweeps = [each for each in vars(module).values() if isinstance(each, Sweep)] if given is None else given
-    if not isinstance(sweeps, list | tuple) or not all(isinstance(each, Sweep) for each in sweeps):
-        raise SettingsError(f"{module.__name__}.SWEEPS is {repr(given)[:_SHOWN]}; it should be a tuple of Sweep")
-    if not sweeps:
+    sweeps, kept = _globals_of(module, "SWEEPS", Sweep), _globals_of(module, "KEPT", Kept)
+    if not (sweeps or kept):
         raise SettingsError(f"{module.__name__} has no sweeps; it should have a Sweep, or SWEEPS, a tuple of them")
     disabled = getattr(module, "DISABLED", ())
     family = declared_by(module.__name__, [_disabled(each) if each.name in disabled else each for each in sweeps])
@@ -110,7 +111,17 @@ def family_of(module: ModuleType) -> Family:
         configure=getattr(module, "configure", None),
         examine=getattr(module, "examine", None),
         unconfigured=getattr(module, "unconfigured", None),
+        kept=kept,
     )
+
+
+def _globals_of(module: ModuleType, name: str, kind: type[T]) -> Sequence[T]:
+    given = getattr(module, name, None)
+    found = [each for each in vars(module).values() if isinstance(each, kind)] if given is None else given
+    if not isinstance(found, list | tuple) or not all(isinstance(each, kind) for each in found):
+        text = f"{module.__name__}.{name} is {repr(given)[:_SHOWN]}"
+        raise SettingsError(f"{text}; it should be a tuple of {kind.__name__}")
+    return found
 
 
 def _disabled(sweep: Sweep) -> Sweep:

@@ -55,10 +55,12 @@ MIGRATIONS: Final = (
         traceback text,
         rejected jsonb,
         stopped_by text,
+        oldest_at timestamptz,
         CHECK ((outcome IS NULL) = (finished_at IS NULL))
     ) WITH (fillfactor = 80);
     COMMENT ON COLUMN {schema}.runs.outcome IS 'NULL while the run goes on';
     COMMENT ON COLUMN {schema}.runs.backlog IS 'what waited at its end, counted up to a limit';
+    COMMENT ON COLUMN {schema}.runs.oldest_at IS 'time of the oldest stale row at its end';
     COMMENT ON COLUMN {schema}.runs.rejected IS 'the rejected records by cause, up to a limit';
     COMMENT ON COLUMN {schema}.runs.stopped_by IS 'operator who asked the run to stop after its batch';
     CREATE INDEX runs_worker_id ON {schema}.runs (worker, id);
@@ -198,6 +200,16 @@ MIGRATIONS: Final = (
     );
     COMMENT ON TABLE {schema}.detached_partitions IS 'partitions that a worker is detaching, or has not dropped yet';
     COMMENT ON COLUMN {schema}.detached_partitions.id IS 'oid of the table';
+    CREATE TABLE {schema}.table_sizes (
+        schema_name text NOT NULL,
+        table_name text NOT NULL,
+        size bigint NOT NULL,
+        at timestamptz NOT NULL,
+        size_before bigint,
+        before timestamptz,
+        PRIMARY KEY (schema_name, table_name)
+    );
+    COMMENT ON TABLE {schema}.table_sizes IS 'bytes of each table of the database in the last two nights';
     """,
 )
 
@@ -234,6 +246,7 @@ class Run(BaseModel):
       traceback: Traceback of the error that ended it, cut at a limit.
       rejected: The records that it rejected by cause, up to a limit.
       stopped_by: The operator who asked it to stop after its batch.
+      oldest_at: Time of the oldest stale row at its end, if the order of the rows tells it.
     """
 
     id = BigAutoField()
@@ -257,6 +270,7 @@ class Run(BaseModel):
     traceback = TextField(null=True)
     rejected = JSONField(null=True)
     stopped_by = TextField(null=True)
+    oldest_at = UtcDateTimeField(null=True)
 
     class Meta:
         table_name = "runs"
@@ -454,6 +468,22 @@ class DetachedPartition(BaseModel):
         primary_key = CompositeKey("id", "name")
 
 
+class TableSize(BaseModel):
+    """Bytes of a table of the database in the last night, and in one before."""
+
+    schema_name = TextField()
+    table_name = TextField()
+    size = BigIntegerField()
+    at = UtcDateTimeField()
+    size_before = BigIntegerField(null=True)
+    before = UtcDateTimeField(null=True)
+
+    class Meta:
+        table_name = "table_sizes"
+        schema = "housekeeping"
+        primary_key = CompositeKey("schema_name", "table_name")
+
+
 #: Every model of the library's own tables.
 MODELS: Final = (
     Run,
@@ -467,6 +497,7 @@ MODELS: Final = (
     Deployment,
     Completion,
     DetachedPartition,
+    TableSize,
 )
 
 

@@ -261,6 +261,15 @@ def other_clocks(stages: Iterable[Stage]) -> list[ClockSkew]:
 
 
 @runtime_checkable
+class OfTables(Protocol):
+    """A stage that is no `TableStage` and names the tables that it keeps clean, for `housekeeping coverage`."""
+
+    @property
+    def tables(self) -> Sequence[type[Any]]:
+        """Their models."""
+
+
+@runtime_checkable
 class Announcing(Protocol):
     """A stage whose batches have events."""
 

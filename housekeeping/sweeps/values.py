@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
@@ -266,6 +267,33 @@ class Alerts:
                 known = ", ".join(("longest_run_s", "late_s", "backlog", "failed_runs", "overdue", *counts))
                 raise DeclarationError(f"there is no alarm {name}; the alarms are {known}")
         return dataclasses.replace(self, **changes)
+
+
+#: A table as SQL has it: ``country``, ``audit.event`` or ``"User"``.
+_TABLE_NAME: Final = re.compile(r'(?:(?:[A-Za-z_][\w$]*|"[^"]+")\.)?(?:[A-Za-z_][\w$]*|"[^"]+")')
+
+
+@declared
+class Kept:
+    """Decision that a table keeps its rows, for `housekeeping coverage`. It stands beside the sweeps of a module.
+
+    ::
+
+        KEPT = (Kept("country", "reference data"), Kept("audit.event", "security log"))
+
+    Attributes:
+      table: Its name as in SQL, with the schema if the search path needs it. A partitioned table with its partitions.
+      reason: Why it may grow.
+    """
+
+    table: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not _TABLE_NAME.fullmatch(self.table):
+            raise DeclarationError(f'Kept: {self.table!r} is no name of a table; write it as in SQL: "audit.event"')
+        if not self.reason.strip():
+            raise DeclarationError(f"Kept({self.table!r}) has no reason; write why the table may grow")
 
 
 @declared

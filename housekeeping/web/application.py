@@ -31,7 +31,7 @@ from werkzeug.wrappers import Response
 from housekeeping.brokers import QueueLengths
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
-from housekeeping.core.logs import counted, error_line, format_duration, printable
+from housekeeping.core.logs import counted, error_line, format_duration, format_size, printable
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.patience import impatient
 from housekeeping.core.settings import Settings
@@ -43,7 +43,7 @@ from housekeeping.insight.wording import format_run_counts, format_time, format_
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.web.alerts import add_acknowledging, are_open, group_alerts
-from housekeeping.web.charts import add_charts, add_database, backlog_chart, runs_chart
+from housekeeping.web.charts import add_charts, add_coverage, add_database, backlog_chart, runs_chart
 from housekeeping.web.dead_letters import add_dead_letters, add_errors
 from housekeeping.web.runs import add_action_log, add_processes, add_runs
 from housekeeping.web.security import protect
@@ -163,6 +163,7 @@ def _as_json(value: Any) -> str:
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "duration": format_duration,
+    "size": format_size,
     "count_value": format_value,
     "time": format_time,
     "ago": _ago,
@@ -224,6 +225,7 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     add_processes(app, snapshots)
     add_charts(app, snapshots)
     add_database(app, snapshots)
+    add_coverage(app, snapshots)
     add_plans(app, snapshots)
     add_errors(app, snapshots)
     add_dead_letters(app, snapshots)

@@ -23,6 +23,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import close_databases, database
 from housekeeping.doctor import CONNECTION, examine
 from housekeeping.engine.alerts import processed_by
+from housekeeping.insight.coverage import read_coverage
 from housekeeping.insight.load import read_loads
 from housekeeping.insight.trends import INTERVALS, Interval, Range, Trends, read_trends
 from housekeeping.ledger.history import RunRecord
@@ -30,6 +31,7 @@ from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import Finding
 from housekeeping.web.snapshot import Cache, SnapshotCache
+from housekeeping.workers import kept_tables
 
 logger = named_logger(__name__)
 
@@ -300,6 +302,19 @@ def add_database(app: Flask, snapshots: SnapshotCache) -> None:
         findings.refresh()
         loads = cache.get("loads", _LOAD_KEPT_S, lambda: read_loads(snapshots.sweeps.values()))
         return render_template("database.html", loads=loads, findings=findings, sweeps=snapshots.sweeps)
+
+
+_COVERAGE_KEPT_S: Final = 10.0
+
+
+def add_coverage(app: Flask, snapshots: SnapshotCache) -> None:
+    """Register the page."""
+    cache, kept = Cache(), kept_tables(snapshots.settings)
+
+    @app.get("/coverage")
+    def coverage() -> str:
+        found = cache.get("coverage", _COVERAGE_KEPT_S, lambda: read_coverage(snapshots.sweeps.values(), kept))
+        return render_template("coverage.html", coverage=found)
 
 
 _LONGEST: Final = 200  # characters of a worker's name

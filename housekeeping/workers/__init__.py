@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from peewee import Model
 
-from housekeeping.core.errors import SettingsError
-from housekeeping.core.settings import Settings, WorkerSettings
+from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.settings import PREFIX, Settings, WorkerSettings
 from housekeeping.database.connection import bind, database, handle_of
 from housekeeping.engine.registry import (
     SUFFIX,
@@ -31,6 +31,7 @@ from housekeeping.sweeps.declaration import Sweep, setting_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.validate_tables import archives_of
+from housekeeping.sweeps.values import Kept
 from housekeeping.workers import (
     batched_git_ref_updates,
     bulk_imports,
@@ -66,6 +67,19 @@ def families(settings: Settings, own: Sequence[Sweep] = ()) -> tuple[Family, ...
       DeclarationError: When two sweeps have the same name.
     """
     return each_once([*_built_in(settings), *imported(settings.sweeps), declared_by("install", own)])
+
+
+def kept_tables(settings: Settings) -> list[Kept]:
+    """Return the tables that keep their rows, as the modules of sweeps and the settings declare.
+
+    Raises:
+      SettingsError: ``HOUSEKEEPING_KEPT`` has a wrong name or no reason, or a module cannot be imported.
+    """
+    try:
+        given = [Kept(table, reason) for table, reason in settings.kept.items()]
+    except DeclarationError as error:
+        raise SettingsError(f"{PREFIX}KEPT: {error}") from None
+    return [*(each for family in imported(settings.sweeps) for each in family.kept), *given]
 
 
 def families_of(settings: Settings, workers: Container[str]) -> Iterator[Family]:

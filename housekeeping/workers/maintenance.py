@@ -6,7 +6,8 @@ Source        docs/reference/ledger.md: 30 days
 Runs          Every day at 03:20
 Touches       ``housekeeping.runs`` (delete), ``housekeeping.leases`` (delete; after 30 days unused),
               ``housekeeping.rejections`` and their reports (delete; after 30 days and a day),
-              ``housekeeping.alerts`` (delete; 30 days after their end)
+              ``housekeeping.alerts`` (delete; 30 days after their end),
+              ``housekeeping.table_sizes`` (insert, update, delete: the size of each table)
 Limits        1000 rows per statement, 60 s per run; the next run continues
 At once       Safe: rows locked by another run are skipped
 On failure    Retried; the next day's run does the same work
@@ -40,7 +41,8 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.ledger import outbox as ledger_outbox
 from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import PREDICATE
-from housekeeping.ledger.schema import Action, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run
+from housekeeping.ledger.schema import Action, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run, TableSize
+from housekeeping.ledger.table_sizes import CatalogTable, read_tables, store_sizes
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.row import Row
@@ -98,7 +100,7 @@ def _aged(
     return Rows(table, stale=stale, order=column, age=kept_for, action=Delete(rows_counted_as=counted_as), name=name)
 
 
-def _old_rows(sweep: Sweep) -> list[Rows]:
+def _old_rows(sweep: Sweep) -> list[Any]:
     return [
         _aged(
             "runs",
@@ -113,7 +115,37 @@ def _old_rows(sweep: Sweep) -> list[Rows]:
         _aged("actions", Action, "at", ACTIONS_KEPT_FOR, "deleted_actions"),
         _aged("alerts", AlertRow, "seen_at", ALERTS_KEPT_FOR, "deleted_alerts"),
         _aged("completions", Completion, "expires_at", None, "deleted_completions"),
+        SizesStage(),
     ]
+
+
+class SizesStage:
+    """Stage that stores how large each table of the database is, for `housekeeping coverage`."""
+
+    name: Final = "table_sizes"
+    batch_size: Final = 1
+    counts: Final = ("sampled_tables",)
+    progress_counts: Final = ()
+    tables: Final = (TableSize,)
+
+    def prepare(self, batch: Batch) -> list[CatalogTable]:
+        """Read the sizes from the catalog."""
+        return read_tables()
+
+    def apply(self, batch: Batch, found: list[CatalogTable]) -> BatchResult:
+        """Store them; a repeated run of the same night stores nothing."""
+        return BatchResult({"sampled_tables": store_sizes(found)})
+
+    def after_commit(self, batch: Batch, result: BatchResult) -> None: ...
+
+    def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
+        """Return 0: sizes are no rows that wait."""
+        return Backlog(0)
+
+    def oldest(self, now: datetime, argument: Any = None) -> None: ...
+
+    def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
+        return StagePlan(self.name, Backlog(0), {})
 
 
 old_runs: Final = Sweep(
@@ -150,6 +182,7 @@ class OutboxStage:
     name: Final = "outbox"
     counts: Final = ("delivered_rows", "failed", "no_handler", "batches", "out_of_time")
     progress_counts: Final = ("delivered_rows",)
+    tables: Final = (OutboxRow,)
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size

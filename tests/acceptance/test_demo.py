@@ -104,6 +104,7 @@ def test_finished_demo_shows_its_changes_and_removes_everything(
     before, after = (int(number.replace(",", "")) for number in due.split()[-2:])
     # The remaining rows are locked by another session, or became due in the meantime.
     assert before >= 40_000 and 250 <= after < 1_000
+    assert " tables (housekeeping coverage): audit_events\n" in finished.stdout
     assert list(temporary.iterdir()) == []
 
 

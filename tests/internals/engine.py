@@ -11,7 +11,7 @@ from housekeeping.engine.commit import REFUSED, Commit
 from housekeeping.engine.failures import CAUSES, LINES, OTHER_CAUSES, SAMPLES, Rejected, Rejections, record
 from housekeeping.engine.guard import AT_LEAST, FLOOR, ONE_IN, RowGuard, fingerprint, in_numbers, stale_if_outgrown
 from housekeeping.engine.purge import PurgeRequest, recorded_request, request_of, sweep_of
-from housekeeping.engine.registry import archive_sweep, by_database, declared_by, register
+from housekeeping.engine.registry import archive_sweep, by_database, declared_by, family_of, register
 from housekeeping.engine.restore import Restore, restoration_of
 from housekeeping.engine.run import run_sweep, stored_traceback
 from housekeeping.engine.speed import DbHealth, Speed, Throttle, WalRate, WalState, read_health, read_wal

@@ -44,6 +44,7 @@ from housekeeping.ledger.schema import (
     Rejection,
     Run,
     Switch,
+    TableSize,
     run_label,
     use_database,
 )

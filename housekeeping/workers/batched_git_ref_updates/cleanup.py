@@ -235,6 +235,7 @@ class PendingDeletions:
     name: str = "deletions"
     counts: tuple[str, ...] = ("total_deletes", "invalid", "failed")
     progress_counts: tuple[str, ...] = ("total_deletes", "invalid")
+    tables: tuple[type[Deletion], ...] = (Deletion,)
 
     @property
     def batch_size(self) -> int:

@@ -45,6 +45,7 @@ CHANGING = [
 #: Commands that only read -> arguments that each of them needs.
 READING: Final[dict[tuple[str, ...], list[str]]] = {
     ("actions",): [],
+    ("coverage",): [],
     ("deadletters", "list"): [],
     ("deadletters", "show"): ["unknown"],
     ("dedup", "list"): [],

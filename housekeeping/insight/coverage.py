@@ -1,0 +1,303 @@
+"""Coverage: every table of every database, and what keeps it clean, why it may grow, or that nobody has decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, Literal, TypeVar, get_args
+
+from peewee import Model, PeeweeException
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import DeclarationError, HousekeepingError
+from housekeeping.core.logs import error_line
+from housekeeping.database.catalog import quoted_name
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
+from housekeeping.engine.registry import by_database
+from housekeeping.ledger.schema import MODELS, Run, TableSize
+from housekeeping.ledger.table_sizes import (
+    growth_of_tables,
+    oldest_rows,
+    read_cascades,
+    read_named,
+    read_tables,
+)
+from housekeeping.sweeps.actions import Delete, archiving
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.dependents import read_graph
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.rows import Call, OfTable, Rows
+from housekeeping.sweeps.stage import OfTables
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.validate_tables import archives_of, recorded
+from housekeeping.sweeps.values import Kept
+
+T = TypeVar("T")
+
+#: ``own``: a table of the library. ``archive``: rows that a sweep has archived.
+State = Literal["swept", "kept", "undecided", "own", "archive"]
+
+
+#: Names of the library's own tables, in the schema of the settings.
+_OWN: Final = {"migrations", *(model._meta.table_name for model in MODELS)}
+
+
+@dataclass(frozen=True, slots=True)
+class CoveredTable:
+    """A table and what is decided about it; a partitioned table with its partitions.
+
+    Attributes:
+      database: Name of its database.
+      table: Its name, with the schema if it needs one.
+      by: The sweeps that keep it clean, or fill it if it is an archive.
+      reason: Why it is kept, or why no sweep counts; else the table whose rows take its own along. None without one.
+      rows: Estimated; None if unknown.
+      bytes: With indexes; None while another session has locked it exclusively.
+      growth: Bytes a day between two nights; None if unknown.
+      oldest_at: Time of the oldest stale row at the end of a sweep's last run; None if none was left, or no sweep
+        tells it.
+    """
+
+    database: str
+    schema: str
+    table: str
+    state: State
+    by: tuple[str, ...] = ()
+    reason: str | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    growth: float | None = None
+    oldest_at: datetime | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``tables`` in ``housekeeping coverage --json``."""
+        return {
+            "database": self.database,
+            "schema": self.schema,
+            "table": self.table,
+            "state": self.state,
+            "by": self.by,
+            "reason": self.reason,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "growth_bytes_per_day": None if self.growth is None else round(self.growth),
+            "oldest_at": self.oldest_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Tables of all databases, the fastest growing first.
+
+    Attributes:
+      unfit: Names of `Kept` that no table of a database that answers has.
+      unavailable: Database -> why it could not be read.
+    """
+
+    at: datetime
+    tables: Sequence[CoveredTable] = ()
+    unfit: Sequence[str] = ()
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def undecided(self) -> list[CoveredTable]:
+        """The tables that nobody has decided about."""
+        return [each for each in self.tables if each.state == "undecided"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of tables by state."""
+        return {state: sum(each.state == state for each in self.tables) for state in get_args(State)}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``housekeeping coverage --json`` prints."""
+        return {
+            "now": self.at,
+            "counts": self.counts,
+            "tables": self.tables,
+            "unknown_kept": self.unfit,
+            "unavailable": self.unavailable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """A table that a sweep changes, by its name in SQL.
+
+    Attributes:
+      how: Why its rows go; None if they are stale themselves.
+    """
+
+    sweep: str
+    table: str
+    how: str | None = None
+    deletes: bool = False
+    is_archive: bool = False
+
+
+def read_coverage(sweeps: Iterable[Sweep], kept: Sequence[Kept]) -> Coverage:
+    """Read the coverage of all databases from their catalogs and ledgers; no row of a table is read.
+
+    A database that does not answer is among `Coverage.unavailable`.
+    """
+    tables, away, fitting = list[CoveredTable](), dict[str, str](), set[str]()
+    of_databases, elsewhere = by_database(sweeps), dict[str, list[_Touch]]()
+    # A cascade may reach into another database, which is read after those of all sweeps.
+    touches: dict[str, _Touches] = {}
+    for name, own in of_databases.items():
+        read = _read_in(name, away, partial(_Touches, own))
+        if read is not None:
+            touches[name] = read
+            for other, touch in read.elsewhere:
+                elsewhere.setdefault(other, []).append(touch)
+    for name, found in touches.items():
+        covered = _read_in(name, away, partial(found.cover, name, elsewhere.get(name, ()), kept))
+        if covered is not None:
+            tables += covered[0]
+            fitting |= covered[1]
+    tables.sort(key=lambda each: (-(each.growth or 0), -(each.bytes or 0), each.database, each.schema, each.table))
+    unfit = [] if away else [each.table for each in kept if each.table not in fitting]
+    return Coverage(SYSTEM_CLOCK.now(), tables, unfit, away)
+
+
+def _read_in(name: str, away: dict[str, str], read: Callable[[], T]) -> T | None:
+    """Return what is read in a database; None if it cannot be read, with the reason in `away`."""
+    try:
+        with database.using(name), translate_postgres_errors(), time_limit(STATEMENT_TIME, LOCK_TIME):
+            return read()
+    except (HousekeepingError, PeeweeException) as error:
+        away[name] = error_line(error)
+    return None
+
+
+class _Touches:
+    """What the sweeps of the current database change.
+
+    Attributes:
+      elsewhere: Tables of other databases, with the name of the database.
+    """
+
+    def __init__(self, sweeps: Sequence[Sweep]) -> None:
+        self._workers = [sweep.name for sweep in sweeps]
+        self._touches = [touch for sweep in sweeps for touch in _touched_by(sweep)]
+        self._ids = read_named(sorted({each.table for each in self._touches}))
+        met = {each.sweep for each in self._touches if each.table in self._ids}
+        self._inactive = {sweep.name: why for sweep in sweeps if sweep.name in met and (why := _inactive(sweep))}
+        self.elsewhere: list[tuple[str, _Touch]] = []
+        for sweep in sweeps:
+            if sweep.name in met and sweep.name not in self._inactive:
+                self._read_graphs(sweep)
+
+    def _read_graphs(self, sweep: Sweep) -> None:
+        """Add the tables that the sweep itself cascades to."""
+        for part in sweep.parts:
+            delete = _delete_of(part)
+            if delete is None or delete.dependents is None:
+                continue
+            try:
+                graph = read_graph(part.model, delete.dependents, delete.references)
+            except DeclarationError as error:
+                self._inactive[sweep.name] = f"{sweep.name} is refused: {error}"
+                continue
+            for link in graph.links:
+                if link.decision == "delete":
+                    touch = _Touch(sweep.name, link.table, f"with the rows of {link.parent}")
+                    self.elsewhere.append((link.database, touch))
+
+    def cover(self, name: str, cascaded: Sequence[_Touch], kept: Sequence[Kept]) -> tuple[list[CoveredTable], set[str]]:
+        """Return the tables of the current database, and which names of `Kept` it has."""
+        tables, schema = read_tables(), Run._meta.schema
+        names = {*(each.table for each in cascaded), *(each.table for each in kept)}
+        ids = self._ids | read_named(sorted(names))
+        labels = {each.id: each.label for each in tables}
+        touches: dict[int, list[_Touch]] = {}
+        for touch in (*self._touches, *cascaded):
+            if touch.table in ids:
+                touches.setdefault(ids[touch.table], []).append(touch)
+        self._cascade(touches, labels)
+        reasons = {ids[each.table]: each.reason for each in kept if each.table in ids}
+        has_ledger = any((each.schema, each.name) == (schema, TableSize._meta.table_name) for each in tables)
+        growth, oldest = (growth_of_tables(), oldest_rows(self._workers)) if has_ledger else ({}, {})
+        found = []
+        for each in tables:
+            state, by, reason = self._state(touches.get(each.id, ()), reasons.get(each.id))
+            found.append(
+                CoveredTable(
+                    database=name,
+                    schema=each.schema,
+                    table=each.label,
+                    state="own" if each.schema == schema and each.name in _OWN else state,
+                    by=by,
+                    reason=reason,
+                    rows=each.rows,
+                    bytes=each.size,
+                    growth=growth.get((each.schema, each.name)),
+                    oldest_at=min((oldest[sweep] for sweep in by if sweep in oldest), default=None),
+                )
+            )
+        return found, {each.table for each in kept if each.table in ids}
+
+    def _cascade(self, touches: dict[int, list[_Touch]], labels: Mapping[int, str]) -> None:
+        """Add the tables that PostgreSQL deletes from along with the rows that a sweep deletes."""
+        children = read_cascades()
+        waiting = [(table, touch) for table, known in touches.items() for touch in known if touch.deletes]
+        while waiting:
+            parent, touch = waiting.pop()
+            for child in children.get(parent, ()):
+                known = touches.setdefault(child, [])
+                if all(each.sweep != touch.sweep for each in known):
+                    known.append(replace(touch, how=f"with the rows of {labels.get(parent, 'another table')}"))
+                    waiting.append((child, known[-1]))
+
+    def _state(self, touches: Sequence[_Touch], reason: str | None) -> tuple[State, tuple[str, ...], str | None]:
+        active = [each for each in touches if each.sweep not in self._inactive]
+        by = tuple(dict.fromkeys(each.sweep for each in active))
+        if any(each.is_archive for each in touches):
+            return "archive", by, reason
+        if active:
+            return "swept", by, None if any(each.how is None for each in active) else active[0].how
+        if reason is not None:
+            return "kept", (), reason
+        return "undecided", (), next((self._inactive[each.sweep] for each in touches), None)
+
+
+def _inactive(sweep: Sweep) -> str | None:
+    """Return why a sweep keeps nothing clean in this installation; None if it does."""
+    if not sweep.enabled:
+        return f"{sweep.name} is disabled"
+    problem = sweep.lacks()
+    return None if problem is None else f"{sweep.name} is not set up: {problem.text}"
+
+
+def _touched_by(sweep: Sweep) -> Iterator[_Touch]:
+    """Yield the tables that the stages of a sweep change. Only the archive of a table without a model needs a query."""
+    parts = sweep.parts
+    for part in parts:
+        delete = _delete_of(part)
+        # What a sweep with `dependents` cascades to is in its graph.
+        deletes = delete is not None and delete.dependents is None
+        names = [part.table] if isinstance(part, OfTable) and part.is_named else [*map(quoted_name, _models_of(part))]
+        yield from (_Touch(sweep.name, name, deletes=deletes) for name in names)
+    is_archived = any(archiving(part.action) is not None for part in parts if isinstance(part, Rows) and part.is_named)
+    for archive in archives_of(sweep.declared_stages() if is_archived else sweep.known_stages()):
+        yield _Touch(sweep.name, quoted_name(archive), is_archive=True)
+
+
+def _delete_of(part: Any) -> Delete | None:
+    action = getattr(part, "action", None)
+    action = action.then if isinstance(action, Call) else action
+    return action if isinstance(action, Delete) else None
+
+
+def _models_of(part: Any) -> Iterable[type[Model]]:
+    """Return the tables whose rows a stage changes or drops."""
+    if isinstance(part, OfTable | PartitionStage):
+        return [part.model]
+    if isinstance(part, TableStage):
+        changes = recorded(part, SYSTEM_CLOCK.now()).changes
+        return [
+            model for model, rights in changes.items() if any(each.startswith(("DELETE", "UPDATE")) for each in rights)
+        ]
+    return part.tables if isinstance(part, OfTables) else ()
