@@ -492,7 +492,7 @@ WITH RECURSIVE parts (top, id) AS (
 )
 SELECT pg_class.oid::bigint, pg_class.oid::regclass::text, nspname::text, relname::text,
     pg_table_is_visible(pg_class.oid), relkind = 'p',
-    coalesce(rows, 0)::bigint, quote_ident(current_user), CASE
+    coalesce(rows, 0)::bigint, quote_ident(current_user), row_security_active(pg_class.oid), CASE
         WHEN NOT has_schema_privilege(relnamespace, 'USAGE') THEN quote_ident(nspname)
     END, ARRAY(
         SELECT kind FROM unnest(ARRAY['SELECT', 'DELETE', 'UPDATE']) AS kind
@@ -506,6 +506,27 @@ SELECT pg_class.oid::bigint, pg_class.oid::regclass::text, nspname::text, relnam
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace LEFT JOIN sizes ON top = pg_class.oid
 WHERE pg_class.oid = ANY (%s::oid[])
 """
+
+
+#: The role if policies hide rows of a table from it. They do not if a permissive policy lets it do everything with all
+#: rows, and no restrictive one takes rows away.
+_HIDDEN_FROM: Final = """WITH policies AS (
+    SELECT polpermissive, polcmd, pg_get_expr(polqual, polrelid) AS rows FROM pg_policy
+    WHERE polrelid = %(table)s AND EXISTS (
+        SELECT FROM unnest(polroles) AS role WHERE role = 0 OR pg_has_role(current_user, role, 'USAGE')
+    )
+)
+SELECT quote_ident(current_user) WHERE row_security_active(%(table)s::oid) AND (
+    NOT EXISTS (SELECT FROM policies WHERE polpermissive AND polcmd = '*' AND rows = 'true')
+    OR EXISTS (SELECT FROM policies WHERE NOT polpermissive)
+)
+"""
+
+
+def role_without_rows(table_id: int) -> str | None:
+    """Return the current role, quoted if necessary, if policies hide rows of the table from it; else None."""
+    row: Any = database.execute_sql(_HIDDEN_FROM, {"table": table_id}).fetchone()
+    return None if row is None else str(row[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,6 +553,7 @@ class TableFacts:
       schema, plain_name: Its schema and its name, unquoted.
       rows: Estimated number of rows, by the size of its files; with partitions and inheriting tables.
       role: The current role, quoted if necessary.
+      has_policies: Whether row-level security applies to the role.
       closed_schema: Its schema, quoted if necessary, if the role may not use it; else None.
       rights: Those of SELECT, DELETE and UPDATE that the role has on the whole table.
       columns: Name -> column.
@@ -545,6 +567,7 @@ class TableFacts:
     is_partitioned: bool
     rows: int
     role: str
+    has_policies: bool
     closed_schema: str | None
     rights: Sequence[str]
     columns: Mapping[str, ColumnFacts]

@@ -18,6 +18,7 @@ from housekeeping.database.catalog import (
     optional_fields,
     partitioned_table_of,
     quoted_name,
+    role_without_rows,
     table_if_visible,
     table_of,
 )
@@ -309,21 +310,6 @@ def _dropped(sweep: Sweep, stage: PartitionStage, now: datetime, sweeps: Collect
         yield Finding("warning", sweep.name, _SUBJECT, text)
 
 
-#: The role if policies hide rows of a table from it. They do not if a permissive policy lets it do everything with all
-#: rows, and no restrictive one takes rows away.
-_HIDDEN_FROM: Final = """WITH policies AS (
-    SELECT polpermissive, polcmd, pg_get_expr(polqual, polrelid) AS rows FROM pg_policy
-    WHERE polrelid = %(table)s AND EXISTS (
-        SELECT FROM unnest(polroles) AS role WHERE role = 0 OR pg_has_role(current_user, role, 'USAGE')
-    )
-)
-SELECT current_user::text WHERE row_security_active(%(table)s::oid) AND (
-    NOT EXISTS (SELECT FROM policies WHERE polpermissive AND polcmd = '*' AND rows = 'true')
-    OR EXISTS (SELECT FROM policies WHERE NOT polpermissive)
-)
-"""
-
-
 def examine_tables(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield findings about each table of each family with an enabled worker."""
     for family in families_of(settings, sweeps):
@@ -381,13 +367,13 @@ def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> 
 
 
 def _row_security(users: list[str], name: str, table: str, oid: int) -> Iterator[Finding]:
-    for (role,) in database.execute_sql(_HIDDEN_FROM, {"table": oid}):
+    role = role_without_rows(oid)
+    if role is not None:
         text = (
             f"row-level security on {table} applies to {role}: {', '.join(users)} may see no rows, and end as done "
             "without having cleaned them"
         )
-        quoted = quoted_identifier(role)
-        way_out = f"ALTER ROLE {quoted} BYPASSRLS, or CREATE POLICY housekeeping ON {table} TO {quoted} USING (true)"
+        way_out = f"ALTER ROLE {role} BYPASSRLS, or CREATE POLICY housekeeping ON {table} TO {role} USING (true)"
         yield Finding("error", users[0], f"rows of {name}", text, way_out)
 
 

@@ -16,7 +16,13 @@ from peewee import Model, PeeweeException
 
 from housekeeping.core.errors import DeclarationError, DependentsRefused, WrongArgument
 from housekeeping.core.logs import counted, error_line
-from housekeeping.database.catalog import TableFacts, foreign_keys_to, quoted_name, read_table_facts
+from housekeeping.database.catalog import (
+    TableFacts,
+    foreign_keys_to,
+    quoted_name,
+    read_table_facts,
+    role_without_rows,
+)
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, kind_of, sqlstate
 from housekeeping.sweeps.conditions import check_expression
@@ -448,6 +454,7 @@ class _Reader:
         self._refuse_undecided(graph)
         self._refuse_unfit_names(graph)
         self._refuse_missing_rights(graph)  # it tells which tables cannot be looked up
+        self._refuse_hidden_rows(graph)
         self._refuse_impossible(graph)
 
     def _refuse_undecided(self, graph: Graph) -> None:
@@ -482,6 +489,11 @@ class _Reader:
     def _refuse_impossible(self, graph: Graph) -> None:
         for link in graph.links:
             facts = self._facts_of(link)
+            if not set(link.parent_columns) <= self._columns_of(link.parent_database, link.parent):
+                raise DependentsRefused(
+                    f"{link.name} refers to a column of a table that inherits from {link.parent}, which has none such",
+                    "declare a sweep on that table",
+                )
             if link.decision == "clear":
                 fixed = [each for each in link.cleared or link.columns if facts.columns[each].not_null]
                 if fixed and not (link.defaults and all(facts.columns[each].has_default for each in fixed)):
@@ -526,10 +538,25 @@ class _Reader:
         if tables:
             raise DependentsRefused(f"the role lacks rights on {', '.join(tables)}", "; ".join(statements))
 
+    def _refuse_hidden_rows(self, graph: Graph) -> None:
+        for link in graph.links:
+            if not self._facts_of(link).has_policies:
+                continue
+            with database.using(link.database):
+                role = role_without_rows(link.table_id)
+            if role is not None:
+                policy = f"CREATE POLICY housekeeping ON {link.table} TO {role} USING (true)"
+                raise DependentsRefused(
+                    f"row-level security on {link.table} applies to {role}, so that dependents may not be found",
+                    f"ALTER ROLE {role} BYPASSRLS, or {policy}",
+                )
+
     def _facts_of(self, link: Link) -> TableFacts:
-        return next(
-            facts for node, facts in self._tables.items() if node[0] == link.database and facts.name == link.table
-        )
+        return self._tables[link.database, link.table_id]
+
+    def _columns_of(self, of_database: str, table: str) -> set[str]:
+        found = (facts for node, facts in self._tables.items() if node[0] == of_database and facts.name == table)
+        return {column for facts in found for column in facts.columns}
 
 
 _NO_RIGHT: Final = "42501"  # SQLSTATE

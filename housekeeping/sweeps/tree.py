@@ -209,7 +209,7 @@ class Branch:
         }
 
     def _effect(self) -> str:
-        scan = "" if self.link.indexed else "; each deleted row reads all of it"
+        scan = "" if self.link.indexed else f"; each {'batch' if self.is_bounded else 'deleted row'} reads all of it"
         archived = archiving(self.stage.action) is not None
         again = "; every run calls the function of its Call for them again" * isinstance(self.stage.action, Call)
         if self.handled:

@@ -344,6 +344,35 @@ def test_reference_to_a_table_in_a_closed_schema_is_refused_with_the_grant(
     assert text.endswith(f"permission denied for schema {other}; GRANT USAGE ON SCHEMA {other} TO current_user")
 
 
+def test_rows_that_policies_may_hide_are_refused(do: Do, postgres: Database, settings: Settings) -> None:
+    role = f"{settings.namespace}_cleaner"
+    do("CREATE TABLE invoice (id bigint PRIMARY KEY, account_id bigint REFERENCES account (id))")
+    do(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {settings.namespace} TO {role}")
+    do(f"GRANT SELECT ON account, invoice TO {role}; ALTER TABLE invoice ENABLE ROW LEVEL SECURITY")
+    set_in_session(postgres, f"SESSION AUTHORIZATION {role}")
+
+    try:
+        text = refusal({"invoice": "keep"})
+        do(text.rpartition(", or ")[2])
+        found = graph({"invoice": "keep"})
+    finally:
+        set_in_session(postgres, "SESSION AUTHORIZATION DEFAULT")
+        do(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+    assert text.startswith(f"row-level security on invoice applies to {role}, so that dependents may not be found; ")
+    assert len(found.links) == 1
+
+
+def test_reference_to_a_column_of_an_inheriting_table_alone_is_refused(do: Do) -> None:
+    do(
+        "CREATE TABLE item (id bigint PRIMARY KEY, account_id bigint REFERENCES account (id) ON DELETE CASCADE);"
+        "CREATE TABLE special_item (code text UNIQUE) INHERITS (item);"
+        "CREATE TABLE note (id bigint PRIMARY KEY, item text REFERENCES special_item (code) ON DELETE CASCADE)"
+    )
+
+    assert refusal().startswith("note.item refers to a column of a table that inherits from item, which has none such")
+
+
 ATTACHMENTS = """
 CREATE TABLE attachment (id bigint PRIMARY KEY, owner_type text, owner_id bigint);
 CREATE TABLE thumbnail (id bigint PRIMARY KEY, attachment_id bigint REFERENCES attachment (id) ON DELETE CASCADE);

@@ -1,0 +1,54 @@
+"""The tree of dependents as ``housekeeping plan`` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from psycopg2.extensions import connection as Connection
+
+from housekeeping import Delete, Rows, Sweep
+from tests.internals.cli import out, print_plan
+from tests.internals.database import Database
+from tests.internals.insight import plan
+
+Do = Callable[[str], None]
+
+SCHEMA = """
+CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz);
+CREATE TABLE orders (id bigint PRIMARY KEY, account_id bigint NOT NULL REFERENCES account (id) ON DELETE CASCADE);
+CREATE TABLE order_item (id bigint PRIMARY KEY, order_id bigint NOT NULL REFERENCES orders (id) ON DELETE CASCADE);
+CREATE TABLE comment (id bigint PRIMARY KEY, author_id bigint REFERENCES account (id) ON DELETE SET NULL);
+CREATE TABLE invoice (id bigint PRIMARY KEY, order_id bigint NOT NULL REFERENCES orders (id));
+CREATE INDEX ON orders (account_id); CREATE INDEX ON order_item (order_id); CREATE INDEX ON invoice (order_id);
+INSERT INTO account SELECT n, '2020-01-01' FROM generate_series(1, 300) AS n;
+INSERT INTO orders SELECT n, n FROM generate_series(1, 300) AS n;
+INSERT INTO order_item SELECT n, n % 300 + 1 FROM generate_series(1, 1200) AS n;
+"""
+
+
+def test_tree_of_dependents_fits_80_columns(
+    postgres: Database, admin: Connection, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with admin.cursor() as cursor:
+        cursor.execute(SCHEMA)
+    rows = Rows("account", stale=lambda row, now: row.closed_at < now, action=Delete(dependents={"invoice": "keep"}))
+    monkeypatch.setattr(out, "width", 80)
+
+    print_plan(plan(Sweep("shop.closed_accounts", rows)))
+
+    shown = capsys.readouterr().out
+    tree = shown[shown.index("DEPENDENTS") :].splitlines()
+    assert [line.rstrip() for line in tree] == [
+        "DEPENDENTS             DECISION   ROWS  BATCHES  INDEX",
+        "comment.author_id      clear         0        -  missing",
+        "orders.account_id      delete      300        3  yes",
+        "  invoice.order_id     keep          0        -  yes",
+        "  order_item.order_id  delete    1,200       12  yes",
+        "",
+        "warning: comment (author_id) references account, ON DELETE SET NULL, not",
+        "  indexed: its rows are cleared first, in transactions of their own; each batch",
+        "  reads all of it",
+        "do: CREATE INDEX CONCURRENTLY ON comment (author_id)",
+    ]
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
