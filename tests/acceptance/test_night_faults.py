@@ -139,6 +139,13 @@ STATES: Final = (
                 ("No worker: cronjob, since .* Start housekeeping worker", "lost\\? no heartbeat for 1.\\d min"),
                 ("All right",),
             ),
+            CATCH_UP: Answer(
+                (r"backlog: \d+ rows, and it will not catch up: no worker serves the queue 'cronjob'",),
+                (r"Forecast \d+ rows, and it will not catch up: no worker serves the queue 'cronjob'",),
+                ("done at about",),
+                type=(f"plan {ORDERS}",),
+                look=("/", WORKER),
+            ),
             SAFE: Answer(
                 ("a run now would wait", "no worker serves the queue 'cronjob' since .*: start `housekeeping worker`"),
                 (
@@ -215,6 +222,12 @@ STATES: Final = (
                 ("canceling statement due to lock timeout",),
                 type=("errors",),
                 look=("/", "/errors"),
+            ),
+            # A run may be waiting at this moment.
+            SUFFERS: Answer(
+                (r"waiting_locks +[01] +10", r'dead_rows "orders" +[\d,]+ +100,000'),
+                (r"wait for locks on swept tables [01] 10\b", r"orders\W+[\d,]+ 100,000"),
+                ("OVER", "over 1"),
             ),
         },
     ),
