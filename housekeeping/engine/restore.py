@@ -40,7 +40,6 @@ from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import PURGE, RESTORE
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, CLEARED_COLUMNS, inserted, takes_cleared
-from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.conditions import condition_on
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, as_cursor
@@ -358,7 +357,7 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
         # Once the rows that they name are back.
         archive_of = {source: archive for archive, (source, _) in archives.items()}
         for stage in stages:
-            for cleared in stage.cleared_columns() if isinstance(stage, CascadeStage) else ():
+            for cleared in stage.cleared_columns() if isinstance(stage, TableStage) else ():
                 restored.append(_restored_columns(sweep, archive_of[cleared[0]], cleared, run_id, where))
         tables = tuple(restored)
         return Restoration(sweep, run_id, _sweep(sweep, tables), tables, where)

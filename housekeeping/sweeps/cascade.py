@@ -96,6 +96,10 @@ class CascadeStage(TableStage):
     walks: dict[Any, Walk] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def calls_function(self) -> bool:
+        return self.calls is not None
+
+    @property
     def is_timed(self) -> bool:  # type: ignore[override]  # a variable of other stages
         """Whether the duration of a batch says how fast the database is: not if a function is called."""
         return self.calls is None
@@ -130,17 +134,11 @@ class CascadeStage(TableStage):
         return {archive_in(schema, source, of_cleared=name in cleared): source for name, source in sources}
 
     def cleared_columns(self) -> list[tuple[type[Model], tuple[str, ...], bool]]:
-        """Return the table and the columns of each link that is cleared, and whether they get their default."""
         graph = self._read_graph()
         links = [each for each in graph.links if each.decision == "clear"]
         return [(graph.model_of(each.table), each.cleared or each.columns, each.defaults) for each in links]
 
     def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:
-        """Return the stage with the holds of these stages that are about rows of the graph.
-
-        Parameters:
-          holding: Yields the name and the database of a sweep, and a stage of it that has a hold.
-        """
         assert self.graph is not None
         holds: dict[tuple[str, str], list[Any]] = {}
         tables = _changed_tables(self.graph)
@@ -311,8 +309,10 @@ class CascadeStage(TableStage):
         outcome = _change(walk, window, chunk)
         walk.outcome = outcome
         failures = [self._unchanged(window, number) for number in outcome.unchanged]
-        gone = [window.table.key_in(window.values([number])[0]) for number in outcome.done if not window.clears]
-        gone += [of.table.key_in(row) for of, row in outcome.aside]
+        gone: list[Values] = []
+        if read:
+            gone = [window.table.key_in(row) for row in window.values(outcome.done)]
+            gone += [of.table.key_in(row) for of, row in outcome.aside if of is window]
         return replace(
             result,
             unreachable=walk.unreachable,

@@ -236,28 +236,32 @@ class Walk:
         pushed = Window(table, link, table.columns_by(link), [], [], [], is_tree=recurses)
         level, hits, generations = len(self.stack), list[tuple[int, int, Any]](), list[int]()
         places = self._places.setdefault(table.id, {}) if table.circular and not pushed.clears else None
+        if places is None:
+            pushed.rows = [row[1:] for row in found]
+            pushed.owners = [live[row[0] - 1] for row in found]
+            found = []
         for place, *values in found:
+            assert places is not None
             owner, generation = live[place - 1], 1
             if recurses:
                 hangs_from, values = tuple(values[:key]), values[key:]
                 if hangs_from[0] is not None:
-                    at = places.get(hangs_from) if places is not None else None
+                    at = places.get(hangs_from)
                     if not isinstance(at, tuple) or at[0] != level:
                         continue  # it is found from the row itself
                     owner, generation = -1 - at[1], generations[at[1]] + 1
             row = tuple(values)
-            if places is not None:
-                above = (window, window.rows[owner]) if owner >= 0 else (pushed, pushed.rows[-1 - owner])
-                self._above.setdefault((table.id, row[:key]), []).append(
-                    (above[0].table.id, above[0].table.key_in(above[1] or ()))
-                )
-                at = places.get(row[:key])
-                if at is not None:
-                    if not (isinstance(at, tuple) and at[0] == level and pushed.owners[at[1]] == owner):
-                        hits.append((owner, generation, at))
-                        known[row[:key]] = None
-                    continue
-                places[row[:key]] = (level, len(pushed.rows))
+            above = (window, window.rows[owner]) if owner >= 0 else (pushed, pushed.rows[-1 - owner])
+            self._above.setdefault((table.id, row[:key]), []).append(
+                (above[0].table.id, above[0].table.key_in(above[1] or ()))
+            )
+            at = places.get(row[:key])
+            if at is not None:
+                if not (isinstance(at, tuple) and at[0] == level and pushed.owners[at[1]] == owner):
+                    hits.append((owner, generation, at))
+                    known[row[:key]] = None
+                continue
+            places[row[:key]] = (level, len(pushed.rows))
             pushed.rows.append(row)
             pushed.owners.append(owner)
             generations.append(generation)
@@ -326,6 +330,9 @@ class Walk:
         taken = 0
         while window.rows and window.rows[-1] is None:
             window.rows.pop()
+        if not self._units and None not in window.rows[-size:]:  # most windows
+            numbers = list(range(max(0, len(window.rows) - size), len(window.rows)))
+            return Chunk(level, numbers, {}) if numbers else None
         for number in reversed(range(len(window.rows))):
             row = window.rows[number]
             if row is None:
@@ -409,11 +416,15 @@ class Walk:
     def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
         """Take what a transaction has done, and leave the others of these rows for the rest of the run."""
         window = self.stack[chunk.level]
-        for number in outcome.done if outcome else ():
-            if window.clears and window.link is not None and window.link.defaults:
-                # A default may be the value that it had.
-                self._known.setdefault(window.link.name, {})[self._key_of(window, number)] = None
-            self.forget(chunk.level, number)
+        done = outcome.done if outcome else ()
+        if window.clears and window.link is not None and window.link.defaults:
+            # A default may be the value that a row had.
+            self._known.setdefault(window.link.name, {}).update((self._key_of(window, number), None) for number in done)
+        for number in done:
+            if window.table.circular:
+                self.forget(chunk.level, number)
+            else:
+                window.rows[number] = None
         if outcome and outcome.gone:
             self._drop(set(outcome.gone))
         for number in numbers:

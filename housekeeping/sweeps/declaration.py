@@ -22,12 +22,11 @@ from housekeeping.core.settings import LARGEST_BATCH, MAIN, WorkerSettings
 from housekeeping.database.catalog import identify, key_of
 from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.connection import database as current_database
-from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.conditions import WithoutLists
 from housekeeping.sweeps.keyset import needs_no_row, outer_columns
 from housekeeping.sweeps.partitions import DropPartitions, PartitionStage
 from housekeeping.sweeps.row import Row, bare, used_columns
-from housekeeping.sweeps.rows import EXAMPLE, HOLD_EXAMPLE, Call, CallStage, Rows, takes_time
+from housekeeping.sweeps.rows import EXAMPLE, HOLD_EXAMPLE, Call, Rows, takes_time
 from housekeeping.sweeps.send import Send
 from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.table_stage import TableStage
@@ -217,7 +216,7 @@ def check_stage(name: str, table: Stage) -> None:
             f"{name}: the order of stage {table.name} must end with the primary key ({columns}), or rows could be "
             "missed"
         )
-    if isinstance(table.action, Call) and not isinstance(table, CallStage | CascadeStage):
+    if isinstance(table.action, Call) and not table.calls_function:
         raise DeclarationError(f"{name}: a Call needs a CallStage, or nothing would be called")
 
 
@@ -448,8 +447,10 @@ class Sweep:
         for each in self.declared_stages():
             if isinstance(each, TableStage):
                 identify(each.model)
-        stages = [each.on_real_columns() if isinstance(each, TableStage) else each for each in self.declared_stages()]
-        return tuple(each.with_holds(self._holding) if isinstance(each, CascadeStage) else each for each in stages)
+        return tuple(
+            each.on_real_columns().with_holds(self._holding) if isinstance(each, TableStage) else each
+            for each in self.declared_stages()
+        )
 
     def _holding(self) -> Iterator[tuple[str, str, Any]]:
         """Yield name and database of each sweep of the installation that holds rows, and the stage that does."""

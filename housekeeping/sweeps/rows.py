@@ -19,7 +19,6 @@ from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.errors import caused_by
 from housekeeping.database.queries import CompiledQuery
 from housekeeping.sweeps.actions import Delete, Transition, allowed_by
-from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.keyset import text_of
 from housekeeping.sweeps.row import Row, bare
 from housekeeping.sweeps.stage import Batch, BatchResult, Event, Failure, Position, RowLog
@@ -108,6 +107,10 @@ class CallStage(TableStage):
 
     action: Call
     is_timed: ClassVar[bool] = False
+
+    @property
+    def calls_function(self) -> bool:
+        return True
 
     def prepare(self, batch: Batch) -> _Taken:
         """Call the function for each row of the batch that no other transaction has locked.
@@ -301,6 +304,8 @@ class Rows(OfTable):
         calls = CallStage(**options) if isinstance(self.action, Call) else None
         delete = self.action.then if isinstance(self.action, Call) else self.action
         if isinstance(delete, Delete) and delete.dependents is not None:
+            from housekeeping.sweeps.cascade import CascadeStage  # commands that only list workers do without it
+
             return CascadeStage(**options, calls=calls, delete=delete)
         return calls or TableStage(**options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
@@ -22,6 +22,7 @@ from peewee import (
     Expression,
     Field,
     IntegrityError,
+    Model,
     PostgresqlDatabase,
     Query,
     RawQuery,
@@ -192,6 +193,27 @@ class TableStage(TableRows):
             event = Event(event.signal, **{name: key for name, key in event.columns.items() if key not in absent})
         columns = {key: column for key, column in self.columns.items() if key not in absent}
         return replace(self, action=action, columns=columns, row_log=row_log, event=event)
+
+    @property
+    def calls_function(self) -> bool:
+        """Whether the stage calls the function of a `Call`."""
+        return False
+
+    def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:
+        """Return the stage with the holds of these stages, for one that deletes rows of further tables.
+
+        Parameters:
+          holding: Yields the name and the database of a sweep, and a stage of it that has a hold.
+        """
+        return self
+
+    def archives(self) -> dict[type[Model], type[Model]]:
+        """Return the archives of the stage's tables, with their tables, if they are not that of its action alone."""
+        return {}
+
+    def cleared_columns(self) -> list[tuple[type[Model], tuple[str, ...], bool]]:
+        """Return table and columns of each link that the stage clears, and whether they get their default."""
+        return []
 
     @property
     def locked_keys(self) -> SQL:

@@ -39,7 +39,6 @@ from housekeeping.sweeps.actions import (
     archiving,
     takes_cleared,
 )
-from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call
@@ -196,8 +195,8 @@ def archives_of(stages: Iterable[Stage]) -> dict[type[Model], tuple[type[Model],
     """Return the archives of these stages: archive -> its table, and whether its rows are deleted after a time."""
     found: dict[type[Model], tuple[type[Model], bool]] = {}
     for stage in stages:
-        if isinstance(stage, CascadeStage):
-            found |= {archive: (source, False) for archive, source in stage.archives().items()}
+        if isinstance(stage, TableStage) and (several := stage.archives()):
+            found |= {archive: (source, False) for archive, source in several.items()}
         elif isinstance(stage, TableStage) and (found_here := archive_of(stage)) is not None:
             action = archiving(stage.action)
             found[found_here] = (stage.model, action is not None and action.archive_keep is not None)
