@@ -115,8 +115,8 @@ STATES: Final = (
         _many_workers,
         {
             STUCK: Answer(
-                (rf"^Failed run: {FAILING}, since {AT}", r"5\d workers without a problem", "division by zero"),
-                (rf"Failed run: {FAILING}, since {AT}", r"5\d workers without a problem", "division by zero"),
+                (rf"^Failed run: {FAILING}, since {AT}", r"\d\d workers without a problem", "division by zero"),
+                (rf"Failed run: {FAILING}, since {AT}", r"\d\d workers without a problem", "division by zero"),
                 ("All right",),
             ),
             SAFE: Answer(("a run now would start", "1 of 1 thread is free"), ("would start", "1 of 1 thread is free")),

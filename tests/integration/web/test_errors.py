@@ -88,7 +88,7 @@ def test_run_that_left_no_error_is_shown_by_its_reason(client: FlaskClient) -> N
     recorded(outcome="lost", reason="taken_over")
     recorded(outcome="skipped", reason="paused")
 
-    assert listed(client) == [["no heartbeat: the process died or hung", "-", "1", "-"]]
+    assert listed(client) == [["no heartbeat: the process died or hung", "", "1", ""]]
 
 
 def test_page_is_one_statement_for_all_readers(client: FlaskClient, statements: list[str]) -> None:
