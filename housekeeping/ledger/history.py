@@ -21,8 +21,8 @@ from housekeeping.ledger.schema import NOW, Run, run_label
 
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
 _OPEN: Final = 100  # open runs of a worker that are read; fewer threads run it at once
-#: Columns that only the page of one run shows. They may be long.
-_LONG: Final = ("traceback", "rejected")
+#: Columns that only the page of one run shows, because they may be long, or that only the coverage reads.
+_LEFT_OUT: Final = ("traceback", "rejected", "oldest_at")
 _NEVER_BEGAN: Final = ("skipped", "missed")
 #: Time since the last heartbeat after which a run is shown as silent. The next one may be late by a slow statement.
 _LATE: Final = 1.5 * HEARTBEAT
@@ -294,7 +294,7 @@ def began() -> Any:
 
 def select_runs() -> Any:
     """Return the query that `record_of` reads."""
-    columns = (each for each in Run._meta.sorted_fields if each.name not in _LONG)
+    columns = (each for each in Run._meta.sorted_fields if each.name not in _LEFT_OUT)
     return Run.select(*columns, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent")).dicts()
 
 
