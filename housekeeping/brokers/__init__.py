@@ -1,8 +1,8 @@
 """Message brokers that lose no message to a lost connection: Dramatiq's for Redis and RabbitMQ, made reliable.
 
 Start with `message_broker`, which makes the broker that the settings name, and `harden`, for an application's own
-broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and requeues failed messages. The exceptions of
-`middleware_errors` drop, fail or requeue a message.
+broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and requeues failed messages,
+`dead_letter_selection` searches them. The exceptions of `middleware_errors` drop, fail or requeue a message.
 """
 
 from __future__ import annotations

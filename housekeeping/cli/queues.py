@@ -11,22 +11,17 @@ import click
 import redis
 
 from housekeeping.app import broker_without_database
-from housekeeping.brokers.dead_letters import (
-    NAME_WIDTH,
-    Action,
+from housekeeping.brokers.dead_letter_selection import (
     BulkResult,
-    DeadLetter,
-    DeadLetterStore,
     LetterFilter,
     Position,
     apply,
-    body,
-    dead_letters_of,
     describe_choice,
     found,
     readable,
     search,
 )
+from housekeeping.brokers.dead_letters import NAME_WIDTH, Action, DeadLetter, DeadLetterStore, body, dead_letters_of
 from housekeeping.cli.main import load_settings, load_workers, use_database_if_set
 from housekeeping.cli.output import (
     complete_worker,

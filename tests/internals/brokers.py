@@ -10,22 +10,24 @@ from housekeeping.brokers import dead_letters as on_redis
 from housekeeping.brokers import dramatiq_internals, harden, message_broker, queue_lengths, redis
 from housekeeping.brokers import rabbitmq as broker
 from housekeeping.brokers import rabbitmq as delay_queues
-from housekeeping.brokers.dead_letters import (
-    Action,
-    DeadLetter,
-    DeadLetterStore,
+from housekeeping.brokers.dead_letter_selection import (
     LetterFilter,
-    LetterResult,
     Position,
-    RedisDeadLetters,
     apply,
-    as_new,
-    dead_letters_of,
     describe_choice,
     find,
     found,
     readable,
     search,
+)
+from housekeeping.brokers.dead_letters import (
+    Action,
+    DeadLetter,
+    DeadLetterStore,
+    LetterResult,
+    RedisDeadLetters,
+    as_new,
+    dead_letters_of,
     without_secrets,
 )
 from housekeeping.brokers.dramatiq_internals import Prefetch
