@@ -272,9 +272,13 @@ class _Reader:
         self._edges: dict[_Node, list[_Edge]] = {}
 
     def read(self, model: type[Model]) -> Graph:
-        root = self._read_from(self._own, quoted_name(model))
+        alone = Graph(quoted_name(model), (), self._own, 0, model)
+        # Most tables have no dependents, which one statement tells.
+        if not self._references and not foreign_keys_to(alone.root, deep=True):
+            return alone
+        root = self._read_from(self._own, alone.root)
         if root is None:  # the first statement on the table reports it
-            return Graph(quoted_name(model), (), self._own, 0, model)
+            return alone
         for edge in [self._edge_of(each, node) for each, node in self._read_references()]:
             self._edges.setdefault(edge.parent, []).append(edge)
         links, seen, queue = list[Link](), {root}, deque([root])
