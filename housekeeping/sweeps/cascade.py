@@ -458,7 +458,7 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
     else:
         places = walk.statements.change_free(window, window.values(locked)) if locked else []
         outcome = Outcome([locked[place - 1] for place in places])
-        outcome.unchanged = _unchanged(walk, window, [each for each in locked if each not in set(outcome.done)])
+        outcome.unchanged = _unchanged(walk, window, sorted(set(locked) - set(outcome.done)))
     outcome.gone = gone
     return outcome
 
@@ -488,7 +488,7 @@ def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         # Another transaction has changed them since the statement began; a new one sees them as they are.
         again = statements.change_free(window, window.values(missing), checked=False)
         outcome.done += [missing[place - 1] for place in again]
-        outcome.unchanged = [number for number in missing if number not in set(outcome.done)]
+        outcome.unchanged = sorted(set(missing) - set(outcome.done))
     return outcome
 
 

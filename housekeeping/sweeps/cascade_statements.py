@@ -156,8 +156,9 @@ def sql_name(name: str) -> str:
 
 def _array(kind: str, values: list[Any]) -> str:
     """Return PostgreSQL's text of an array."""
-    if kind in _INTEGERS:
-        return "{" + ",".join(["NULL" if each is None else str(each) for each in values]) + "}"
+    if kind in _INTEGERS and None not in values:
+        return "{" + repr(values)[1:-1] + "}"  # faster than number by number
+    values = [each if each is None or isinstance(each, str) else str(each) for each in values]
     texts = ["NULL" if each is None else '"' + each.replace("\\", r"\\").replace('"', r"\"") + '"' for each in values]
     return "{" + ",".join(texts) + "}"
 

@@ -375,7 +375,8 @@ class _Trials:
             return  # only the author of the stages knows which rows they count
         (name, number), *_ = self.counts.items()
         changed = self.tables.changed_rows("at_first", self.sweep.model, self.ignoring)
-        if number != changed:
+        # Of a table that refers to itself, further rows are dependents, which have counts of their own.
+        if number != changed and not (len(self.counts) > 1 and number < changed):
             raise AssertionError(
                 f"{self.sweep.name}: {name} is {number} in the ledger, but {counted(changed, 'row')} changed"
             )
