@@ -21,7 +21,7 @@ from housekeeping import Settings
 from tests.command_processes import CommandProcesses
 from tests.internals.core import PREFIX, shared_redis
 from tests.internals.database import Database
-from tests.internals.demo import SCENES, scenes
+from tests.internals.demo import FAMILIES, scenes
 from tests.internals.embedded import embedded
 from tests.internals.ledger import Run
 from tests.internals.workers import BUILT_IN, configured_sweeps
@@ -124,7 +124,8 @@ def installation(
     client = redis.Redis.from_url(redis_of_installations)
     # No other test uses this server.
     client.flushall()
-    ours = {"REDIS_URL": redis_of_installations, "BROKER_URL": "", **scenes.settings(folder)}
+    own = {name: value for scene in FAMILIES for name, value in scene.settings(folder).items()}
+    ours = {"REDIS_URL": redis_of_installations, "BROKER_URL": "", **own}
     with monkeypatch.context() as patch:
         patch.setattr(shared_redis, "client", client)
         for name, number in _FEW.items():
@@ -132,7 +133,7 @@ def installation(
         configured_sweeps(settings)
         for family in BUILT_IN:
             postgres.create_tables(list(family.MODELS.values()))
-        for scene in SCENES:
+        for scene in FAMILIES:
             scene.seed(folder)
     old = datetime.now(UTC) - timedelta(days=40)
     Run.insert(

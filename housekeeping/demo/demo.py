@@ -53,7 +53,7 @@ from housekeeping.insight.wording import format_counts
 from housekeeping.ledger import schema
 from housekeeping.ledger.schema import Run, use_database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.workers import BUILT_IN, configured_sweeps
+from housekeeping.workers import BUILT_IN, configured_sweeps, kept_tables
 
 _END_SECONDS: Final = 15  # a worker ends after its batch, which takes milliseconds in the demo
 _PROCESSES: Final = ("worker", "scheduler")
@@ -192,7 +192,7 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
 
 
 def _print_undecided(stage: Stage) -> None:
-    found = read_coverage(stage.sweeps.values(), ())
+    found = read_coverage(stage.sweeps.values(), kept_tables(stage.settings))
     undecided = ", ".join(each.table for each in found.undecided)
     out.print(f"\nundecided among {len(found.tables)} tables (housekeeping coverage): {undecided}")
 

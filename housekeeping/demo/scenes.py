@@ -1,9 +1,9 @@
-"""Sample data of the demo: one scene per family of workers.
+"""Sample data of the demo: one scene per family of workers, and one of a sweep of one's own.
 
 User statuses are due, due later, never due, and locked by another session. Bulk imports are active, ended and stale,
 with their entities and trackers. Uploads are stale with and without an object, active, or of a store that is not
 configured. Repositories have refs to delete that are loose, packed, locked, missing and invalid. CI builds are stuck in
-four statuses, active, ended, and a few have damaged data.
+four statuses, active, ended, and a few have damaged data. Accounts are closed, with purchases and their items.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from housekeeping.cli.output import table
 from housekeeping.cli.sample_rows import add_builds, add_imports, add_ref_deletions, add_user_statuses
 from housekeeping.core.redis import shared_redis
 from housekeeping.database.connection import database
+from housekeeping.demo import accounts
 from housekeeping.workers.batched_git_ref_updates.git import hashed_path
 from housekeeping.workers.object_storage import pending_uploads
 
@@ -333,13 +334,15 @@ def count_builds() -> dict[str, int]:
 
 
 _REFS: Final = Scene("GIT REFS", seed_refs, count_refs, settings=refs_settings)
-SCENES: Final = (
+#: Of the built-in workers.
+FAMILIES: Final = (
     Scene("USER STATUSES", seed_user_statuses, count_user_statuses, lock=LOCK_USER_STATUSES),
     Scene("BULK IMPORTS", seed_imports, count_imports, lock=LOCK_IMPORTS),
     Scene("DIRECT UPLOADS", seed_uploads, count_uploads, settings=uploads_settings),
     *([_REFS] if shutil.which("git") else []),  # its refs are real and deleted by git
     Scene("CI BUILDS", seed_builds, count_builds),
 )
+SCENES: Final = (*FAMILIES, Scene("CLOSED ACCOUNTS", accounts.seed, accounts.count, settings=accounts.settings))
 
 Counted = dict[str, dict[str, int]]
 

@@ -105,6 +105,8 @@ def test_finished_demo_shows_its_changes_and_removes_everything(
     # The remaining rows are locked by another session, or became due in the meantime.
     assert before >= 40_000 and 250 <= after < 1_000
     assert " tables (housekeeping coverage): audit_events\n" in finished.stdout
+    (items,) = [line.split()[-2:] for line in finished.stdout.splitlines() if line.startswith("  items of purchases")]
+    assert items == ["60,000", "40,500"]
     assert list(temporary.iterdir()) == []
 
 

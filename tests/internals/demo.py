@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from housekeeping.demo import scenes
 from housekeeping.demo.demo import Stage, dashboard, runs_table, sums_table
-from housekeeping.demo.scenes import KEPT, SCENES, count_refs, refs_settings, seed_refs
+from housekeeping.demo.scenes import FAMILIES, KEPT, count_refs, refs_settings, seed_refs
