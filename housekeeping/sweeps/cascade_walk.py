@@ -24,6 +24,8 @@ logger = named_logger(__name__)
 WINDOW: Final = 10_000
 #: Rows of a table that a group leaves out of its queries, such as locked ones, until it gives up their parents.
 _MOST_LEFT: Final = 1000
+#: Looks at the rows of a batch to order them, after which those that are left form a circle.
+_MOST_PASSES: Final = 50
 
 #: Level of a window in the stack, and the number of a row in it.
 Place = tuple[int, int]
@@ -299,25 +301,33 @@ class Walk:
 
     def _join(self, place: Place, other: Place | Unit) -> None:
         """Make one unit of two rows, and of the rows in between, which can go only together with them."""
-        unit = Unit(set())
+        of_other = other if isinstance(other, Unit) else self._units.get(other)
+        unit = self._units.get(place) or of_other or Unit(set())
+        lowest = min(unit.places, default=None)
         waiting: list[Place | Unit] = [place, other]
         while waiting:
             each = waiting.pop()
-            if isinstance(each, Unit):
-                if each is not unit:
-                    unit.places |= each.places
-                    unit.aside += each.aside
-                    for window, values in each.aside:
-                        self._places[window.table.id][window.table.key_in(values)] = unit
-            elif self._units.get(each) is not unit:
-                waiting += [self._units[each]] if each in self._units else []
+            known = each if isinstance(each, Unit) else self._units.get(each)
+            if known is unit:
+                continue
+            if known is not None:
+                unit.places |= known.places
+                unit.aside += known.aside
+                self._units.update(dict.fromkeys(known.places, unit))
+                for window, values in known.aside:
+                    self._places[window.table.id][window.table.key_in(values)] = unit
+                added = unit.places  # its rows have had another lowest one
+            else:
+                assert isinstance(each, tuple)
                 unit.places.add(each)
-            for member in unit.places:
-                self._units[member] = unit
-            lowest = min(unit.places)
-            for member in list(unit.places):
+                self._units[each] = unit
+                added = {each}
+            least = min(added, default=None)
+            if least is not None and (lowest is None or least < lowest):
+                lowest, added = least, unit.places
+            for member in added:
                 owner = self.owner(member)
-                if owner is not None and owner > lowest and owner not in unit.places:
+                if owner is not None and lowest is not None and owner > lowest and owner not in unit.places:
                     waiting.append(owner)
 
     # -- up
@@ -401,16 +411,14 @@ class Walk:
     def topmost_first(self, rows: Iterable[_RowId]) -> list[_RowId]:
         """Return rows of circular tables, each after those of them that it hangs from, except in circles."""
         depths = dict.fromkeys(rows, 0)
-        for _ in depths:  # as often as the longest chain
-            deeper = {
-                row: depth
-                for row in depths
-                if (depth := max((depths[each] + 1 for each in self._above.get(row, ()) if each in depths), default=0))
-                > depths[row]
-            }
-            if not deeper or max(deeper.values()) > len(depths):
+        for _ in range(_MOST_PASSES):  # the rows come almost in this order; circles have no end
+            is_changed = False
+            for row in depths:
+                depth = max((depths[each] + 1 for each in self._above.get(row, ()) if each in depths), default=0)
+                if depth > depths[row]:
+                    depths[row], is_changed = depth, True
+            if not is_changed:
                 break
-            depths |= deeper
         return sorted(depths, key=lambda row: depths[row])
 
     def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
