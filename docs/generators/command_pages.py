@@ -14,15 +14,17 @@ from housekeeping.cli.main import LazyCommand, main
 
 def commands(old: str) -> str:
     """Return a section per command, in the order of `housekeeping --help`."""
-    return "\n\n".join(section for path, command in _all(main, "housekeeping") for section in _section(path, command))
+    found = all_commands(main, "housekeeping")
+    return "\n\n".join(section for path, command in found for section in _section(path, command))
 
 
-def _all(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+def all_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and those below it, each with the words that call it."""
     command = command.load() if isinstance(command, LazyCommand) else command
     yield path, command
     if isinstance(command, click.Group):
         for name, each in command.commands.items():
-            yield from _all(each, f"{path} {name}")
+            yield from all_commands(each, f"{path} {name}")
 
 
 def _section(path: str, command: click.Command) -> Iterator[str]:

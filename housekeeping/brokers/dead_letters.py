@@ -59,6 +59,14 @@ NAME_WIDTH: Final = 60  # characters of an id, a name or the arguments in a list
 _ERROR_WIDTH: Final = 200
 
 
+def _time_of(ms: float) -> datetime | None:
+    """Return the time of milliseconds since 1970; None for 0, and for a number that another program wrote."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 @dataclass(frozen=True)
 class DeadLetter:
     """A message that the broker has given up; it is decoded when its content is first asked for.
@@ -80,10 +88,12 @@ class DeadLetter:
     @cached_property
     def died_at(self) -> datetime | None:
         """Return when the broker gave it up; None if unknown."""
-        try:
-            return datetime.fromtimestamp(self.died_ms / 1000, UTC) if self.died_ms else None
-        except (ValueError, OverflowError, OSError):
-            return None  # not a time: another program wrote it
+        return _time_of(self.died_ms)
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """Return when the message was sent last; None if unknown."""
+        return _time_of(self.message.message_timestamp if self.message else 0)
 
     @cached_property
     def _decoded(self) -> tuple[Message[Any] | None, str]:
@@ -134,7 +144,7 @@ class DeadLetter:
             "broker_id": self.broker_id,
             "actor": None if message is None else message.actor_name,
             "queue": self.queue,
-            "died_at": None if self.died_at is None else self.died_at.isoformat(timespec="milliseconds"),
+            "died_at": self.died_at,
             "retries": self.retries,
             "arguments": in_one_line(arguments(self), NAME_WIDTH),
             "error": in_one_line(bounded(self.error) or "", _ERROR_WIDTH) or None,
@@ -274,15 +284,17 @@ def arguments(letter: DeadLetter) -> str:
 
 
 def body(letter: DeadLetter) -> dict[str, Any]:
-    """Return the arguments and options, or the bytes of an unreadable message."""
+    """Return the arguments and options, or the bytes of an unreadable message; None for what it does not have."""
     if letter.message is None:
-        return {"body": bounded(letter.body.decode("utf-8", "backslashreplace"))}
+        unknown = dict.fromkeys(("args", "kwargs", "options", "traceback"))
+        return {**unknown, "body": bounded(letter.body.decode("utf-8", "backslashreplace"))}
     options = {name: value for name, value in letter.message.options.items() if name != "traceback"}
     return {
         "args": without_secrets(list(letter.message.args)),
         "kwargs": without_secrets(letter.message.kwargs),
         "options": without_secrets(options),
         "traceback": bounded(letter.traceback),
+        "body": None,
     }
 
 

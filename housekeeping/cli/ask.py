@@ -233,9 +233,9 @@ def _print_run(
 ) -> None:
     sweep = sweeps.get(record.worker)
     answer = explain_run(record, sweep, now, settings.timezone)
-    explained = {"origin": answer.origin, "meaning": answer.meaning, "next_step": answer.next_step}
-    attempts = [each.run_id for each in answer.attempts]
-    if print_as_json({**as_json(record), **as_json(failures), **explained, "attempts": attempts, "undo": undo}):
+    explained: dict[str, Any] = {"origin": answer.origin, "meaning": answer.meaning, "next_step": answer.next_step}
+    explained |= {"attempts": answer.attempts, "undo": undo}
+    if print_as_json({**as_json(record), **as_json(failures), **explained}):
         return
     say(f"run {record.label} of {record.worker}: {outcome_of(record)}", style="bold")
     for label, text in (("started", answer.origin), ("result", answer.meaning), ("next", answer.next_step)):

@@ -35,9 +35,8 @@ from housekeeping.database.errors import is_unavailable
 from housekeeping.engine.registry import by_database
 from housekeeping.insight.wording import format_age, format_ticks, format_time, next_ticks, state_of
 from housekeeping.ledger import schema
-from housekeeping.ledger.history import name_database
 from housekeeping.ledger.operators import Override, overrides
-from housekeeping.ledger.schema import use_database
+from housekeeping.ledger.schema import name_database, use_database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.validate_tables import problems_of
 from housekeeping.sweeps.values import Finding, Level, SetupProblem
@@ -128,9 +127,9 @@ def _print_load(load: DatabaseLoad) -> None:
     print_table(rows, empty="nothing could be read")
     for wait in load.waits:
         whom = "waits for" if wait.ours else "waits for the workers:"
-        since = "" if wait.seconds is None else f", {format_duration(wait.seconds)}"
+        since = "" if wait.waited_s is None else f", {format_duration(wait.waited_s)}"
         who = f"process {wait.pid} ({wait.application or 'unknown'})"
-        say(f"{who} {whom} {', '.join(map(str, wait.blockers))}, lock on {wait.relation or 'a row'}{since}")
+        say(f"{who} {whom} {', '.join(map(str, wait.blockers))}, lock on {wait.table or 'a row'}{since}")
 
 
 def _print_grants(role: str, settings: Settings, sweeps: dict[str, Sweep]) -> None:
@@ -222,7 +221,7 @@ def list_workers() -> None:
                 sweep.database,
             )
         )
-    if print_as_json(rows):
+    if print_as_json({"workers": rows}):
         return
     named = ["DATABASE"] if settings.databases else []
     paced = ["PACE"] if any(_pace(sweep) for sweep in sweeps.values()) else []
@@ -299,8 +298,7 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None
 
     def report(kind: str, name: str, result: str, line: str, statements: Sequence[str] = ()) -> None:
         """Print a part of the result with the statements that are left to the operator, or keep it for --json."""
-        left = {"statements": list(statements)} if statements else {}
-        values = {"kind": kind, "name": name, "result": result, **left}
+        values = {"kind": kind, "name": name, "result": result, "statements": list(statements)}
         results.append(name_database(values, database.selected))
         if not wants_json():
             click.echo("\n".join([line, *(f"{each};" for each in statements)]))
@@ -310,7 +308,7 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None
             by_worker = {each.name: each for each in workers}
             _init_database(settings, by_worker, with_tables, with_sample_data, report)
             _init_archives(by_worker, with_archives, report)
-    print_as_json(results)
+    print_as_json({"results": results})
 
 
 #: Reports a part of the result: its kind, its name, what was done, the line for people, and statements to execute.

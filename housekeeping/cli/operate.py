@@ -30,11 +30,10 @@ from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
 from housekeeping.engine.restore import warning_of_restored_rows
-from housekeeping.insight.wording import as_json, find_worker, format_time, parse_future_time
+from housekeeping.insight.wording import find_worker, format_time, parse_future_time
 from housekeeping.ledger import history, operators, schema
 from housekeeping.ledger.alerts import acknowledge as acknowledge_alerts
 from housekeeping.ledger.alerts import describe_acknowledged
-from housekeeping.ledger.history import name_database
 from housekeeping.ledger.operators import (
     LoggedAction,
     Override,
@@ -45,6 +44,7 @@ from housekeeping.ledger.operators import (
     record_action,
 )
 from housekeeping.ledger.runs import PURGE
+from housekeeping.ledger.schema import name_database
 from housekeeping.sweeps.declaration import Sweep
 
 
@@ -121,7 +121,7 @@ _PURGE: Final = f"{PURGE}:"
 _UNTIL_HELP = (
     "End of the override: 2h, 30min, 03:00 or 2026-11-20T03:00 (UTC). By default it lasts until `housekeeping resume`."
 )
-_JSON_HELP = "Print a JSON list of the workers and their state."
+_JSON_HELP = "Print a JSON object with the workers and their overrides."
 
 #: A change as text and as JSON values.
 _Change = tuple[str, dict[str, Any]]
@@ -209,7 +209,7 @@ def resume(name: str | None, every: bool) -> None:
             outcome.result = f"{worker} {now if ended else 'was neither paused nor narrowed'}"
         if warning is not None:
             notify(f"warning: {worker}: {warning}")
-        return outcome.result, {"worker": worker, "state": "on", "changed": ended, "warning": warning}
+        return outcome.result, {"worker": worker, "changed": ended, "override": None, "warning": warning}
 
     _for_each(_workers(sweeps, name, every), end)
 
@@ -235,7 +235,8 @@ def stop(run_id: str) -> None:
         record = run_with(label)
         with record_action("stop", record.label, user) as outcome:
             changed, outcome.result = history.stop(record, user)
-    if not print_as_json({"run": record.label, "worker": record.worker, "changed": changed, "result": outcome.result}):
+    stopped = {"run_id": record.run_id, "worker": record.worker, "changed": changed, "result": outcome.result}
+    if not print_as_json(name_database(stopped, record.database)):
         say(outcome.result)
 
 
@@ -257,7 +258,8 @@ def _override(
         with record_action("pause" if state == "paused" else "narrow", worker, user) as outcome:
             active = operators.switch(override, keep_pause=every)
             outcome.result = describe_switch(active, override)
-        return outcome.result, {"worker": worker, **as_json(active), "changed": active is override}
+        now, changed = operators.override_of(worker), active is override
+        return outcome.result, {"worker": worker, "changed": changed, "override": now, "warning": None}
 
     _for_each(_workers(sweeps, name, every), set_override)
 
@@ -276,7 +278,7 @@ def _for_each(workers: Iterable[tuple[str, str]], change: Callable[[str], _Chang
         changes.append(name_database(values, database_name))
         if not wants_json():
             say(text)
-    print_as_json(changes)
+    print_as_json({"workers": changes})
     if unavailable:
         raise unavailable[0]
 

@@ -170,15 +170,11 @@ def show_letter(message_id: str) -> None:
     """
     with progress("reading dead letters"):
         [letter] = found(_store(), [message_id])
-    message = letter.message
-    fields = letter.as_json()
-    if message is not None:
-        fields["message_timestamp"] = message.message_timestamp
-    fields |= body(letter)
+    fields = {**letter.as_json(), "sent_at": letter.sent_at, **body(letter)}
     if print_as_json(fields):
         return
     for name, value in fields.items():
-        if name not in ("arguments", "error"):
+        if name not in ("arguments", "error") and value is not None:
             text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
             click.echo(f"{name}:{chr(10) if chr(10) in text else ' '}{printable(text)}")
 

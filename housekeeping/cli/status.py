@@ -344,7 +344,7 @@ def _document(found: Snapshot, *, problems: bool) -> dict[str, Any]:
     workers = [each for each in found.statuses.values() if each.trouble or each.problem or not problems]
     clock = found.clocks.get(MAIN)
     document: dict[str, Any] = {
-        "now": found.at,
+        "at": found.at,
         "clock_skew_s": None if clock is None else clock.seconds,
         "workers": workers,
         "queues": found.queues,
@@ -352,7 +352,7 @@ def _document(found: Snapshot, *, problems: bool) -> dict[str, Any]:
         "redis": _unreachable(found) or "ok",
         "processes": found.processes.listed,
         "headline": found.headline.as_text(found.at),
-        "alarms": found.alerts,
+        "alerts": found.alerts,
     }
     if database.several():
         away = {each.database: each.error for each in found.unavailable.values()}

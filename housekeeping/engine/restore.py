@@ -451,6 +451,10 @@ class ArchivedTable:
     rows: Backlog
     keys: Sequence[Mapping[str, Any]]
 
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``archived`` in ``housekeeping runs ID --json``."""
+        return {"table": self.table, "rows": self.rows.rows, "rows_exact": self.rows.exact, "keys": self.keys}
+
 
 @dataclass(frozen=True, slots=True)
 class Undo:

@@ -20,10 +20,11 @@ from housekeeping.brokers.dead_letter_selection import LetterFilter, search
 from housekeeping.brokers.dead_letters import DeadLetterStore
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.logs import error_line, in_one_line, mask_secrets
+from housekeeping.core.settings import MAIN
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import DIRECT_CAUSE, Kind, error_in, is_unavailable, kind_of, without_values
-from housekeeping.ledger.schema import Run, run_label
+from housekeeping.ledger.schema import Run, name_database, run_label
 from housekeeping.sweeps.table_stage import TableStage
 
 #: The longest time that is shown. Dead letters are kept for a week.
@@ -69,8 +70,8 @@ class Cause:
       example: The last error as it was.
       rows, runs, dead_letters: How many of each failed.
       of: The workers and actors.
-      last_run: Label of the last run; None if only messages failed.
-      last_letter: Id of the last dead letter; None without one.
+      run_id: The last run, in the database of this name; None if only messages failed.
+      message_id: The last dead letter; None without one.
     """
 
     cause: str
@@ -81,8 +82,21 @@ class Cause:
     runs: int = 0
     dead_letters: int = 0
     of: list[str] = field(default_factory=list)
-    last_run: str | None = None
-    last_letter: str | None = None
+    run_id: int | None = None
+    database: str = MAIN
+    message_id: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``causes`` in ``housekeeping errors --json``."""
+        numbers = {"rows": self.rows, "runs": self.runs, "dead_letters": self.dead_letters}
+        names = ("cause", "example", "first_at", "last_at", "of", "run_id", "message_id")
+        values = {**{name: getattr(self, name) for name in names}, "counts": numbers}
+        return name_database(values, self.database)
+
+    @property
+    def last_run(self) -> str | None:
+        """Label of the last run; None if only messages failed."""
+        return None if self.run_id is None else run_label(self.run_id, self.database)
 
     @property
     def subjects(self) -> str:
@@ -127,7 +141,7 @@ def read_causes(names: Sequence[str], store: DeadLetterStore | None, since: date
             found = _add(by_cause, cause, line, worker, first, last)
             found.rows, found.runs = found.rows + failed_rows, found.runs + runs
             if found.last_at == last:
-                found.last_run = run_label(run_id, name)
+                found.run_id, found.database = run_id, name
     if store is not None:
         _add_letters(by_cause, store, read)
     read.causes = sorted(by_cause.values(), key=lambda each: each.last_at, reverse=True)
@@ -150,7 +164,7 @@ def _add_letters(by_cause: dict[str, Cause], store: DeadLetterStore, read: Cause
         found = _add(by_cause, without_values(line), line, actor, at, at)
         found.dead_letters += 1
         if found.last_at == at:
-            found.last_letter = letter.id
+            found.message_id = letter.id
     if page.older is not None:
         read.incomplete.append(f"only the last {page.searched:,} dead letters were searched")
 

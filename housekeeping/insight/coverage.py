@@ -114,7 +114,7 @@ class Coverage:
     def as_json(self) -> dict[str, Any]:
         """Return what ``housekeeping coverage --json`` prints."""
         return {
-            "now": self.at,
+            "at": self.at,
             "counts": self.counts,
             "tables": self.tables,
             "unknown_kept": self.unfit,

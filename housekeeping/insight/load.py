@@ -99,18 +99,18 @@ class LockWait:
 
     Attributes:
       ours: Whether it is the library's.
-      relation: The table; None for a row's lock.
+      table: The one that it waits for; None for a row's lock.
       blockers: Process ids of the sessions that it waits for.
       application: Its name; None if the role may not read it.
-      seconds: Since its statement began; None if unknown.
+      waited_s: Seconds since its statement began; None if unknown.
     """
 
     pid: int
     ours: bool
-    relation: str | None
+    table: str | None
     blockers: Sequence[int]
     application: str | None
-    seconds: float | None
+    waited_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,22 @@ class DatabaseLoad:
     waits: Sequence[LockWait] = ()
     tables: Sequence[TableState] = ()
     incomplete: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``databases`` in ``housekeeping doctor --database --json``."""
+        rates = [
+            {"worker": each.name, "rows_per_s": each.value, "limit": each.limit, "over": each.over}
+            for each in self.workers
+        ]
+        return {
+            "database": self.name,
+            "at": self.at,
+            "measures": self.measures,
+            "workers": rates,
+            "waits": self.waits,
+            "tables": self.tables,
+            "incomplete": self.incomplete,
+        }
 
     @property
     def over(self) -> bool:

@@ -252,14 +252,14 @@ class Plan(Forecast):
         """Return the object of ``housekeeping plan --json``."""
         return {
             "worker": self.worker,
-            "now": self.now,
+            "at": self.now,
             **self._numbers(self, self.batches),
-            "records_per_s": self.pace,
+            "rows_per_s": self.pace,
             "clock_skew_s": None if self.clock_skew is None else self.clock_skew.seconds,
             "unconfirmed": self.unconfirmed,
-            "passes": [
+            "stages": [
                 {
-                    "pass": each.name,
+                    "stage": each.name,
                     **self._numbers(each, batches.number),
                     **batches.as_json(),
                     "samples": [{name: _plain(value) for name, value in row.items()} for row in each.samples],
@@ -275,9 +275,10 @@ class Plan(Forecast):
 
     def _numbers(self, part: Plan | StagePlan, batches: int) -> dict[str, Any]:
         return {
-            "stale_rows": part.stale.rows,
-            "exact": part.stale.exact,
+            "backlog": part.stale.rows,
+            "backlog_exact": part.stale.exact,
             "held": None if part.held is None else part.held.rows,
+            "held_exact": None if part.held is None else part.held.exact,
             "batches": batches,
             "expected_s": self.expected_s(part.stale),
             "oldest": _plain(part.oldest),

@@ -57,6 +57,7 @@ from housekeeping.ledger.leases import HeldLease, held_leases
 from housekeeping.ledger.operators import Override, overrides
 from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
 from housekeeping.ledger.runs import DISK_FULL
+from housekeeping.ledger.schema import name_database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog, as_cursor
 from housekeeping.sweeps.validate_tables import stages_of
@@ -133,25 +134,25 @@ class WorkerStatus:
             "worker": self.worker,
             "state": self.state,
             "not_set_up": self.problem.text if self.problem else None,
-            "switch": self.switch,
+            "override": self.switch,
             "schedule": self.schedule,
             "next_tick": self.next_tick,
-            "last_run": None if self.last_run is None else _run_as_json(self.last_run),
+            "last_run": self.last_run,
             "backlog": self.waiting.rows if self.waiting else None,
             "backlog_exact": self.waiting.exact if self.waiting else None,
             "backlog_counted_at": self.counted_at,
             "held": self.held.rows if self.held else None,
             "held_exact": self.held.exact if self.held else None,
             "oldest": first[0],
-            "last_success": self.last_success,
+            "last_success_at": self.last_success,
             "arrived_per_hour": self.rates.arrived if self.rates else None,
-            "drained_per_hour": self.rates.drained if self.rates else None,
+            "processed_per_hour": self.rates.drained if self.rates else None,
             "forecast": self.forecast,
-            "alarms": self.alarms,
+            "alerts": self.alarms,
             "rejected": self.rejected,
             "rejected_more": self.rejected_more,
         }
-        return history.name_database(values, self.database)
+        return name_database(values, self.database)
 
 
 #: Workers without a problem that are listed after those with one; more are folded.
@@ -329,12 +330,6 @@ def _observe(sweep: Sweep, status: WorkerStatus, runs: WorkerRuns, now: datetime
         attempted_at=runs.attempted_at if is_due else None,
         period=Cron(sweep.schedule, zone).period(now) if sweep.schedule and is_due else None,
     )
-
-
-def _run_as_json(run: RunRecord) -> dict[str, Any]:
-    names = ("run_id", "outcome", "reason", "trigger", "tick", "started_at", "duration_s", "counts", "error")
-    values = run.as_json()
-    return {name: values[name] for name in (*names, "heartbeat_age_s", "silent", "maybe_lost")}
 
 
 @dataclass(slots=True)

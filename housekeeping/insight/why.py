@@ -25,11 +25,11 @@ from housekeeping.engine.guard import UNCONFIRMED, in_words
 from housekeeping.insight.plan import Forecast
 from housekeeping.insight.wording import format_in_zone, next_tick, outcome_in_words
 from housekeeping.ledger import history
-from housekeeping.ledger.history import RunRecord, name_database
+from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.operators import describe_override, logged_actions, override_of
 from housekeeping.ledger.processes import UNKNOWN, Processes
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, resumed_by
-from housekeeping.ledger.schema import Run, run_label
+from housekeeping.ledger.schema import Run, name_database, run_label
 from housekeeping.sweeps.declaration import Sweep
 
 #: Meaning of a recorded reason, with what to do about it.
@@ -211,15 +211,7 @@ class Explanation:
     def as_json(self) -> dict[str, Any]:
         """Return the object of ``housekeeping why --json``."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "database"}
-        values["attempts"] = [_attempt_as_json(each) for each in self.attempts]
-        values["newer_run"] = None if self.newer_run is None else _attempt_as_json(self.newer_run)
         return name_database(values, self.database)
-
-
-def _attempt_as_json(run: RunRecord) -> dict[str, Any]:
-    values = {**run.as_json(), "outcome": _outcome(run)}
-    names = ("run_id", "trigger", "outcome", "reason", "started_at", "finished_at", "counts", "error")
-    return {name: values[name] for name in (*names, "heartbeat_age_s")}
 
 
 def why(

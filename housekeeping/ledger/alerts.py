@@ -89,7 +89,7 @@ class Alert:
         return "critical" if self.name in CRITICAL else "warning"
 
     def as_json(self) -> dict[str, Any]:
-        """Return one element of ``alarms`` in ``housekeeping status --json``."""
+        """Return one element of ``alerts`` in ``housekeeping status --json``."""
         shown = ("name", "worker", "subject", "severity", "text", "limit", "value", "since", "acknowledged")
         cause = None if self.cause is None else dict(zip(("worker", "name", "subject"), self.cause, strict=True))
         return {**{name: getattr(self, name) for name in shown}, "cause": cause}

@@ -17,7 +17,7 @@ from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database
 from housekeeping.database.times import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import HEARTBEAT, PREDICATE, SILENCE
-from housekeeping.ledger.schema import NOW, Run, run_label
+from housekeeping.ledger.schema import NOW, Run, name_database, run_label
 
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
 _OPEN: Final = 100  # open runs of a worker that are read; fewer threads run it at once
@@ -26,11 +26,6 @@ _LEFT_OUT: Final = ("traceback", "rejected", "oldest_at")
 _NEVER_BEGAN: Final = ("skipped", "missed")
 #: Time since the last heartbeat after which a run is shown as silent. The next one may be late by a slow statement.
 _LATE: Final = 1.5 * HEARTBEAT
-
-
-def name_database(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the values with the name of their database, if there are several databases."""
-    return {**values, "database": name} if database.several() else values
 
 
 @dataclass(frozen=True, slots=True)

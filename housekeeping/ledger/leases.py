@@ -25,7 +25,7 @@ from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import current_message
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_lock_timeout
-from housekeeping.ledger.schema import NOW, LeaseRow, Run, run_label, seconds_since
+from housekeeping.ledger.schema import NOW, LeaseRow, Run, name_database, run_label, seconds_since
 
 if TYPE_CHECKING:
     import redis
@@ -168,6 +168,12 @@ class HeldLease:
         holder = holder_of(token)
         held_for_s = None if holder.held_for is None else round(holder.held_for.total_seconds(), 1)
         return cls(key, holder.process, holder.worker, holder.message_id, held_for_s, token=token, **known)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``leases`` in ``housekeeping leases list --json``."""
+        shown = ("key", "process", "worker", "message_id", "held_for_s", "remaining_s", "epoch", "run_id")
+        values = {name: getattr(self, name) for name in shown}
+        return name_database({**values, "heartbeat_age_s": self.silent_for_s}, self.database)
 
     @property
     def run_label(self) -> str | None:

@@ -275,8 +275,10 @@ class Override:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return one ``switch`` of ``housekeeping status --json``."""
-        return {**self.columns(), "since": self.since}
+        """Return one ``override`` of ``housekeeping status --json``."""
+        values = self.columns()
+        user = values.pop("said_by")
+        return {**values, "since": self.since, "user": user}
 
 
 def describe_override(override: Override) -> str:

@@ -223,6 +223,11 @@ def run_label(run_id: int, name: str) -> str:
     return str(run_id) if name == MAIN else f"{name}:{run_id}"
 
 
+def name_database(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the values with the name of their database, if there are several databases."""
+    return {**values, "database": name} if database.several() else values
+
+
 def parse_run_label(text: str) -> tuple[str, int] | None:
     """Return the database's name and the run id in a `run_label`; None for another text."""
     found = _LABEL.fullmatch(text)

@@ -201,7 +201,7 @@ class Branch:
         )
         own = ("rows", "is_exact", "batches", "is_new", "referenced_rows", "sampled_rows", "level", "text", "way_out")
         return {
-            "pass": self.stage.name,
+            "stage": self.stage.name,
             "depth": len(self.path),
             **{name: getattr(self.link, name) for name in (*of_link, "database")},
             "path": self.path_in_words,

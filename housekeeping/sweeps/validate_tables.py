@@ -389,8 +389,7 @@ class Trigger:
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``triggers`` in ``housekeeping plan --json``."""
-        fields = asdict(self)
-        return {"pass": fields.pop("stage"), **fields, "text": self.text}
+        return {**asdict(self), "text": self.text}
 
 
 def triggers_of(stages: Iterable[Stage], now: datetime) -> list[Trigger]:

@@ -102,7 +102,7 @@ def test_plan_warns_of_a_missing_archive(housekeeping: Housekeeping) -> None:
 
     planned = json.loads(housekeeping("plan", SWEEP, "--json").stdout)
 
-    assert planned["stale_rows"] == 8
+    assert planned["backlog"] == 8
     text = 'archive "old_sessions" is missing; create it: housekeeping init --with-archives'
     assert (planned["outcome"], planned["reason"]) == ("failed", "archive")
     assert {"check": "archive", "effect": "fails", "text": text} in planned["checks"]

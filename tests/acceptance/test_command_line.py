@@ -95,7 +95,7 @@ def test_list_works_without_a_database(command: Command) -> None:
 def test_list_is_complete_while_a_table_is_locked(command: Command, made: None, admin: Connection) -> None:
     with admin.cursor() as cursor:
         cursor.execute("BEGIN; LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE")
-        rows = json.loads(command("list", "--json").stdout)
+        rows = json.loads(command("list", "--json").stdout)["workers"]
         cursor.execute("ROLLBACK")
 
     assert {each["worker"]: each["state"] for each in rows}[WORKER] == "on"
@@ -113,7 +113,7 @@ def test_command_runs_with_closed_output(environment: dict[str, str], tmp_path: 
 def test_list_shows_configured_limits(command: Command, made: None) -> None:
     set_to = json.dumps({WORKER: {"batch_size": 7, "max_runtime_s": 90, "schedule": "0 3 * * *", "enabled": True}})
 
-    rows = json.loads(command("list", "--json", WORKERS=set_to, TIMEZONE="Asia/Tokyo").stdout)
+    rows = json.loads(command("list", "--json", WORKERS=set_to, TIMEZONE="Asia/Tokyo").stdout)["workers"]
 
     (shown,) = [row for row in rows if row["worker"] == WORKER]
     assert (shown["batch_size"], shown["max_runtime_s"], shown["state"]) == (7, 90, "on")
@@ -127,7 +127,8 @@ def test_list_shows_the_pace_of_a_worker(command: Command, made: None) -> None:
     set_to = json.dumps({WORKER: {"max_rows_per_s": 500, "rest": 0.5}})
 
     shown, without = command("list", WORKERS=set_to).stdout, command("list").stdout
-    (row,) = [each for each in json.loads(command("list", "--json", WORKERS=set_to).stdout) if each["worker"] == WORKER]
+    rows = json.loads(command("list", "--json", WORKERS=set_to).stdout)["workers"]
+    (row,) = [each for each in rows if each["worker"] == WORKER]
 
     assert "PACE" in shown and "500 rows/s, rest 0.5" in shown and "PACE" not in without
     assert (row["max_rows_per_s"], row["rest"]) == (500, 0.5)
@@ -145,8 +146,8 @@ def test_status_shows_last_run_backlog_queues_and_alerts(command: Command, add: 
     assert (worker["last_run"]["outcome"], worker["backlog"], worker["backlog_exact"]) == ("done", 10_000, False)
     empty = {"waiting": 0, "delayed": 0, "dead": 0, "oldest_at": None, "died_at": None}
     assert (status["queues"]["cronjob"], status["redis"]) == (empty, "ok")
-    alarms = {(each["worker"], each["name"]): each for each in status["alarms"]}
-    assert alarms[WORKER, "backlog"]["text"] == "more than 10,000 rows wait"
+    alerts = {(each["worker"], each["name"]): each for each in status["alerts"]}
+    assert alerts[WORKER, "backlog"]["text"] == "more than 10,000 rows wait"
     # No process runs here, which explains the backlog.
     assert shown.startswith("No worker, since ") and "more than 10,000 rows wait" not in shown
 
@@ -160,10 +161,10 @@ def test_status_without_redis_shows_the_rest(command: Command, made: None) -> No
 
 
 def test_init_prints_what_it_made_as_json(command: Command, settings: Settings) -> None:
-    made = json.loads(command("init", "--with-tables", "--json").stdout)
+    made = json.loads(command("init", "--with-tables", "--json").stdout)["results"]
 
-    assert made[0] == {"kind": "schema", "name": settings.schema_name, "result": "created"}
-    assert {"kind": "table", "name": "user_statuses", "result": "created"} in made
+    assert made[0] == {"kind": "schema", "name": settings.schema_name, "result": "created", "statements": []}
+    assert {"kind": "table", "name": "user_statuses", "result": "created", "statements": []} in made
 
 
 def test_help_lists_each_command_in_one_line(command: Command) -> None:

@@ -61,11 +61,11 @@ def alive(status: Status, kind: str) -> list[dict[str, Any]]:
 
 
 def alerts(status: Status, name: str) -> list[str]:
-    return [each["text"] for each in status()["alarms"] if each["name"] == name]
+    return [each["text"] for each in status()["alerts"] if each["name"] == name]
 
 
 def test_installation_without_processes_says_so_once(status: Status, command: Command) -> None:
-    said = [(each["name"], each["text"]) for each in status()["alarms"]]
+    said = [(each["name"], each["text"]) for each in status()["alerts"]]
 
     assert said == [
         ("no_worker", "no worker has sent a heartbeat yet: start `housekeeping worker`"),
@@ -156,4 +156,4 @@ def test_each_process_is_listed_and_a_stopped_one_is_not(
         assert process.terminate() == 0
 
     assert status()["processes"] == []
-    assert [each["name"] for each in status()["alarms"]].count("no_worker") >= 1
+    assert [each["name"] for each in status()["alerts"]].count("no_worker") >= 1

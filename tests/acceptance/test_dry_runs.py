@@ -36,7 +36,7 @@ def test_dry_run_writes_nothing_and_counts_the_runs_changes(installation: Instal
     assert after == before
     assert installation.everything() != before
     counts = [json.loads(ended.stdout)["counts"] for ended in (dry, run)]
-    assert json.loads(planned.stdout)["stale_rows"] > 0
+    assert json.loads(planned.stdout)["backlog"] > 0
     assert sum(counts[0][each] for each in progress_counts) == sum(counts[1][each] for each in progress_counts) > 0
 
 
@@ -63,4 +63,4 @@ def test_plan_before_init_writes_nothing(installation: Installation) -> None:
     dry = installation.command("run", name, "--dry-run", "--json")
 
     assert installation.everything() == before
-    assert json.loads(planned.stdout)["stale_rows"] == json.loads(dry.stdout)["counts"]["deleted_rows"] == 7
+    assert json.loads(planned.stdout)["backlog"] == json.loads(dry.stdout)["counts"]["deleted_rows"] == 7

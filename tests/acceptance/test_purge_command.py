@@ -101,7 +101,7 @@ def test_installation_that_only_purges_misses_no_process(command: Command, postg
 
     status = command("status", "--json", "--fail-on-alert")
 
-    assert (status.returncode, json.loads(status.stdout)["alarms"]) == (0, [])
+    assert (status.returncode, json.loads(status.stdout)["alerts"]) == (0, [])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import redis
@@ -38,13 +39,18 @@ def test_paused_worker_skips_runs_until_it_is_resumed(add: Callable[[int], None]
 
 
 def test_changes_of_overrides_are_printed_as_json(made: None, command: Command) -> None:
-    paused = json.loads(command("pause", WORKER, "--reason", "migration", "--json").stdout)
-    narrowed = json.loads(command("narrow", WORKER, "--batch-size", "10", "--json").stdout)
-    resumed, again = (json.loads(command("resume", WORKER, "--json").stdout) for _ in range(2))
+    def change(*words: str) -> dict[str, Any]:
+        [changed] = json.loads(command(*words, "--json").stdout)["workers"]
+        assert changed["worker"] == WORKER
+        return dict(changed)
 
-    assert [(each["worker"], each["state"], each["reason"]) for each in paused] == [(WORKER, "paused", "migration")]
-    assert [(each["state"], each["batch_size"]) for each in narrowed] == [("narrow", 10)]
-    assert [each[0]["changed"] for each in (resumed, again)] == [True, False]
+    paused = change("pause", WORKER, "--reason", "migration")["override"]
+    narrowed = change("narrow", WORKER, "--batch-size", "10")["override"]
+    resumed, again = change("resume", WORKER), change("resume", WORKER)
+
+    assert (paused["state"], paused["reason"]) == ("paused", "migration")
+    assert (narrowed["state"], narrowed["batch_size"]) == ("narrow", 10)
+    assert [(each["changed"], each["override"]) for each in (resumed, again)] == [(True, None), (False, None)]
 
 
 def test_all_workers_are_paused_and_resumed_together(made: None, command: Command) -> None:
@@ -84,10 +90,10 @@ def test_narrowed_limits_are_shown(made: None, command: Command) -> None:
 
     status = json.loads(command("status", "--json").stdout)
 
-    switch = next(each["switch"] for each in status["workers"] if each["worker"] == WORKER)
+    switch = next(each["override"] for each in status["workers"] if each["worker"] == WORKER)
     assert (switch["state"], switch["batch_size"], switch["max_runtime_s"]) == ("narrow", 10, 5.0)
     assert switch["rows_per_s"] == 2.5
-    assert (switch["reason"], switch["until"]) == ("peak", None) and "@" in switch["said_by"]
+    assert (switch["reason"], switch["until"]) == ("peak", None) and "@" in switch["user"]
 
 
 def test_why_explains_the_latest_tick_in_text_and_json(made: None, command: Command) -> None:
@@ -199,6 +205,7 @@ def test_run_is_stopped_once_and_an_ended_one_is_not(made: None, command: Comman
 
     assert first.stdout == f"run {run.id} of {WORKER} ends after its current batch\n"
     assert again.stdout == f"run {run.id} is already ending after its current batch, asked by {stopped_by}\n"
+    assert (ended["run_id"], ended["worker"]) == (run.id, WORKER)
     assert (ended["changed"], "has already ended as partial" in ended["result"]) == (False, True)
     assert f"result: {stopped_by} stopped it after its batch" in shown.stdout
     assert [(each["action"], each["user"]) for each in actions] == [("stop", stopped_by)] * 3

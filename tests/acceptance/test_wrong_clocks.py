@@ -62,7 +62,7 @@ def test_plan_status_and_doctor_work_and_show_the_clock_difference(statuses: Non
     shown = [shifted(2 * DAY_S, *words).stdout for words in (("plan", WORKER), ("status",))]
     doctor = json.loads(shifted(2 * DAY_S, "doctor", "--json").stdout)
 
-    assert json.loads(planned.stdout)["stale_rows"] == 3
+    assert json.loads(planned.stdout)["backlog"] == 3
     [worker] = [each for each in json.loads(status.stdout)["workers"] if each["worker"] == WORKER]
     assert worker["backlog"] == 3
     for said in (planned, status):

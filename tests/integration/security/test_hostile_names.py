@@ -80,7 +80,7 @@ def test_error_that_quotes_a_hostile_name_is_escaped(hostile: Installation) -> N
 def test_json_output_has_unmodified_hostile_names(hostile: Installation) -> None:
     planned = json.loads(hostile.command("plan", CLEANUP, PROJECT, "--json").stdout)
 
-    assert [row["ref"] for row in planned["passes"][0]["samples"][:2]] == list(NAMES)
+    assert [row["ref"] for row in planned["stages"][0]["samples"][:2]] == list(NAMES)
 
 
 def test_pages_show_hostile_names_as_text(hostile: Installation, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_lock_wait_is_named_with_its_blocker(
         page = client.get("/database").get_data(as_text=True)
 
     blocked, blocker = (second, first) if found.pid == second else (first, second)
-    assert found.blockers == [blocker] and found.relation == "user_statuses"
+    assert found.blockers == [blocker] and found.table == "user_statuses"
     assert found.ours is (ours if blocked == second else not ours)
     assert f">{blocked} (" in page and "user_statuses" in page
 

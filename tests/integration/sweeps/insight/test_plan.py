@@ -54,7 +54,7 @@ def test_plan_shows_oldest_newest_and_sample_rows(add_statuses: AddStatuses, clo
 
     assert planned["oldest"] == "2025-12-31T15:00:00+00:00"
     assert planned["newest"] == "2025-12-31T23:00:00+00:00"
-    (only,) = planned["passes"]
+    (only,) = planned["stages"]
     assert [row["user_id"] for row in only["samples"]] == [9, 8, 7, 6, 5]
 
 

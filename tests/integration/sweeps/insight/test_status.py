@@ -425,13 +425,13 @@ def test_last_success_is_the_last_run_that_did_its_work(statuses: type[UserStatu
     seen = worker_status(sweep, _NOW, _UTC)
 
     assert seen.last_success == _NOW - timedelta(seconds=800)
-    assert as_json(seen)["last_success"] == "2025-12-31T23:47:10+00:00"
+    assert as_json(seen)["last_success_at"] == "2025-12-31T23:47:10+00:00"
 
 
 def test_worker_that_never_did_its_work_has_no_last_success(statuses: type[UserStatus]) -> None:
     _ended("failed", reason="gone")
 
-    assert as_json(worker_status(sweep, _NOW, _UTC))["last_success"] is None
+    assert as_json(worker_status(sweep, _NOW, _UTC))["last_success_at"] is None
 
 
 def test_hourly_rates_come_from_the_last_runs(statuses: type[UserStatus]) -> None:
@@ -441,7 +441,7 @@ def test_hourly_rates_come_from_the_last_runs(statuses: type[UserStatus]) -> Non
     seen = worker_status(sweep, _NOW, _UTC)
 
     assert seen.rates == Rates(drained=60, arrived=90)
-    assert (as_json(seen)["drained_per_hour"], as_json(seen)["arrived_per_hour"]) == (60, 90)
+    assert (as_json(seen)["processed_per_hour"], as_json(seen)["arrived_per_hour"]) == (60, 90)
 
 
 def test_every_alert_is_explained_on_the_page_and_in_the_docs(statuses: type[UserStatus]) -> None:

@@ -98,8 +98,8 @@ def test_plan_estimates_the_duration_from_the_workers_runs(
     planned = plan(sweep, clock=clock)
     print_plan(planned)
 
-    assert (as_json(planned)["expected_s"], as_json(planned)["records_per_s"]) == (60, 2.5)
-    assert as_json(planned)["passes"][0]["expected_s"] == 60
+    assert (as_json(planned)["expected_s"], as_json(planned)["rows_per_s"]) == (60, 2.5)
+    assert as_json(planned)["stages"][0]["expected_s"] == 60
     assert capsys.readouterr().out.splitlines()[1].split()[1:5] == ["150", "2", "1", "min"]
 
 
@@ -111,7 +111,7 @@ def test_plan_without_history_has_no_duration(
     planned = plan(sweep, clock=clock)
     print_plan(planned)
 
-    assert (as_json(planned)["expected_s"], as_json(planned)["records_per_s"]) == (None, None)
+    assert (as_json(planned)["expected_s"], as_json(planned)["rows_per_s"]) == (None, None)
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["1", "1", "unknown"]
 
 

@@ -100,9 +100,9 @@ def test_plan_lists_partition_range_rows_and_bytes(months: None) -> None:
 
     planned = plan(sweep(stale=lambda row: row.exported == True), clock=ManualClock(NOW))  # noqa: E712
 
-    (stage,) = planned.as_json()["passes"]
+    (stage,) = planned.as_json()["stages"]
     september, october = stage["samples"]
-    assert planned.stale.rows == stage["stale_rows"] == 1
+    assert planned.stale.rows == stage["backlog"] == 1
     assert september["partition"].endswith(".events_09") and september["stays"] is None
     assert september["range"] == "FROM ('2025-09-01 00:00:00+00') TO ('2025-10-01 00:00:00+00')"
     assert (september["rows"], september["bytes"]) == (10, _size("events_09"))

@@ -129,7 +129,7 @@ def test_detached_table_that_is_renamed_is_kept(killed: None) -> None:
 def test_detached_table_that_is_too_young_now_is_attached_again(killed: None) -> None:
     old = sweep(older_than=timedelta(days=4000))
 
-    planned = plan(old, clock=ManualClock(NOW)).as_json()["passes"][0]["samples"]
+    planned = plan(old, clock=ManualClock(NOW)).as_json()["stages"][0]["samples"]
     result = run(old)
 
     assert [row["stays"] for row in planned] == ["its range is no longer over"]

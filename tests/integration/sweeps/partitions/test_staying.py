@@ -31,7 +31,7 @@ from tests.internals.sweeps import PartitionStage
 
 
 def _reasons(**given: Any) -> dict[str, str | None]:
-    (stage,) = plan(sweep(**given), clock=ManualClock(NOW)).as_json()["passes"]
+    (stage,) = plan(sweep(**given), clock=ManualClock(NOW)).as_json()["stages"]
     return {row["partition"].rpartition(".")[2]: row["stays"] for row in stage["samples"]}
 
 

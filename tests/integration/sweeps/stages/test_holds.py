@@ -44,7 +44,7 @@ def test_rows_on_hold_stay_and_rows_where_it_is_null_go(documents: None, clock: 
     result = run_sweep(sweep, clock=clock)
 
     assert (planned.stale, planned.held, planned.batches) == (Backlog(3), Backlog(2), 2)
-    assert planned.as_json()["held"] == planned.as_json()["passes"][0]["held"] == 2
+    assert planned.as_json()["held"] == planned.as_json()["stages"][0]["held"] == 2
     assert [row["id"] for row in planned.stages[0][0].samples] == [1, 3, 4]
     assert dry.counts["deleted_rows"] == result.counts["deleted_rows"] == 3
     assert (result.outcome, left()) == ("done", [2, 5, 6])

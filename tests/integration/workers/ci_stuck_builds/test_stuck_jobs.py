@@ -199,7 +199,7 @@ def test_paused_or_disabled_parent_enqueues_no_child_unless_forced(
 def test_plan_shows_the_children_and_enqueues_none(enqueued: Enqueued, clock: ManualClock) -> None:
     planned, dry = plan(stuck_jobs, clock=clock).as_json(), dry_run(stuck_jobs, clock=clock)
 
-    assert [(each["pass"], each["samples"]) for each in planned["passes"]] == [
+    assert [(each["stage"], each["samples"]) for each in planned["stages"]] == [
         (
             "messages",
             [
