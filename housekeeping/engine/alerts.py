@@ -24,7 +24,7 @@ from housekeeping.database.connection import database
 from housekeeping.database.times import TOLERATED
 from housekeeping.engine import CLOCK_SKEWS, RunResult
 from housekeeping.engine.failures import Failing, failing
-from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded, processed_rows
+from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded
 from housekeeping.engine.lateness import LATE, late_alert, late_limit, unknown_age
 from housekeeping.ledger import history
 from housekeeping.ledger.alerts import Alert as Alert
@@ -52,7 +52,6 @@ _ADVICE: Final = {
     "stop": "runs stop; to continue: housekeeping plan NAME, then run --confirm",
 }
 MOST_RUNS: Final = 50  # older runs say little about the current rate
-_SUCCESS: Final = ("done", "partial")
 #: Time without a heartbeat by which another run has taken over: the run is dead after `SILENCE`, and Redis or RabbitMQ
 #: delivers its message again within another one (`brokers.redis.HEARTBEAT_TIMEOUT_MS`).
 TAKEOVER: Final = 2 * SILENCE
@@ -69,8 +68,6 @@ GRACE: Final = timedelta(minutes=2)
 #: Beginning of the names of the workers of the library's own tables, which are always active.
 _MAINTENANCE: Final = "housekeeping."
 _PERIODS: Final = 2  # periods of the shortest schedule without a scheduler before an alert
-#: A shorter observation gives no reliable rate per hour.
-_MIN_OBSERVATION: Final = timedelta(minutes=10)
 #: Outcomes that a run can have as a metric.
 OUTCOMES: tuple[str, ...] = tuple(outcome for outcome in get_args(Outcome) if outcome not in ("lost", "missed"))
 
@@ -537,19 +534,6 @@ def first_of(values: Iterable[Any], least: Callable[[list[Any]], Any] = min) -> 
     return least([value for value in present if type(value) is type(present[0])]) if present else None
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Rows per hour over the last runs.
-
-    Attributes:
-      drained: Processed rows.
-      arrived: Rows that became stale; None if unknown, because a backlog was only counted up to its limit.
-    """
-
-    drained: float
-    arrived: float | None
-
-
 def last_ended(sweep: Sweep) -> list[RunRecord]:
     """Return the worker's last runs that began and ended, oldest first."""
     return history.last_ended(sweep.name, runs_looked_at(sweep))
@@ -558,40 +542,6 @@ def last_ended(sweep: Sweep) -> list[RunRecord]:
 def runs_looked_at(sweep: Sweep) -> int:
     """Return the number of last runs that tell how the worker stands."""
     return max(MOST_RUNS, sweep.alerts.failed_runs or 0)
-
-
-def rates(sweep: Sweep, runs: Sequence[RunRecord]) -> Rates | None:
-    """Return the rates over these runs; None for fewer than two runs or less than ten minutes."""
-    counted = [run for run in runs if run.backlog is not None]
-    if len(counted) < 2:
-        return None
-    first, last = counted[0], counted[-1]
-    began, ended = _ended_at(first), _ended_at(last)
-    if ended - began < _MIN_OBSERVATION:
-        return None
-    hours = (ended - began) / timedelta(hours=1)
-    drained = processed_by(sweep, [run for run in runs if began < _ended_at(run) <= ended])
-    assert first.backlog is not None and last.backlog is not None
-    known = first.backlog_exact and last.backlog_exact
-    return Rates(drained / hours, (drained + last.backlog - first.backlog) / hours if known else None)
-
-
-def pace(sweep: Sweep, runs: Sequence[RunRecord]) -> float | None:
-    """Return the rows processed per second of run time in successful runs; None if they processed none."""
-    succeeded = [run for run in runs if run.outcome in _SUCCESS]
-    processed = processed_by(sweep, succeeded)
-    spent_s = sum(run.duration_s or 0.0 for run in succeeded)
-    return processed / spent_s if processed and spent_s > 0 else None
-
-
-def processed_by(sweep: Sweep, runs: Iterable[RunRecord]) -> int:
-    """Return the number of rows that these runs processed."""
-    return sum(processed_rows(run.counts, sweep.progress_counts) for run in runs)
-
-
-def _ended_at(run: RunRecord) -> datetime:
-    assert run.finished_at is not None
-    return run.finished_at
 
 
 #: Start of each open run of this process, by worker and run id; in seconds since 1970.

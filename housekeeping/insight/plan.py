@@ -34,7 +34,7 @@ from housekeeping.database.connection import (
 from housekeeping.database.errors import Kind, is_lock_timeout, is_timeout, is_unavailable, kind_of
 from housekeeping.database.times import ClockSkew, database_now, read_database_clock
 from housekeeping.engine import RunRequest, RunResult, initial_counts
-from housekeeping.engine.alerts import first_of, last_ended, no_living_scheduler, pace, total_held
+from housekeeping.engine.alerts import first_of, last_ended, no_living_scheduler, total_held
 from housekeeping.engine.gates import (
     OUTCOME_OF_EFFECT,
     Check,
@@ -54,7 +54,7 @@ from housekeeping.insight.alerts import what_stops
 from housekeeping.insight.backlogs import planned_rows
 from housekeeping.insight.causes import failing_row
 from housekeeping.insight.status import database_server
-from housekeeping.insight.trends import BacklogForecast, forecast_backlog
+from housekeeping.insight.trends import BacklogForecast, forecast_backlog, pace
 from housekeeping.insight.wording import next_tick
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.alerts import Alert

@@ -33,11 +33,9 @@ from housekeeping.engine.alerts import (
     NO_SPACE,
     UNAVAILABLE,
     Observation,
-    Rates,
     failing_arguments,
     is_failed,
     process_alerts,
-    rates,
     runs_looked_at,
     worker_alerts,
 )
@@ -48,7 +46,7 @@ from housekeeping.engine.lateness import known_late_alert
 from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.insight.alerts import Headline, explained, what_is_wrong, what_stops
 from housekeeping.insight.backlogs import Counted, count_backlogs, planned_rows
-from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, forecast_backlog
+from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, Rates, forecast_backlog, rates
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile

@@ -1,4 +1,4 @@
-"""Trends of the runs: charts of what they have done, the forecast of a backlog, and the progress of open runs."""
+"""Trends of the runs: charts of what they did, their rates, the forecast of a backlog, the progress of open runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from housekeeping.core.logs import counted, error_line, format_duration
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.times import database_now
-from housekeeping.engine.alerts import pace, rates
 from housekeeping.engine.gates import describe_with_user
 from housekeeping.engine.guard import count_stale, processed_rows
 from housekeeping.ledger.alerts import Alert
@@ -577,3 +576,55 @@ class ProgressReader:
             return None
         left = count_left(sweep, last.started_at)
         return None if left is None else left + Backlog(processed_rows(last.counts, sweep.progress_counts))
+
+
+#: A shorter observation gives no reliable rate per hour.
+_MIN_OBSERVATION: Final = timedelta(minutes=10)
+_SUCCESS: Final = ("done", "partial")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rows per hour over the last runs.
+
+    Attributes:
+      drained: Processed rows.
+      arrived: Rows that became stale; None if unknown, because a backlog was only counted up to its limit.
+    """
+
+    drained: float
+    arrived: float | None
+
+
+def rates(sweep: Sweep, runs: Sequence[RunRecord]) -> Rates | None:
+    """Return the rates over these runs; None for fewer than two runs or less than ten minutes."""
+    counted = [run for run in runs if run.backlog is not None]
+    if len(counted) < 2:
+        return None
+    first, last = counted[0], counted[-1]
+    began, ended = _ended_at(first), _ended_at(last)
+    if ended - began < _MIN_OBSERVATION:
+        return None
+    hours = (ended - began) / timedelta(hours=1)
+    drained = processed_by(sweep, [run for run in runs if began < _ended_at(run) <= ended])
+    assert first.backlog is not None and last.backlog is not None
+    known = first.backlog_exact and last.backlog_exact
+    return Rates(drained / hours, (drained + last.backlog - first.backlog) / hours if known else None)
+
+
+def pace(sweep: Sweep, runs: Sequence[RunRecord]) -> float | None:
+    """Return the rows processed per second of run time in successful runs; None if they processed none."""
+    succeeded = [run for run in runs if run.outcome in _SUCCESS]
+    processed = processed_by(sweep, succeeded)
+    spent_s = sum(run.duration_s or 0.0 for run in succeeded)
+    return processed / spent_s if processed and spent_s > 0 else None
+
+
+def processed_by(sweep: Sweep, runs: Iterable[RunRecord]) -> int:
+    """Return the number of rows that these runs processed."""
+    return sum(processed_rows(run.counts, sweep.progress_counts) for run in runs)
+
+
+def _ended_at(run: RunRecord) -> datetime:
+    assert run.finished_at is not None
+    return run.finished_at

@@ -22,10 +22,9 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import close_databases, database
 from housekeeping.doctor import CONNECTION, examine
-from housekeeping.engine.alerts import processed_by
 from housekeeping.insight.coverage import read_coverage
 from housekeeping.insight.load import read_loads
-from housekeeping.insight.trends import INTERVALS, Interval, Range, Trends, read_trends
+from housekeeping.insight.trends import INTERVALS, Interval, Range, Trends, processed_by, read_trends
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep

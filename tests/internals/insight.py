@@ -9,14 +9,11 @@ from housekeeping.engine import alerts as run_metrics
 from housekeeping.engine.alerts import (
     Alert,
     Observation,
-    Rates,
     backlog,
     first_of,
     last_ended,
     oldest,
-    pace,
     process_alerts,
-    rates,
     worker_alerts,
 )
 from housekeeping.engine.gates import Check
@@ -34,9 +31,12 @@ from housekeeping.insight.trends import (
     Progress,
     ProgressReader,
     Range,
+    Rates,
     count_left,
     format_progress,
     intervals,
+    pace,
+    rates,
 )
 from housekeeping.insight.watch import InstallationWatch, deployed
 from housekeeping.insight.webhook import AlertWebhook
