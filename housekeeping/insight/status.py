@@ -614,9 +614,7 @@ class SnapshotReader:
             if alert.name in ("stuck", "overdue"):
                 return is_read and found.processes.known
             return is_read and not (alert.name == "backlog" and (alert.worker, "unseen", "") in evaluated)
-        if alert.name == UNAVAILABLE:
-            return alert.subject in self._servers
-        if alert.name == NO_SPACE:
+        if alert.name in (UNAVAILABLE, NO_SPACE):
             return alert.subject in self._servers
         # A process may know only some of the workers, and so a longer period. A living scheduler is known to all.
         if alert.name == NO_SCHEDULER:
