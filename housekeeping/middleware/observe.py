@@ -43,7 +43,6 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import (
     MessageContext,
     Trigger,
-    WaitTimes,
     current_message,
     tracer,
     tracing_api,
@@ -320,15 +319,11 @@ class Sender:
             stopped=stopped,
             **fields,
         )
-        _measure(heartbeat)
+        process = (heartbeat.kind, f"{heartbeat.host}:{heartbeat.pid}")
+        telemetry.PROCESS_HEARTBEAT.set(time.time(), *process, ",".join(heartbeat.queues), heartbeat.version)
+        telemetry.PROCESS_THREADS.set(heartbeat.threads, *process)
+        telemetry.PROCESS_BUSY_THREADS.set(heartbeat.busy, *process)
         return heartbeat
-
-
-def _measure(heartbeat: Heartbeat) -> None:
-    process = (heartbeat.kind, f"{heartbeat.host}:{heartbeat.pid}")
-    telemetry.PROCESS_HEARTBEAT.set(time.time(), *process, ",".join(heartbeat.queues), heartbeat.version)
-    telemetry.PROCESS_THREADS.set(heartbeat.threads, *process)
-    telemetry.PROCESS_BUSY_THREADS.set(heartbeat.busy, *process)
 
 
 def _call_at_exit(stop: Callable[[], None]) -> None:
@@ -503,7 +498,11 @@ class RunLog(Middleware):
                 **spent.as_fields(),
                 data_consistency_used=data_consistency_used(),
             )
-        _measure_run(message.actor_name, outcome, duration_s, spent)
+        telemetry.RUNS.add(message.actor_name, outcome)
+        if outcome != "skipped":
+            telemetry.DURATION.observe(duration_s, message.actor_name)
+            telemetry.DATABASE_TIME.add(message.actor_name, number=spent.database_s)
+            telemetry.REDIS_TIME.add(message.actor_name, number=spent.redis_s)
 
     def _name(self, broker: Broker, message: MessageProxy) -> None:
         options = broker.get_actor(message.actor_name).options
@@ -522,14 +521,6 @@ class RunLog(Middleware):
 def _level(actor: Actor[..., Any]) -> int:
     """Return the level of an actor's start and end lines: debug if it uses none of the library's options."""
     return logging.DEBUG if OPTIONS.isdisjoint(actor.options) else logging.INFO
-
-
-def _measure_run(worker: str, outcome: str, duration_s: float, spent: WaitTimes) -> None:
-    telemetry.RUNS.add(worker, outcome)
-    if outcome != "skipped":
-        telemetry.DURATION.observe(duration_s, worker)
-        telemetry.DATABASE_TIME.add(worker, number=spent.database_s)
-        telemetry.REDIS_TIME.add(worker, number=spent.redis_s)
 
 
 def _outcome(exception: BaseException | None) -> str:
