@@ -1,12 +1,13 @@
-"""Queries that are compiled to SQL once and executed many times on a thread's connection, each in one round trip, and
-`Recorder`, which says what a query uses.
+"""Queries that are compiled to SQL once and executed many times on a thread's connection, each in one round trip.
+
+`Recorder` says what a query uses, `explain` how PostgreSQL executes it.
 
 Compiling the statement of a batch takes peewee longer than PostgreSQL needs to execute it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -279,3 +280,29 @@ class Recorder(Context):
     def rights(self) -> dict[type[Model], tuple[str, ...]]:
         """Return table -> the rights that the statements need on it, ``FOR UPDATE`` where they lock its rows."""
         return {model: ("SELECT", *self.changes.get(model, ())) for model in self.models}
+
+
+def written_out(query: Query) -> str:
+    """Return the statement with its parameters in their places, to be read."""
+    sql, parameters = database.get_sql_context().sql(query).query()
+    written: bytes = database.mogrify(sql, parameters)
+    return written.decode()
+
+
+def explain(query: Any) -> list[dict[str, Any]]:
+    """Return the nodes of PostgreSQL's plan of the statement, as for a large table."""
+    # The database's context: a query that starts with a common table expression has none of its own.
+    sql, parameters = database.get_sql_context().sql(query).query()
+    with database.atomic() as transaction:
+        # PostgreSQL scans small tables even if they have a suitable index.
+        database.execute_sql("SET LOCAL enable_seqscan = off")
+        database.execute_sql("SET LOCAL enable_sort = off")
+        plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
+        transaction.rollback()
+    return list(_nodes(plan[0]["Plan"]))
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)

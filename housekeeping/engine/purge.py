@@ -6,6 +6,7 @@ stored in the run's row, so that a later run can resume it. `insight.plan.plan_p
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections.abc import Iterable, Mapping
@@ -16,11 +17,12 @@ from typing import Any, ClassVar, Final
 
 from peewee import Model
 
-from housekeeping.core.errors import DeclarationError, WrongArgument
+from housekeeping.core.errors import DeclarationError, DependentsRefused, WrongArgument
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
 from housekeeping.database.catalog import key_of, quoted_name
 from housekeeping.database.connection import database
+from housekeeping.engine.guard import CountFailed, count_rows
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.runs import PURGE, SILENCE, Counts
@@ -36,6 +38,8 @@ from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import build_model, describe, keyset_order
 from housekeeping.sweeps.values import Guard, Limits, Setup, declared
 
+#: Rows up to which a batch may sort the table. Each batch sorts all rows that match, so the work grows with its square.
+SORTED_ROWS: Final = 100_000
 #: Whether two names are one table, or a partitioned table and one of its partitions.
 _HAS_SAME_ROWS: Final = """
 SELECT to_regclass(%(declared)s) IN (
@@ -295,3 +299,34 @@ def _delete(request: PurgeRequest) -> Delete:
         return Delete(archive_to=request.archive_to)
     except DeclarationError as error:
         raise WrongArgument(f"--archive-to: {error}") from None
+
+
+def refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) -> None:
+    """Refuse an order without an index on a table with many rows.
+
+    Raises:
+      WrongArgument: The table has more than `SORTED_ROWS` rows, or they could not be counted in time.
+    """
+    name = quoted_name(stage.model)
+    try:
+        rows = count_rows([name], SORTED_ROWS + 1, sweep.limits.runtime)
+    except CountFailed as error:
+        if not error.timed_out:
+            raise
+        rows = SORTED_ROWS + 1
+    if rows > SORTED_ROWS:
+        columns = ", ".join(request.order_by)
+        raise WrongArgument(
+            f"{request.table} has over {SORTED_ROWS:,} rows and no index for --order-by {columns}, so that each batch "
+            f"would sort them; CREATE INDEX CONCURRENTLY ON {name} ({columns}), leave --order-by out, or add --force"
+        )
+
+
+def with_options(error: DependentsRefused) -> str:
+    """Return the text of the error with options of the command instead of the line of a declaration."""
+    text, _, mapping = str(error).partition("dependents=")
+    end = mapping.find("}") + 1
+    if not end:
+        return str(error)
+    decisions: dict[str, str] = ast.literal_eval(mapping[:end])
+    return text + " ".join(f"--decide {name}={each}" for name, each in decisions.items()) + mapping[end:]

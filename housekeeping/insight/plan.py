@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal, Self
 
-from peewee import SQL, PeeweeException, ProgrammingError, Query, Select, fn
+from peewee import SQL, PeeweeException, ProgrammingError, Select, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
 from housekeeping.core.errors import (
@@ -23,7 +22,6 @@ from housekeeping.core.errors import (
 )
 from housekeeping.core.logs import error_line, format_duration
 from housekeeping.core.settings import LARGEST_BATCH, Settings
-from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import (
     LOCK_TIME,
     database,
@@ -32,6 +30,7 @@ from housekeeping.database.connection import (
     translate_postgres_errors,
 )
 from housekeeping.database.errors import Kind, is_lock_timeout, is_timeout, is_unavailable, kind_of
+from housekeeping.database.queries import explain, written_out
 from housekeeping.database.times import ClockSkew, database_now, read_database_clock
 from housekeeping.engine import RunRequest, RunResult, initial_counts
 from housekeeping.engine.alerts import first_of, last_ended, no_living_scheduler, total_held
@@ -46,8 +45,8 @@ from housekeeping.engine.gates import (
     ThrottleGate,
     before_batches,
 )
-from housekeeping.engine.guard import UNCONFIRMED, CountFailed, RowGuard, count_rows
-from housekeeping.engine.purge import PurgeRequest, PurgeSweep
+from housekeeping.engine.guard import UNCONFIRMED, RowGuard
+from housekeeping.engine.purge import PurgeRequest, PurgeSweep, refuse_large_table, with_options
 from housekeeping.engine.run import classify_error
 from housekeeping.engine.speed import batch_sizes
 from housekeeping.insight.alerts import what_stops
@@ -71,8 +70,6 @@ from housekeeping.sweeps.validate_tables import Trigger, problems_of, stages_of,
 
 #: Rows counted at most, so that a plan never takes minutes; above it the plan says "at least".
 COUNT_LIMIT: Final = 1_000_000
-#: Rows up to which a batch may sort the table. Each batch sorts all rows that match, so the work grows with its square.
-SORTED_ROWS: Final = 100_000
 _COUNTED: Final = 100_000  # rows counted at most for a warning
 _SAMPLE: Final = 100  # stale rows that are compared with a later time
 _LATER: Final = timedelta(days=3650)  # longer than any age that a sweep waits for
@@ -664,7 +661,7 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
     try:
         (stage,) = sweep.stages_for_run()
     except DependentsRefused as error:
-        raise WrongArgument(f"--cascade: {_with_options(error)}") from None
+        raise WrongArgument(f"--cascade: {with_options(error)}") from None
     assert isinstance(stage, TableStage)
     for problem in problems_of([stage]):
         raise WrongArgument(f"--archive-to: {problem.text}" + "".join(f"; {each}" for each in problem.statements))
@@ -678,7 +675,7 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
         raise WrongArgument(f"--where is no condition on {request.table}: {error_line(error)}") from None
     is_sorted = any(node["Node Type"] == "Sort" for node in nodes)
     if is_sorted and request.order_by and not force:
-        _refuse_large_table(request, sweep, stage)
+        refuse_large_table(request, sweep, stage)
     indexes = dict.fromkeys(node["Index Name"] for node in nodes if "Index Name" in node)
     try:
         planned = plan(sweep, force=force, confirmed=True, declared=sweep.declared)
@@ -692,62 +689,11 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
     if not request.ignore_holds:
         _refuse_cascade_to_held_rows(planned)
     return PurgePlan(
-        request, planned, tuple(indexes), is_sorted, sweep.held_by, _text_of(stage.statements_of_a_run(now)[0])
+        request, planned, tuple(indexes), is_sorted, sweep.held_by, written_out(stage.statements_of_a_run(now)[0])
     )
-
-
-def _with_options(error: DependentsRefused) -> str:
-    """Return the text of the error with options of the command instead of the line of a declaration."""
-    text, _, mapping = str(error).partition("dependents=")
-    end = mapping.find("}") + 1
-    if not end:
-        return str(error)
-    decisions: dict[str, str] = ast.literal_eval(mapping[:end])
-    return text + " ".join(f"--decide {name}={each}" for name, each in decisions.items()) + mapping[end:]
 
 
 def _refuse_cascade_to_held_rows(planned: Plan) -> None:
     for each in planned.dependents:
         if each.deletes_held_rows:
             raise Refused(f"{each.text}. Leave the rows above them out of --where, or add --ignore-holds")
-
-
-def _refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) -> None:
-    name = quoted_name(stage.model)
-    try:
-        rows = count_rows([name], SORTED_ROWS + 1, sweep.limits.runtime)
-    except CountFailed as error:
-        if not error.timed_out:
-            raise
-        rows = SORTED_ROWS + 1
-    if rows > SORTED_ROWS:
-        columns = ", ".join(request.order_by)
-        raise WrongArgument(
-            f"{request.table} has over {SORTED_ROWS:,} rows and no index for --order-by {columns}, so that each batch "
-            f"would sort them; CREATE INDEX CONCURRENTLY ON {name} ({columns}), leave --order-by out, or add --force"
-        )
-
-
-def _text_of(query: Query) -> str:
-    sql, parameters = database.get_sql_context().sql(query).query()
-    text: bytes = database.mogrify(sql, parameters)
-    return text.decode()
-
-
-def explain(query: Any) -> list[dict[str, Any]]:
-    """Return the nodes of PostgreSQL's plan of the statement, as for a large table."""
-    # The database's context: a query that starts with a common table expression has none of its own.
-    sql, parameters = database.get_sql_context().sql(query).query()
-    with database.atomic() as transaction:
-        # PostgreSQL scans small tables even if they have a suitable index.
-        database.execute_sql("SET LOCAL enable_seqscan = off")
-        database.execute_sql("SET LOCAL enable_sort = off")
-        plan: Any = database.execute_sql(f"EXPLAIN (FORMAT JSON) {sql}", parameters).fetchone()[0]
-        transaction.rollback()
-    return list(_nodes(plan[0]["Plan"]))
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from housekeeping import doctor
+from housekeeping.database.queries import explain
 from housekeeping.doctor import examine, stages, tables
 from housekeeping.doctor import servers as brokers
 from housekeeping.doctor import servers as postgres
@@ -15,4 +16,3 @@ from housekeeping.doctor.servers import _memory, _persistence
 from housekeeping.doctor.stages import examine_stages, fault_of
 from housekeeping.doctor.tables import grants, missing_rights, name_in_sql, needed_rights, tables_of, users_of
 from housekeeping.doctor.tables import lone_partitions as partition_findings
-from housekeeping.insight.plan import explain

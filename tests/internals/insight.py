@@ -17,11 +17,12 @@ from housekeeping.engine.alerts import (
     worker_alerts,
 )
 from housekeeping.engine.gates import Check
+from housekeeping.engine.purge import SORTED_ROWS
 from housekeeping.insight import status, trends
 from housekeeping.insight.causes import read_causes
 from housekeeping.insight.coverage import CoveredTable, read_coverage
 from housekeeping.insight.load import DatabaseLoad, LockWait, read_loads
-from housekeeping.insight.plan import SORTED_ROWS, Batching, Plan, PurgePlan, dry_run, plan, plan_purge, with_alerts
+from housekeeping.insight.plan import Batching, Plan, PurgePlan, dry_run, plan, plan_purge, with_alerts
 from housekeeping.insight.status import (
     WorkerStatus,
     worker_statuses,
