@@ -179,6 +179,14 @@ def _zone(value: Any) -> Any:
         raise ValueError("a time zone such as UTC or Europe/Berlin") from None
 
 
+def _parsed(text: str, or_else: str = "") -> Any:
+    """Return the value of a JSON text. `or_else` begins the error with what is allowed instead."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{or_else}JSON ({error})") from None
+
+
 def json_object(keys: str) -> Any:
     """Return the type of a JSON object.
 
@@ -187,10 +195,7 @@ def json_object(keys: str) -> Any:
     """
 
     def read(value: Any) -> Any:
-        try:
-            parsed = json.loads(value) if isinstance(value, str) else value
-        except json.JSONDecodeError as error:
-            raise ValueError(f"JSON ({error})") from None
+        parsed = _parsed(value) if isinstance(value, str) else value
         if not isinstance(parsed, dict):
             raise ValueError(f"a JSON object by {keys}")
         return parsed
@@ -214,10 +219,7 @@ def _listed(value: Any, items: str, comma: str = r"\s*,\s*") -> Any:
     text = value.strip(" ,")
     if not text.startswith("["):
         return [item for item in re.split(comma, text) if item]
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{items} separated by commas, or JSON ({error})") from None
+    return _parsed(text, f"{items} separated by commas, or ")
 
 
 def _urls(value: Any) -> Any:
@@ -229,10 +231,7 @@ def _replicas(value: Any) -> Any:
     """Parse a list of URLs, or a JSON object of such lists by database."""
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return _urls(value)
-    try:
-        return {name: _urls(urls) for name, urls in json.loads(value).items()}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"URLs separated by commas, or JSON ({error})") from None
+    return {name: _urls(urls) for name, urls in _parsed(value, "URLs separated by commas, or ").items()}
 
 
 def _modules(value: Any) -> Any:
@@ -309,13 +308,8 @@ DATABASE: Final = _matching(
     r"(?!main$)[A-Za-z][A-Za-z0-9_-]{0,39}",
     "at most 40 letters, digits, _ and -; main is the database of HOUSEKEEPING_DATABASE_URL",
 )
-REPLICAS: Final = BeforeValidator(_replicas)
-MODULES: Final = BeforeValidator(_modules)
-FAMILIES: Final = BeforeValidator(_families)
 NOT_NULL: Final = BeforeValidator(_not_null)
-ZONE: Final = BeforeValidator(_zone)
 HEADER: Final = _matching(r"[A-Za-z][A-Za-z0-9-]{0,63}", "the name of a header, such as X-Forwarded-User")
-NETWORK: Final = AfterValidator(_network)
 NETWORKS: Final = BeforeValidator(lambda value: _listed(value, "networks"))
 TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 random letters, digits and signs")
 POSTGRES: Final = _url(
@@ -330,11 +324,9 @@ BROKER: Final = _url(
 SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed_server)
 PING: Final = _outside("https://hc-ping.com/00000000-0000-0000-0000-000000000000")
 WEBHOOK: Final = _outside("https://alerts.example.com/housekeeping")
-SIGNING_SECRET: Final = BeforeValidator(_signing_secret)
 STORE: Final = _url(
     "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed
 )
-
 
 _MAX_DURATION_S: Final = 7 * 86_400  # a week; a longer time is probably in the wrong unit
 _MAX_AGE_S: Final = 100 * 366 * 86_400  # a hundred years; a greater age may be no date in PostgreSQL
@@ -567,7 +559,7 @@ class Settings(BaseSettings):
         Annotated[_Urls, Tag("[list]")] | Annotated[dict[str, _Urls], Tag("[object]")],
         Discriminator(lambda value: "[object]" if isinstance(value, dict) else "[list]"),
         NoDecode,
-        REPLICAS,
+        BeforeValidator(_replicas),
     ] = ()
     redis_url: Annotated[str, REDIS] | None = None
     broker_url: Annotated[str, BROKER] | None = None
@@ -576,7 +568,7 @@ class Settings(BaseSettings):
     schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
     catch_up: Literal["latest", "none"] = "latest"
     grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # promise R5
-    timezone: Annotated[ZoneInfo, ZONE] = ZoneInfo("UTC")
+    timezone: Annotated[ZoneInfo, BeforeValidator(_zone)] = ZoneInfo("UTC")
     log_format: Literal["json", "console"] | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     sentry_dsn: Annotated[str, SENTRY] | None = None
@@ -584,7 +576,7 @@ class Settings(BaseSettings):
     ping_url: Annotated[SecretStr, PING] | None = None
     #: Receiver of the beginning and the end of each alert, and the secret that signs them.
     alert_webhook_url: Annotated[SecretStr, WEBHOOK] | None = None
-    alert_webhook_secret: Annotated[SecretStr, SIGNING_SECRET] | None = None
+    alert_webhook_secret: Annotated[SecretStr, BeforeValidator(_signing_secret)] | None = None
     metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"
@@ -596,7 +588,7 @@ class Settings(BaseSettings):
     web_user_header: Annotated[str, HEADER] | None = None
     #: Addresses or networks of the proxies whose headers are read. None, because everyone on a trusted machine can send
     #: these headers.
-    web_trusted_proxies: Annotated[tuple[Annotated[str, NETWORK], ...], NoDecode, NETWORKS] = ()
+    web_trusted_proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], NoDecode, NETWORKS] = ()
     #: Whether everyone who reaches a dashboard on a loopback address may read it without a login.
     web_open_to_read: bool = False
     #: Whether browsers reach the dashboard by TLS only, so that its cookie is Secure.
@@ -606,9 +598,9 @@ class Settings(BaseSettings):
     ] = {}
     repositories_root: Path | None = None
     #: Active families of built-in workers: ("all",) or their names. None for those whose tables fit.
-    built_in: Annotated[tuple[str, ...] | None, NoDecode, FAMILIES] = None
+    built_in: Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_families)] = None
     #: Modules with the application's own sweeps.
-    sweeps: Annotated[tuple[str, ...], NoDecode, MODULES] = ()
+    sweeps: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_modules)] = ()
     #: Tables that keep their rows, and why; in addition to those of `Kept` in these modules.
     kept: Annotated[dict[str, str], NoDecode, json_object('table, such as {"country": "reference data"}')] = {}
     workers: Annotated[
@@ -701,7 +693,7 @@ class Settings(BaseSettings):
     @property
     def on_rabbitmq(self) -> bool:
         """Whether the broker is RabbitMQ, and not Redis."""
-        return (self.broker_url or "").startswith(("amqp://", "amqps://"))
+        return (self.broker_url or "").startswith(_AMQP)
 
 
 def _missing(name: str, example: str) -> str:
