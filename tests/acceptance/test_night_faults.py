@@ -104,6 +104,11 @@ def _postgres_restarted(shop: Night) -> None:
     _know_rows_of_the_cut_run(shop)
 
 
+def _wait_for_failed_run(shop: Night, worker: Process) -> None:
+    failed = f"SELECT count(*) FROM {shop.ledger}.runs WHERE worker = '{ORDERS}' AND outcome = 'failed'"
+    eventually(lambda: shop.value(failed), worker)
+
+
 def _table_locked(shop: Night) -> None:
     worker, _ = _healthy(shop)
     shop.add_orders(300)
@@ -113,7 +118,7 @@ def _table_locked(shop: Night) -> None:
         cursor.execute("ALTER TABLE orders ADD COLUMN note text")
     shop.values["session"] = str(session.info.backend_pid)
     shop.put(ORDERS)
-    shop.status_says(f"{ORDERS} failed", worker)
+    _wait_for_failed_run(shop, worker)
 
 
 def _predicate_fails(shop: Night) -> None:
@@ -122,7 +127,7 @@ def _predicate_fails(shop: Night) -> None:
     shop.sql("INSERT INTO orders (expires_at, grace) VALUES (now() - interval '60 days', 'one week')")
     shop.values["bad_row"] = str(shop.value("SELECT max(id) FROM orders"))
     shop.put(ORDERS)
-    shop.status_says(f"{ORDERS} failed", worker)
+    _wait_for_failed_run(shop, worker)
 
 
 STATES: Final = (
@@ -134,7 +139,7 @@ STATES: Final = (
                 (
                     r"^No worker: cronjob, since .* Start housekeeping worker",
                     r"(?m)^\S+:\d+ +worker +dead\? no heartbeat for",
-                    rf"(?m)^{ORDERS} +lost\? no heartbeat for 1.\d min",
+                    rf"(?m)^{ORDERS} .* lost\? no heartbeat for 1.\d min",
                 ),
                 ("No worker: cronjob, since .* Start housekeeping worker", "lost\\? no heartbeat for 1.\\d min"),
                 ("All right",),
@@ -278,7 +283,7 @@ STATES: Final = (
         _postgres_restarted,
         {
             STUCK: Answer(
-                (rf"(?m)^{ORDERS} +done",),
+                (rf"(?m)^{ORDERS} .* done",),
                 (rf"{ORDERS} on done",),
                 ("Stuck run", "UNAVAILABLE", "No answer", r"lost\?"),
             ),
