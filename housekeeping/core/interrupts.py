@@ -15,6 +15,7 @@ from __future__ import annotations
 import _thread
 import ctypes
 import functools
+import gc
 import opcode
 import os
 import signal
@@ -95,6 +96,7 @@ _LOOKING: Final = frozenset(
 _LOAD_SPECIAL: Final = opcode.opmap.get("LOAD_SPECIAL")
 #: Iterations of a loop until an exception set for the current thread has been raised; one is enough.
 _ITERATIONS: Final = 1000
+_reading_frames: Final = threading.Lock()
 
 
 def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
@@ -105,7 +107,7 @@ def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
     Parameters:
       outside: Globals of the module that called the interruptible function. Its frame and those below are not checked.
     """
-    frame = sys._current_frames().get(thread_id)
+    frame = frame_of(thread_id)
     if frame is None:
         return True
     if _enters_block(frame):
@@ -116,9 +118,23 @@ def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
     return not frames or (_is_safe_in_threading(frames[0]) and _is_safe_for_libraries(frames))
 
 
+def frame_of(thread_id: int) -> FrameType | None:
+    """Return the frame that a thread is executing. None for a thread that has ended."""
+    # CPython 3.11 locks its list of threads meanwhile. Garbage that is collected then may wait for that lock, which
+    # stops the process for good (CPython's issue 106883).
+    with _reading_frames:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread_id)
+        finally:
+            if collects:
+                gc.enable()
+
+
 def innermost_frame(thread_id: int) -> str | None:
     """Return where a thread is now: file, line and function. None for a thread that has ended."""
-    frame = sys._current_frames().get(thread_id)
+    frame = frame_of(thread_id)
     if frame is None:
         return None
     code = frame.f_code

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 
 from tests.internals.cli import in_foreground
+from tests.internals.core import thread_interrupt
 
 
 def _main_thread_is_waiting() -> bool:
-    return sys._current_frames()[threading.main_thread().ident or 0].f_code is in_foreground.__code__
+    frame = thread_interrupt.frame_of(threading.main_thread().ident or 0)
+    return frame is not None and frame.f_code is in_foreground.__code__
 
 
 def test_signal_that_another_thread_receives_reaches_the_main_thread() -> None:

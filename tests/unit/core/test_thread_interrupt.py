@@ -221,7 +221,8 @@ class Told(threading.Thread):
     def waits_in(self, *functions: str) -> bool:
         """Whether the thread is inside one of these functions now."""
         assert self.ident is not None
-        return sys._current_frames()[self.ident].f_code.co_name in functions
+        frame = thread_interrupt.frame_of(self.ident)
+        return frame is not None and frame.f_code.co_name in functions
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -544,3 +545,19 @@ def test_exceptions_that_python_ignores_are_reported_as_before(monkeypatch: pyte
     del held[0]
 
     assert reported == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_while_frames_are_read(collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With CPython 3.11 it could wait for the list of threads, which is locked then, and the process would stop.
+    seen: list[bool] = []
+    read, before = sys._current_frames, gc.isenabled()
+    monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or read())  # type: ignore[func-returns-value]
+    try:
+        gc.enable() if collects else gc.disable()
+        frame = thread_interrupt.frame_of(threading.get_ident())
+        left = gc.isenabled()
+    finally:
+        gc.enable() if before else gc.disable()
+
+    assert (seen, frame is None, left) == ([False], False, collects)
