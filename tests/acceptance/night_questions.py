@@ -251,7 +251,7 @@ def each_answer(*states: State) -> Callable[[Any], Any]:
             for name, ask in (("terminal", fault_of_terminal), ("page", fault_of_pages))
         ]
         others = [other for other in states if other is not state]
-        cases.append(pytest.param(state, partial(_confused_with, others), id=f"{state}, not another state"))
+        cases.append(pytest.param(state, partial(_confused_with, state, others), id=f"{state}, not another state"))
     return pytest.mark.parametrize(("state", "fault_of"), cases)
 
 
@@ -286,10 +286,13 @@ def fault_of_pages(state: State, asked: str, shop: Night) -> str:
     return ""
 
 
-def _confused_with(others: Sequence[State], shop: Night) -> str:
-    """Return the states whose answers would be right here as well."""
+def _confused_with(state: State, others: Sequence[State], shop: Night) -> str:
+    """Return the states whose answers would be right here as well, although those of this state are others."""
     return ", ".join(
-        f"{other}: {asked}" for other in others for asked in (STUCK, SAFE) if not fault_of_terminal(other, asked, shop)
+        f"{other}: {asked}"
+        for other in others
+        for asked in (STUCK, SAFE)
+        if other.answer(asked) != state.answer(asked) and not fault_of_terminal(other, asked, shop)
     )
 
 

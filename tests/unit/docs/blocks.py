@@ -30,6 +30,7 @@ SHOWN: Final = ("text", "mermaid")
 ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/archive-and-restore.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
+    "docs/howto/delete-times-out.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/no-table-is-forgotten.md": "tests/acceptance/test_coverage_page.py",
     "docs/howto/failover.md": "tests/acceptance/test_failover.py",
     "docs/howto/legal-hold.md": "tests/acceptance/test_own_sweep_pages.py",
