@@ -54,7 +54,6 @@ COMMANDS_AWAY: Final = (
     "--debug deadletters list",
     "--debug doctor",
     "--debug worker",
-    "--debug web --port 0",
 )
 
 

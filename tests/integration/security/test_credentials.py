@@ -70,6 +70,14 @@ def test_no_command_shows_a_secret_while_servers_are_unavailable(
     assert WORD not in said
 
 
+def test_dashboard_shows_no_secret_while_servers_are_unavailable(environment: dict[str, str], tmp_path: Path) -> None:
+    with dashboard(environment | of_nowhere(), tmp_path / "web.log") as (address, web):
+        seen = "".join(pages(address).values())
+
+    assert "Connection refused" in seen
+    assert WORD not in seen + web.text()
+
+
 @pytest.mark.parametrize("url", [f"amqp://me:{IN_A_URL}@{_AWAY}/x", f"redis://me:{IN_A_URL}@{_AWAY}/0"])
 @pytest.mark.parametrize("line", ["status", "--debug worker"])
 def test_no_command_shows_a_secret_while_the_broker_is_unavailable(
