@@ -88,7 +88,8 @@ def reason_full(client: redis.Redis, namespace: str) -> str | None:
     import redis
 
     try:
-        client.set(f"{namespace}:probe", "", px=1)
+        # Only if the key is there, which it never is: rejected like any other write, and without an effect.
+        client.set(f"{namespace}:probe", "", xx=True)
     except redis.RedisError as error:
         return _full(error)
     return None

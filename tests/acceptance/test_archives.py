@@ -166,7 +166,7 @@ def test_interrupted_restore_is_continued_by_the_same_command(
     tmp_path: Path,
     sent: signal.Signals,
 ) -> None:
-    variables = {"HOUSEKEEPING_SWEEPS": "archived_shop", "HOUSEKEEPING_WORKERS": f'{{"{SWEEP}": {{"batch_size": 2}}}}'}
+    variables = {"HOUSEKEEPING_SWEEPS": "archived_shop", "HOUSEKEEPING_WORKERS": f'{{"{SWEEP}": {{"batch_size": 2, "target_batch_s": null}}}}'}
     command = [sys.executable, "-m", "housekeeping", "restore", archived, "--json"]
     admin.autocommit = False
     with admin, admin.cursor() as cursor:
