@@ -166,7 +166,8 @@ def test_interrupted_restore_is_continued_by_the_same_command(
     tmp_path: Path,
     sent: signal.Signals,
 ) -> None:
-    variables = {"HOUSEKEEPING_SWEEPS": "archived_shop", "HOUSEKEEPING_WORKERS": f'{{"{SWEEP}": {{"batch_size": 2, "target_batch_s": null}}}}'}
+    limits = {SWEEP: {"batch_size": 2, "target_batch_s": None}}
+    variables = {"HOUSEKEEPING_SWEEPS": "archived_shop", "HOUSEKEEPING_WORKERS": json.dumps(limits)}
     command = [sys.executable, "-m", "housekeeping", "restore", archived, "--json"]
     admin.autocommit = False
     with admin, admin.cursor() as cursor:
