@@ -56,6 +56,7 @@ ONE_DATABASE: Final = {
     "tests/integration/leases/test_fencing_tokens.py": _THREADS,
     "tests/integration/middleware/interrupts/test_statements.py": _THREADS,
     "tests/integration/own_sweeps/test_installed.py": _COUNTS,
+    "tests/integration/sweeps/engine/test_batch_sizing.py::test_batch_whose_locks": _CONNECTS,
     "tests/integration/sweeps/engine/test_second_deliveries.py": _THREADS,
     "tests/integration/sweeps/insight/test_forecast.py::test_lease_of_a_running": _NAMES,
     "tests/integration/sweeps/ledger/test_history.py": _NAMES,
