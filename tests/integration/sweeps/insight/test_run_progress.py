@@ -45,6 +45,8 @@ def test_open_run_has_its_rows_and_the_rate_until_its_heartbeat(add_statuses: Ad
 
 def test_rows_of_a_run_are_counted_once(add_statuses: AddStatuses, statements: list[str]) -> None:
     add_statuses(10, STALE)
+    # Before the first run has ended, each status also reads whether rows are late.
+    open_run(5, outcome="done", finished_at=NOW)
     run_id, reader = open_run(5), ProgressReader()
     read(reader)
     Run.update(counts={"deleted_rows": 12}).where(Run.id == run_id).execute()
