@@ -5,30 +5,21 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import pytest
 import redis
 from dramatiq import Message
 
-from tests.acceptance.night_questions import (
+from tests.acceptance.nights.questions import (
     AT,
     ROW,
     SAFE,
     STUCK,
     TREND,
     Answer,
-    FaultOf,
-    Nights,
     State,
-    each_answer,
+    each_answer_of,
 )
-from tests.acceptance.night_questions import commands as commands
-from tests.acceptance.night_questions import nights as nights
-from tests.acceptance.night_questions import servers as servers
-from tests.acceptance.nights import CALLS, ORDERS, Browser, Night
-from tests.acceptance.processes import Process
+from tests.acceptance.nights.shop import CALLS, ORDERS, Browser, Night
 from tests.acceptance.test_dashboard import serving
-
-pytestmark = pytest.mark.slow
 
 LETTERS: Final = 20_000
 #: The one of many workers whose runs fail.
@@ -52,15 +43,8 @@ globals().update({f"w{n:02}": Sweep(f"shop.w{n:02}", rows(), schedule="0 4 * * *
 """
 
 
-def _start(shop: Night) -> tuple[Process, Process]:
-    worker, scheduler = shop.start("worker", "-t", "1"), shop.start("scheduler")
-    shop.status_says("worker idle", worker)
-    shop.status_says("scheduler idle", scheduler)
-    return worker, scheduler
-
-
 def _many_dead_letters(shop: Night) -> None:
-    _start(shop)
+    shop.start_idle()
     died_ms, key = datetime.now(UTC).timestamp() * 1000 - 3_600_000, f"{shop.settings.namespace}:broker:cronjob.XQ"
     with redis.Redis.from_url(shop.servers.redis_url) as client, client.pipeline(transaction=False) as pipeline:
         for number in range(LETTERS):
@@ -84,7 +68,7 @@ def _many_workers(shop: Night) -> None:
         "at, at, at, 'failed', 'database: division by zero', 'division by zero' FROM generate_series(1, 3) AS n, "
         "LATERAL (SELECT now() - (100 - n) * interval '1 minute') AS run (at)",
     )
-    _start(shop)
+    shop.start_idle()
     shop.browser = Browser(shop.stack.enter_context(serving(shop.environment, folder=shop.folder)))
 
 
@@ -129,7 +113,4 @@ STATES: Final = (
     ),
 )
 
-
-@each_answer(*STATES)
-def test_answer_is_right_in_three_steps(nights: Nights, state: State, fault_of: FaultOf) -> None:
-    assert not fault_of(nights.in_state(state))
+test_answer_is_right_in_three_steps = each_answer_of(*STATES)

@@ -36,7 +36,7 @@ ORDERS: Final = "shop.orders"
 CALLS: Final = "shop.calls"
 #: It runs at night, and is paused.
 EMAILS: Final = "shop.emails"
-QUICK: Final = Path(__file__).with_name("quick_heartbeats")
+QUICK: Final = Path(__file__).parents[1] / "quick_heartbeats"
 _SHOP: Final = """
 import os, socket
 from datetime import timedelta
@@ -201,6 +201,13 @@ class Night:
         log = self.folder / f"{uuid4().hex[:6]}.log"
         in_folder = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
         return self.stack.enter_context(started([*in_folder, *HOUSEKEEPING, *words], self.environment, log))
+
+    def start_idle(self, threads: int = 1) -> tuple[Process, Process]:
+        """Start a worker and a scheduler, and return them when both are idle."""
+        worker, scheduler = self.start("worker", "-t", str(threads)), self.start("scheduler")
+        self.status_says("worker idle", worker)
+        self.status_says("scheduler idle", scheduler)
+        return worker, scheduler
 
     def add_orders(self, rows: int) -> None:
         """Add stale orders, the oldest of which is as many hours old."""

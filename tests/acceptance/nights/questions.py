@@ -8,15 +8,15 @@ be linked from it. Within patterns, too, `{run}` and the like stand for the valu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from tests.acceptance.nights import CALLS, EMAILS, ORDERS, QUICK, Browser, Night, links_of, night, text_of
+from tests.acceptance.nights.shop import CALLS, EMAILS, ORDERS, Browser, Night, links_of, night, text_of
 from tests.acceptance.processes import eventually
 from tests.acceptance.test_dashboard import serving
 from tests.command_processes import CommandProcesses
@@ -189,22 +189,6 @@ QUESTIONS: Final = {
 }
 
 
-@pytest.fixture(scope="module")
-def commands() -> Iterator[CommandProcesses]:
-    """Processes whose heartbeats are short."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(QUICK), prepend=":")
-        processes = CommandProcesses()
-        yield processes
-        processes.close()
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Any]:
-    with embedded.start() as running:
-        yield running
-
-
 class Nights:
     """The installation in one state at a time: the tests of a state follow one another, and share it."""
 
@@ -229,17 +213,8 @@ class Nights:
         self._stack.close()
 
 
-@pytest.fixture(scope="module")
-def nights(
-    servers: embedded.Servers, commands: CommandProcesses, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Nights]:
-    found = Nights(servers, commands, tmp_path_factory)
-    yield found
-    found.close()
-
-
-def each_answer(*states: State) -> Callable[[Any], Any]:
-    """Return the decorator of a test of each question in each state, by terminal and by page.
+def each_answer_of(*states: State) -> Callable[..., None]:
+    """Return the test of each question in each state, by terminal and by page.
 
     Then the answers of the other states must be wrong: else they would be right whatever happens.
     """
@@ -252,7 +227,14 @@ def each_answer(*states: State) -> Callable[[Any], Any]:
         ]
         others = [other for other in states if other is not state]
         cases.append(pytest.param(state, partial(_confused_with, state, others), id=f"{state}, not another state"))
-    return pytest.mark.parametrize(("state", "fault_of"), cases)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("state", "fault_of"), cases)
+    def test(nights: Nights, state: State, fault_of: FaultOf) -> None:
+        fault = fault_of(nights.in_state(state))
+        assert not fault, fault
+
+    return test
 
 
 def fault_of_terminal(state: State, asked: str, shop: Night) -> str:
@@ -287,12 +269,16 @@ def fault_of_pages(state: State, asked: str, shop: Night) -> str:
 
 
 def _confused_with(state: State, others: Sequence[State], shop: Night) -> str:
-    """Return the states whose answers would be right here as well, although those of this state are others."""
+    """Return the answers of other states that would be right here as well.
+
+    Only whether a run is safe may have the same answer in two states.
+    """
     return ", ".join(
         f"{other}: {asked}"
         for other in others
         for asked in (STUCK, SAFE)
-        if other.answer(asked) != state.answer(asked) and not fault_of_terminal(other, asked, shop)
+        if not (asked == SAFE and other.answer(asked) == state.answer(asked))
+        and not fault_of_terminal(other, asked, shop)
     )
 
 

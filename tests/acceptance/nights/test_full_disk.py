@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 import redis
 
-from tests.acceptance.night_questions import (
+from tests.acceptance.nights.questions import (
     AT,
     LEASE,
     SAFE,
@@ -24,18 +24,12 @@ from tests.acceptance.night_questions import (
     TICK,
     WORKER,
     Answer,
-    FaultOf,
-    Nights,
     State,
-    each_answer,
+    each_answer_of,
 )
-from tests.acceptance.night_questions import commands as commands
-from tests.acceptance.night_questions import nights as nights
-from tests.acceptance.nights import ORDERS, Night
-from tests.acceptance.processes import Process, eventually
+from tests.acceptance.nights.shop import ORDERS, Night
+from tests.acceptance.processes import eventually
 from tests.internals.embedded import embedded, unprivileged_account
-
-pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
@@ -87,13 +81,6 @@ def servers() -> Iterator[Servers]:
         yield Servers(postgres.database_url, queues.redis_url, disk)
 
 
-def _start(shop: Night) -> tuple[Process, Process]:
-    worker, scheduler = shop.start("worker", "-t", "1"), shop.start("scheduler")
-    shop.status_says("worker idle", worker)
-    shop.status_says("scheduler idle", scheduler)
-    return worker, scheduler
-
-
 def _fill(shop: Night) -> None:
     """Fill the small disk until the end of the state."""
     shop.servers.fill()
@@ -101,7 +88,7 @@ def _fill(shop: Night) -> None:
 
 
 def _full_tablespace(shop: Night) -> None:
-    worker, scheduler = _start(shop)
+    worker, scheduler = shop.start_idle()
     shop.sql(
         f"CREATE TABLESPACE {shop.ledger} LOCATION '{shop.servers.disk}/tables'",
         "BEGIN",
@@ -117,7 +104,7 @@ def _full_tablespace(shop: Night) -> None:
 
 
 def _full_redis(shop: Night) -> None:
-    worker, scheduler = _start(shop)
+    worker, scheduler = shop.start_idle()
     shop.add_orders(300)
     _fill(shop)
     with redis.Redis.from_url(shop.servers.redis_url) as client:
@@ -190,7 +177,4 @@ STATES: Final = (
     ),
 )
 
-
-@each_answer(*STATES)
-def test_answer_is_right_in_three_steps(nights: Nights, state: State, fault_of: FaultOf) -> None:
-    assert not fault_of(nights.in_state(state))
+test_answer_is_right_in_three_steps = each_answer_of(*STATES)

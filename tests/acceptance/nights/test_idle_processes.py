@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import pytest
-
-from tests.acceptance.night_questions import (
+from tests.acceptance.nights.questions import (
     LEASE,
     SAFE,
     SCHEDULE,
@@ -14,17 +12,10 @@ from tests.acceptance.night_questions import (
     TICK,
     WORKER,
     Answer,
-    FaultOf,
-    Nights,
     State,
-    each_answer,
+    each_answer_of,
 )
-from tests.acceptance.night_questions import commands as commands
-from tests.acceptance.night_questions import nights as nights
-from tests.acceptance.night_questions import servers as servers
-from tests.acceptance.nights import CALLS, ORDERS, Night
-
-pytestmark = pytest.mark.slow
+from tests.acceptance.nights.shop import CALLS, ORDERS, Night
 
 
 def _all_threads_stuck(shop: Night) -> None:
@@ -38,10 +29,7 @@ def _all_threads_stuck(shop: Night) -> None:
 
 
 def _redis_stopped(shop: Night) -> None:
-    worker = shop.start("worker", "-t", "1")
-    scheduler = shop.start("scheduler")
-    shop.status_says("worker idle", worker)
-    shop.status_says("scheduler idle", scheduler)
+    shop.start_idle()
     shop.servers.stop("redis")
     shop.stack.callback(shop.servers.start, "redis")
     shop.add_orders(300)
@@ -50,10 +38,7 @@ def _redis_stopped(shop: Night) -> None:
 
 
 def _dead_scheduler(shop: Night) -> None:
-    worker = shop.start("worker", "-t", "1")
-    scheduler = shop.start("scheduler")
-    shop.status_says("worker idle", worker)
-    shop.status_says("scheduler idle", scheduler)
+    _, scheduler = shop.start_idle()
     scheduler.kill()
     shop.status_says("no scheduler is alive since")
     shop.add_orders(300)
@@ -127,7 +112,4 @@ STATES: Final = (
     ),
 )
 
-
-@each_answer(*STATES)
-def test_answer_is_right_in_three_steps(nights: Nights, state: State, fault_of: FaultOf) -> None:
-    assert not fault_of(nights.in_state(state))
+test_answer_is_right_in_three_steps = each_answer_of(*STATES)

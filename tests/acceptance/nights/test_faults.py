@@ -6,9 +6,8 @@ from contextlib import closing
 from typing import Final
 
 import psycopg2
-import pytest
 
-from tests.acceptance.night_questions import (
+from tests.acceptance.nights.questions import (
     AT,
     CATCH_UP,
     DELETED,
@@ -23,18 +22,11 @@ from tests.acceptance.night_questions import (
     UNDO,
     WORKER,
     Answer,
-    FaultOf,
-    Nights,
     State,
-    each_answer,
+    each_answer_of,
 )
-from tests.acceptance.night_questions import commands as commands
-from tests.acceptance.night_questions import nights as nights
-from tests.acceptance.night_questions import servers as servers
-from tests.acceptance.nights import CALLS, ORDERS, Night
+from tests.acceptance.nights.shop import CALLS, ORDERS, Night
 from tests.acceptance.processes import Process, eventually
-
-pytestmark = pytest.mark.slow
 
 #: Who locks the table, by whatever a person needs to end it.
 _BY_SESSION: Final = (
@@ -49,14 +41,6 @@ _UNDO_OF_CUT_RUN: Final = Answer(
     type=(f"runs {ORDERS}", "runs {cut_run}"),
     look=("/", WORKER, "/runs/{cut_run}"),
 )
-
-
-def _healthy(shop: Night, threads: int = 1) -> tuple[Process, Process]:
-    worker = shop.start("worker", "-t", str(threads))
-    scheduler = shop.start("scheduler")
-    shop.status_says("worker idle", worker)
-    shop.status_says("scheduler idle", scheduler)
-    return worker, scheduler
 
 
 def _in_the_middle_of_a_run(shop: Night, *processes: Process) -> None:
@@ -77,7 +61,7 @@ def _know_rows_of_the_cut_run(shop: Night) -> None:
 
 
 def _worker_killed(shop: Night) -> None:
-    worker, scheduler = _healthy(shop, threads=2)
+    worker, scheduler = shop.start_idle(threads=2)
     shop.put(CALLS)
     eventually(lambda: shop.value(f"SELECT max(id) FROM {shop.ledger}.runs WHERE outcome IS NULL"), worker)
     _in_the_middle_of_a_run(shop, worker)
@@ -93,7 +77,7 @@ def _worker_killed(shop: Night) -> None:
 
 
 def _postgres_restarted(shop: Night) -> None:
-    worker, scheduler = _healthy(shop)
+    worker, scheduler = shop.start_idle()
     _in_the_middle_of_a_run(shop, worker)
     shop.look("/")
     shop.servers.restart("postgres")
@@ -110,7 +94,7 @@ def _wait_for_failed_run(shop: Night, worker: Process) -> None:
 
 
 def _table_locked(shop: Night) -> None:
-    worker, _ = _healthy(shop)
+    worker, _ = shop.start_idle()
     shop.add_orders(300)
     session = shop.stack.enter_context(closing(psycopg2.connect(shop.admin.dsn, application_name="migration")))
     with session.cursor() as cursor:
@@ -122,7 +106,7 @@ def _table_locked(shop: Night) -> None:
 
 
 def _predicate_fails(shop: Night) -> None:
-    worker, _ = _healthy(shop)
+    worker, _ = shop.start_idle()
     shop.add_orders(300)
     shop.sql("INSERT INTO orders (expires_at, grace) VALUES (now() - interval '60 days', 'one week')")
     shop.values["bad_row"] = str(shop.value("SELECT max(id) FROM orders"))
@@ -313,7 +297,4 @@ STATES: Final = (
     ),
 )
 
-
-@each_answer(*STATES)
-def test_answer_is_right_in_three_steps(nights: Nights, state: State, fault_of: FaultOf) -> None:
-    assert not fault_of(nights.in_state(state))
+test_answer_is_right_in_three_steps = each_answer_of(*STATES)
