@@ -409,8 +409,18 @@ def fingerprint(sweep: Sweep, stages: Sequence[Stage]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+def reads_time(stale: Callable[[datetime], Any]) -> bool:
+    """Return whether a predicate depends on the time that it is given."""
+    earlier, later = _at_two_times(stale)
+    return earlier != later
+
+
+def _at_two_times(stale: Callable[[datetime], Any]) -> Sequence[tuple[str, Sequence[Any]]]:
+    return [WithoutLists().sql(stale(at)).query() for at in _TIMES]
+
+
 def _predicate(stale: Callable[[datetime], Any]) -> str:
-    (sql, values), (_, later) = (WithoutLists().sql(stale(at)).query() for at in _TIMES)
+    (sql, values), (_, later) = _at_two_times(stale)
     pairs = zip(values, later, strict=False)
     return _VALUES.sub(lambda found: _written(found[0], pairs), sql)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
-from peewee import SQL
-
 from housekeeping.core.logs import format_duration
-from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, time_limit
+from housekeeping.engine.guard import reads_time
 from housekeeping.ledger.alerts import Alert
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import ExceptHeld
@@ -42,7 +41,7 @@ def late_alert(sweep: Sweep, now: datetime) -> Alert | None:
     for stage in sweep.stages_for_run():
         if not stage.backlog(now - promised, 1).rows:
             continue
-        since, is_late = _as_time(stage.oldest(now - promised)), _reads_time(stage, now)
+        since, is_late = _as_time(stage.oldest(now - promised)), _reads_time(stage)
         if since is None and not is_late:
             return unknown_age(sweep, f"stage {stage.name} is not ordered by a time, and `stale` does not use its time")
         # Of a stage whose rows are stale at any time, the order tells the age.
@@ -81,16 +80,11 @@ def unknown_age(sweep: Sweep, why: str) -> Alert:
     return Alert(LATE, f"the age of the oldest stale row cannot be read: {why}", limit.total_seconds())
 
 
-def _reads_time(stage: Stage, now: datetime) -> bool:
+def _reads_time(stage: Stage) -> bool:
     """Return whether the time that a stage is given decides which rows are stale."""
     if not isinstance(stage, TableStage):
         return isinstance(stage, PartitionStage)
-    stale = stage.stale.stale if isinstance(stage.stale, ExceptHeld) else stage.stale
-    earlier, later = (
-        database.get_sql_context().sql(stage.model.select(SQL("1")).where(stale(at))).query()
-        for at in (now - INTERVAL, now)
-    )
-    return bool(earlier != later)
+    return reads_time(stage.stale.stale if isinstance(stage.stale, ExceptHeld) else stage.stale)
 
 
 def _as_time(value: Any) -> datetime | None:

@@ -104,6 +104,17 @@ def test_predicate_without_its_time_is_late_by_the_order(notes: Connection) -> N
     assert before is None and late(sweep) is not None
 
 
+def test_predicate_by_day_is_late_at_any_time_of_the_day(notes: Connection) -> None:
+    sweep = note(
+        "notes.by_day", "id", lambda row, now: row.written_at < datetime(now.year, now.month, now.day, tzinfo=UTC)
+    )
+    add_note(notes, 2)
+
+    alert = late(sweep, NOW + timedelta(hours=12))
+
+    assert alert is not None and alert.text == "rows stay stale for over 24 h"
+
+
 def test_age_that_cannot_be_read_is_an_alert(notes: Connection) -> None:
     sweep = note("notes.unknown", "id", lambda row: row.is_old)
     none = late(sweep)
