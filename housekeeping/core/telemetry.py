@@ -530,9 +530,12 @@ QUEUE_OLDEST: Final = Gauge(
 )
 PAUSED: Final = Gauge("housekeeping_worker_paused", "Whether the worker is paused.", _WORKER)
 OPEN_RUNS: Final = Gauge("housekeeping_worker_open_runs", "Open runs of the worker in the whole installation.", _WORKER)
+SERVER_FULL: Final = Gauge(
+    "housekeeping_server_full", "Whether a disk of the server, or the memory of Redis, is full.", ("server",)
+)
 INSTALLATION_READ: Final = Gauge(
     "housekeeping_installation_read_timestamp_seconds",
-    "When a process of this page last read the queues, pauses and open runs.",
+    "When a process of this page last read the queues, pauses, open runs and full servers.",
     (),
 )
 

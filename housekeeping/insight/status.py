@@ -587,7 +587,7 @@ class SnapshotReader:
             for each in unknown:
                 if evaluated_at is not None and found.at - 2 * INTERVAL < evaluated_at < each.since:
                     each.since = evaluated_at
-        found.read_at |= {server: found.at for server in self._servers - found.unavailable.keys()}
+        found.read_at |= {server: found.at for server in self.servers - found.unavailable.keys()}
 
     def _dead_letters(self, found: Snapshot) -> Iterator[Alert]:
         """Yield an alert for each queue with dead letters; an acknowledged one begins again with the next letter."""
@@ -615,7 +615,7 @@ class SnapshotReader:
                 return is_read and found.processes.known
             return is_read and not (alert.name == "backlog" and (alert.worker, "unseen", "") in evaluated)
         if alert.name in (UNAVAILABLE, NO_SPACE):
-            return alert.subject in self._servers
+            return alert.subject in self.servers
         # A process may know only some of the workers, and so a longer period. A living scheduler is known to all.
         if alert.name == NO_SCHEDULER:
             return any(each.alive for each in found.processes.schedulers)
@@ -623,7 +623,8 @@ class SnapshotReader:
         return is_read and (found.processes.known or alert.name == DEAD_LETTERS)
 
     @property
-    def _servers(self) -> set[str]:
+    def servers(self) -> set[str]:
+        """Return the servers that are read, as alerts call them."""
         return {*(database_server(name) for name in by_database(self._read_sweeps)), "Redis", self._broker}
 
     def _read_leases(self, found: Snapshot, before: Snapshot) -> None:

@@ -1,8 +1,8 @@
 """Background evaluation of the installation, by one worker or scheduler process every half minute.
 
 The process evaluates the alerts, begins to send their events to the webhook, and exports the metrics of the whole
-installation: queues, pauses and open runs. Each process also records once, after it has booted, what has changed since
-the previous boot of any process.
+installation: queues, pauses, open runs and full servers. Each process also records once, after it has booted, what has
+changed since the previous boot of any process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.logs import error_line, is_secret, to_log_value
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings, variable
+from housekeeping.engine.alerts import NO_SPACE
 from housekeeping.engine.guard import fingerprint
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus
 from housekeeping.insight.webhook import AlertWebhook
@@ -90,6 +91,10 @@ class InstallationWatch:
             for state, number in zip(_STATES, _numbers(lengths), strict=True):
                 telemetry.QUEUE_MESSAGES.set(number, queue, state)
             telemetry.QUEUE_OLDEST.set(_oldest_s(lengths, found), queue)
+        full = {alert.subject for alert in found.alerts if alert.name == NO_SPACE} if found else set[str]()
+        for server in self._reader.servers:
+            is_read = server in full or (found is not None and server not in found.unavailable)
+            telemetry.SERVER_FULL.set(server in full if is_read else nan, server)
         for name, sweep in self._sweeps.items():
             is_read = found is not None and sweep.database in found.clocks
             status = found.statuses.get(name) if found and is_read else None

@@ -1,4 +1,4 @@
-"""Metrics of the whole installation: queues, pauses and open runs, as one process reads them every half minute."""
+"""Metrics of the whole installation, such as queues and pauses, as one process reads them every half minute."""
 
 from __future__ import annotations
 
@@ -121,3 +121,38 @@ def test_redis_gone_between_two_readings_is_an_alert_until_it_is_back(
     assert isnan(waiting or 0) and paused == 0
     assert active() == before
     assert exported("housekeeping_queue_messages", queue=QUEUE, state="waiting") == 0
+
+
+def test_full_redis_is_exported_until_it_has_space_and_unknown_once_it_is_gone(
+    settings: Settings, postgres: Database, exported: Exported
+) -> None:
+    postgres.create_tables([UserStatus])
+    seen = []
+    with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as client:
+        read = settings.model_copy(update={"redis_url": servers.redis_url, "broker_url": None})
+        watch = InstallationWatch(read, {sweep.name: sweep})
+        for maxmemory in (0, 1, 0):
+            client.config_set("maxmemory", maxmemory)
+            again(postgres)
+            watch.look()
+            seen.append(exported("housekeeping_server_full", server="Redis"))
+    again(postgres)
+    watch.look()
+
+    assert seen == [0, 1, 0]
+    assert isnan(exported("housekeeping_server_full", server="Redis") or 0)
+    assert exported("housekeeping_server_full", server="PostgreSQL, database main") == 0
+
+
+def test_postgres_whose_runs_met_a_full_disk_is_exported(
+    settings: Settings, postgres: Database, exported: Exported
+) -> None:
+    postgres.create_tables([UserStatus])
+    past = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), datetime.now(UTC) - timedelta(minutes=1))
+    error = {"outcome": "failed", "reason": "disk full: could not extend file", "error": "could not extend file"}
+    Run.insert(worker=sweep.name, trigger="schedule", **error, **past).execute()
+
+    InstallationWatch(settings, {sweep.name: sweep}).look()
+
+    assert exported("housekeeping_server_full", server="PostgreSQL, database main") == 1
+    assert exported("housekeeping_server_full", server="Redis") == 0
