@@ -118,7 +118,10 @@ def test_messages_of_a_killed_worker_run_again_at_once(  # B1
 def test_status_shows_queue_lengths_of_rabbitmq(made: None, trial: list[str], command: Command) -> None:
     said = command("status", "--json")
 
-    assert json.loads(said.stdout)["queues"]["cronjob"] == {"waiting": 0, "delayed": 0, "dead": 0}
+    assert json.loads(said.stdout)["queues"]["cronjob"] == {
+        **dict.fromkeys(("waiting", "delayed", "dead"), 0),
+        **dict.fromkeys(("oldest_at", "died_at")),
+    }
     assert said.stderr == ""
 
 
