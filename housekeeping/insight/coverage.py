@@ -26,7 +26,6 @@ from housekeeping.ledger.table_sizes import (
 )
 from housekeeping.sweeps.actions import Delete, archiving
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.dependents import read_graph
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call, OfTable, Rows
 from housekeeping.sweeps.stage import OfTables
@@ -197,7 +196,7 @@ class _Touches:
             if delete is None or delete.dependents is None:
                 continue
             try:
-                graph = read_graph(part.model, delete.dependents, delete.references)
+                graph = delete.read_graph(part.model)
             except DeclarationError as error:
                 self._inactive[sweep.name] = f"{sweep.name} is refused: {error}"
                 continue

@@ -36,7 +36,7 @@ from housekeeping.database.catalog import column_names, key_of, quoted_name
 from housekeeping.database.connection import BaseModel
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.times import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
-from housekeeping.sweeps.dependents import Decision, Reference
+from housekeeping.sweeps.dependents import Decision, Graph, Reference, read_graph
 from housekeeping.sweeps.stage import Batch, BatchResult
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, TableStage, Write, archiving_part
 from housekeeping.sweeps.values import declared
@@ -241,6 +241,10 @@ class Delete:
     def counted_as(self) -> Sequence[str]:
         archived = () if self.archive_to is None else (ARCHIVED_ROWS,)
         return (self.rows_counted_as, *archived, *(() if self.dependents is None else OF_DEPENDENTS))
+
+    def read_graph(self, model: type[Model]) -> Graph:
+        """Return `read_graph` of the dependents of the rows that are deleted from a table, in the current database."""
+        return read_graph(model, self.dependents, self.references, archives=self.archive_to is not None)
 
     def on_real_columns(self, model: type[Model]) -> Self:
         """Return the action that moves all columns which the table has now.

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from peewee import SQL, Column, EnclosedNodeList, Model, PeeweeException, Query, Tuple
 
-from housekeeping.core.errors import DependentsRefused, RowNotChanged
+from housekeeping.core.errors import RowNotChanged
 from housekeeping.database.catalog import key_of, table_ids
 from housekeeping.database.connection import database, handle_of
 from housekeeping.database.errors import is_unavailable
@@ -34,7 +34,7 @@ from housekeeping.sweeps.actions import (
 )
 from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
 from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk
-from housekeeping.sweeps.dependents import Graph, read_graph
+from housekeeping.sweeps.dependents import Graph
 from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, ExplainQuery, Failure, Position, merged
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, NOT_CHANGED, TableStage
 
@@ -111,23 +111,18 @@ class CascadeStage(TableStage):
         return replace(real, archived_columns=columns)
 
     def _read_graph(self) -> Graph:
-        return self.graph or read_graph(self.model, self.delete.dependents, self.delete.references)
+        return self.graph or self.delete.read_graph(self.model)
 
     def archives(self) -> dict[type[Model], type[Model]]:
         """Return the archive of each table whose rows are deleted or cleared, and the table; those of leaves first.
 
         Raises:
-          DependentsRefused: The graph cannot be read, or has tables of another database.
+          DependentsRefused: The dependents cannot be deleted or archived as declared.
           peewee.PeeweeException: The catalog cannot be read.
         """
         if self.delete.archive_to is None:
             return {}
         graph = self._read_graph()
-        if others := [each for each in graph.links if each.database != graph.database and each.decision != "keep"]:
-            raise DependentsRefused(
-                f"{others[0].name} is in the database {others[0].database!r}, which cannot move rows to the archive",
-                'leave out archive_to, or decide "keep"',
-            )
         cleared = {each.table for each in graph.links if each.decision == "clear"}
         sources = [(name, graph.model_of(name)) for name in graph.tables]
         schema = self.delete.archive_to

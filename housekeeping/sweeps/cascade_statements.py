@@ -77,7 +77,7 @@ class CascadeTable:
             table.plain,
             graph.links_of(name, of_database),
             holds.get((of_database, name), ()),
-            (of_database, name) in _reached(graph, of_database, name),
+            (of_database, name) in graph.reached(name, of_database),
         )
 
     @property
@@ -129,19 +129,6 @@ class CascadeTable:
         names = [*(f"v{number}" for number in range(len(columns))), *("p" for _ in further), "n"]
         text = ", ".join(f"%s::{kind}[]" for kind, _ in arrays)
         return f"unnest({text}) WITH ORDINALITY AS u ({', '.join(names)})", [_array(*each) for each in arrays]
-
-
-def _reached(graph: Graph, of_database: str, table: str) -> set[tuple[str, str]]:
-    """Return the tables whose rows are deleted because they hang from rows of this one, at any depth."""
-    found: set[tuple[str, str]] = set()
-    waiting = [(of_database, table)]
-    while waiting:
-        at, name = waiting.pop()
-        for link in graph.links_of(name, at):
-            if link.decision == "delete" and (link.database, link.table) not in found:
-                found.add((link.database, link.table))
-                waiting.append((link.database, link.table))
-    return found
 
 
 def _escaped(text: str) -> str:

@@ -174,6 +174,18 @@ class Graph:
         parent = (of_database or self.database, table)
         return tuple(each for each in self.links if (each.parent_database, each.parent) == parent)
 
+    def reached(self, table: str, of_database: str) -> set[tuple[str, str]]:
+        """Return database and name of each table whose rows are deleted because they hang from rows of this one."""
+        found: set[tuple[str, str]] = set()
+        waiting = [(of_database, table)]
+        while waiting:
+            at, name = waiting.pop()
+            for link in self.links_of(name, at):
+                if link.decision == "delete" and (link.database, link.table) not in found:
+                    found.add((link.database, link.table))
+                    waiting.append((link.database, link.table))
+        return found
+
     def path_to(self, link: Link) -> tuple[Link, ...]:
         """Return the shortest way from the root to a link, which is the last one of it."""
         path = [link]
@@ -224,12 +236,15 @@ def read_graph(
     model: type[Model],
     dependents: Literal[True] | Mapping[str, Decision] | None,
     references: Sequence[Reference] = (),
+    *,
+    archives: bool = False,
 ) -> Graph:
     """Read the graph of a table's dependents, in the current database, and what is decided about each link.
 
     Parameters:
       dependents: Decisions by the names of links, which add to those of the constraints; True for no others. None for
         what PostgreSQL itself does: then nothing is refused, and a link without a decision prevents the deletion.
+      archives: Whether the deleted and cleared rows are archived, to be restored table by table.
 
     Raises:
       DependentsRefused: A link has no decision, a name fits no link, or a decision cannot be carried out. The text has
@@ -240,7 +255,27 @@ def read_graph(
     graph = reader.read(model)
     if dependents is not None:
         reader.refuse_problems(graph)
+        if archives:
+            _refuse_unarchivable(graph)
     return graph
+
+
+def _refuse_unarchivable(graph: Graph) -> None:
+    for link in graph.links:
+        if link.decision != "keep" and link.database != graph.database:
+            raise DependentsRefused(
+                f"{link.name} is in the database {link.database!r}, which cannot move rows to the archive",
+                'leave out archive_to, or decide "keep"',
+            )
+    deleted = [each for each in graph.links if each.decision == "delete" and each.table != each.parent]
+    circle = [
+        each.name for each in deleted if (graph.database, each.parent) in graph.reached(each.table, graph.database)
+    ]
+    if circle:
+        raise DependentsRefused(
+            f"{', '.join(circle)} link tables in a circle, so that a restore could bring back none of them first",
+            'leave out archive_to, or decide "clear" or "keep" about one of the links',
+        )
 
 
 #: A table: the name of its database, and its oid.

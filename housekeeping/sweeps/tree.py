@@ -22,7 +22,7 @@ from housekeeping.database.errors import is_connection_lost, is_timeout
 from housekeeping.ledger.runs import RunRow, past_runs
 from housekeeping.sweeps.actions import Delete, archiving
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.dependents import Graph, Link, read_graph
+from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.keyset import held_condition
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call
@@ -286,7 +286,7 @@ def graph_of(stage: Stage) -> Graph | None:
     if not isinstance(stage, TableStage) or delete is None:
         return None
     known: Graph | None = getattr(stage, "graph", None)
-    return known or read_graph(stage.model, delete.dependents, delete.references)
+    return known or delete.read_graph(stage.model)
 
 
 def branches_of(

@@ -104,6 +104,21 @@ def test_run_without_its_archives_changes_nothing(schema: str) -> None:
     assert contents() == before
 
 
+def test_circle_of_tables_is_refused_before_anything_changes(schema: str) -> None:
+    """Orders hang from accounts, which hang from their main order."""
+    before = contents()
+    of = _archiving({**DECISIONS, "account.main_order": "delete"}, schema=schema)
+
+    result = run_sweep(of, clock=CLOCK)
+
+    assert (result.outcome, result.reason) == (
+        "failed",
+        "shop.closed_accounts: orders.account_id, account.main_order link tables in a circle, so that a restore could "
+        'bring back none of them first; leave out archive_to, or decide "clear" or "keep" about one of the links',
+    )
+    assert contents() == before
+
+
 def test_table_of_an_archive_is_refused() -> None:
     with pytest.raises(DeclarationError, match='archive_to names a schema.*write archive_to="archive"'):
         Delete(dependents=True, archive_to="archive.account")

@@ -64,6 +64,16 @@ def test_locked_one_keeps_its_parent(builds: None) -> None:
     other.close()
 
 
+def test_they_cannot_be_archived(builds: None) -> None:
+    of = _sweep()
+    archiving = replace(only(of).action, archive_to="old_rows")
+
+    result = run_sweep(replace(of, stages=replace(only(of), action=archiving)), clock=CLOCK)
+
+    assert (result.outcome, len(rows(CI, BUILDS))) == ("failed", 20)
+    assert "build.account is in the database 'ci', which cannot move rows to the archive" in str(result.reason)
+
+
 def test_kept_one_blocks_its_parent(builds: None) -> None:
     result = run_sweep(_sweep(build="keep"), clock=CLOCK)
 
