@@ -52,7 +52,6 @@ from housekeeping.sweeps.tree import (
     count_dependents,
     graph_of,
     is_bounded,
-    tables_of_dependents,
 )
 from housekeeping.sweeps.validate_tables import stages_of
 
@@ -563,8 +562,10 @@ def _all_rows(tables: Sequence[str]) -> str:
 
 
 def _names_of(stages: Sequence[Stage]) -> list[str]:
+    """Return the names of the tables of these stages, with those of dependents in the same database."""
     found = {quoted_name(each.model) for each in stages if isinstance(each, TableStage)}
-    return sorted(found | set(tables_of_dependents(stages)))
+    graphs = [graph for each in stages if is_bounded(each) and (graph := graph_of(each)) is not None]
+    return sorted(found | {link.table for graph in graphs for link in graph.links if link.database == graph.database})
 
 
 def _by_table(names: Sequence[str]) -> list[list[str]]:

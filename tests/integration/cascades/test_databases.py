@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from peewee import OperationalError
 
-from housekeeping import Delete, Reference, Settings
+from housekeeping import Delete, Guard, Reference, Settings
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
 from tests.integration.cascades.shop import NOW, execute, ids, sweep
@@ -72,6 +72,15 @@ def test_they_cannot_be_archived(builds: None) -> None:
 
     assert (result.outcome, len(rows(CI, BUILDS))) == ("failed", 20)
     assert "build.account is in the database 'ci', which cannot move rows to the archive" in str(result.reason)
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.9, "done"), (0.1, "failed")])
+def test_breaker_compares_with_the_tables_of_the_sweeps_database(builds: None, share: float, outcome: str) -> None:
+    execute("INSERT INTO item SELECT n, 8 FROM generate_series(100, 199) AS n")
+
+    result = run_sweep(replace(_sweep(), guard=Guard(share=share, action="stop", first_run=False)), clock=CLOCK)
+
+    assert result.outcome == outcome, result.reason
 
 
 def test_kept_one_blocks_its_parent(builds: None) -> None:
