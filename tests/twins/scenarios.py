@@ -1,4 +1,4 @@
-"""Faults of single parts of the engine: servers that fail, archives, purges, partitions, actions."""
+"""Faults of single parts of the engine: servers that fail, archives, cascades, purges, partitions, actions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peewee import SQL
 from tests.internals.database import connection
 from tests.internals.engine import Restore
 from tests.internals.ledger import action_log, run_queries
-from tests.internals.sweeps import Write, actions, moved, partition_catalog
+from tests.internals.sweeps import Statements, Write, actions, moved, partition_catalog
 from tests.internals.workers import Deletion
 from tests.twins import Twin
 from tests.twins.planting import instead
@@ -20,6 +20,7 @@ _DATABASE: Final = "tests/integration/sweeps/limits/test_sick_database.py"
 _STORE: Final = "tests/integration/workers/object_storage/test_half_answers.py"
 _ARCHIVE: Final = "tests/integration/archives/test_archive.py::"
 _RESTORE: Final = "tests/integration/archives/test_restore.py::"
+_CASCADE: Final = "tests/integration/cascades/test_staying.py::"
 _PURGE: Final = "tests/integration/purge/test_purge.py::"
 _TESTS: Final = "tests/integration/sweeps/partitions/"
 _LOG: Final = "tests/integration/sweeps/ledger/test_action_log.py::"
@@ -36,6 +37,15 @@ def _treats_failed_deletions_as_done(patch: pytest.MonkeyPatch) -> None:
 
 def _ignores_rows_that_the_archive_refuses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(actions, "moved", lambda *given: (moved(*given)[0], SQL("true")))
+
+
+def _deletes_dependents_of_fresh_parents(patch: pytest.MonkeyPatch) -> None:
+    conditions = Statements._may_change
+
+    def broken(self: Statements, window: Any) -> list[Any]:
+        return [each for each in conditions(self, window) if each is not self._conditions.get("stale")]
+
+    patch.setattr(Statements, "_may_change", broken)
 
 
 def leaves_restored_rows_in_the_archive(patch: pytest.MonkeyPatch) -> None:
@@ -74,6 +84,18 @@ TWINS: Final[list[Twin]] = [
         "leaves_restored_rows_in_the_archive",
         f"{_RESTORE}test_run_is_restored_exactly",
         leaves_restored_rows_in_the_archive,
+    ),
+    Twin(
+        "C1",
+        "deletes_dependents_of_fresh_parents",
+        f"{_CASCADE}test_parent_that_becomes_fresh_keeps_what_is_left",
+        _deletes_dependents_of_fresh_parents,
+    ),
+    Twin(
+        "C2",
+        "deletes_parents_before_their_dependents",
+        f"{_CASCADE}test_parent_stays_while_the_application_adds_dependents_to_it",
+        instead(Statements, "is_free", lambda *given: ("TRUE", [])),
     ),
     Twin(
         "P1",

@@ -81,6 +81,9 @@ def test_parent_with_a_new_dependent_stays_until_the_next_run(accounts: None, ap
 
     def check(result: Any) -> None:
         assert result.counts["failed"] == 0
+        # No row has gone with its parent, without having been counted.
+        gone = 28 + 2 - sum(map(len, ids("account", "orders", "item").values()))
+        assert result.counts["deleted_rows"] + result.counts["deleted_dependents"] == gone
         assert set(ids("orders")["orders"]) <= {7, 8, 99}
         assert (99 in ids("orders")["orders"]) == (2 in ids("account")["account"])
         assert ids("item")["item"] in ([13, 14, 15, 16], [13, 14, 15, 16, 99])

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from housekeeping import Call, Delete, Event, Rows, Settings, Sweep, events
+from housekeeping import Call, Delete, Event, Reference, Rows, Settings, Sweep, events
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
-from tests.integration.cascades.shop import NOW, Application, execute, ids, sweep
+from tests.integration.cascades.shop import NOW, Application, execute, hanging_from, ids, sweep
 from tests.integration.conftest import Locked, Plant
 from tests.internals.database import database
 from tests.internals.engine import run_sweep
@@ -78,6 +78,37 @@ def test_kept_row_that_comes_later_keeps_its_parent(accounts: None, application:
 
     assert (result.outcome, result.counts["failed"]) == ("done", 0)
     assert ids("account", "orders") == {"account": [1, 4], "orders": [1, 7, 8]}
+
+
+def test_parent_that_becomes_fresh_keeps_what_is_left(accounts: None, application: Application) -> None:
+    left: list[Any] = []
+
+    def freshen(_: Any) -> None:
+        if not left:
+            application.execute("UPDATE account SET closed_at = NULL WHERE id = 2")
+            left.extend(hanging_from(application, 2))
+
+    result = run_sweep(sweep(), clock=CLOCK, on_batch=freshen)
+
+    assert (result.outcome, result.counts["deleted_rows"], len(left)) == ("done", 2, 7)
+    assert hanging_from(application, 2) == left
+
+
+def test_parent_stays_while_the_application_adds_dependents_to_it(accounts: None, application: Application) -> None:
+    execute("CREATE TABLE file (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account_id bigint NOT NULL)")
+    execute("CREATE INDEX ON file (account_id)")
+
+    def add(_: Any) -> None:
+        application.execute("INSERT INTO file (account_id) SELECT id FROM account WHERE id = 2")
+
+    declared = sweep()
+    action = Delete(dependents={"file": "delete"}, references=[Reference("file.account_id", "account.id")])
+    of = replace(declared, stages=replace(only(declared), action=action))
+    result = run_sweep(of, clock=CLOCK, on_batch=add)
+
+    assert (result.outcome, result.counts["failed"], ids("account")) == ("done", 0, {"account": [2, 4]})
+    assert run_sweep(of, clock=CLOCK).outcome == "done"
+    assert ids("account", "file") == {"account": [4], "file": []}
 
 
 def test_hold_of_another_sweep_keeps_a_dependent_and_what_it_hangs_from(
