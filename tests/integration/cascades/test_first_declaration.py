@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import DeclarationError, Delete, Reference, Rows, Sweep
-from tests.internals.database import Database
+from tests.integration.cascades.conftest import Do
 from tests.internals.engine import run_sweep
 from tests.internals.insight import Plan, plan
-
-Do = Callable[[str], None]
 
 SCHEMA = """
 CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz);
@@ -43,13 +40,9 @@ UPDATE account SET team_id = 1; INSERT INTO attachment VALUES (1, 'Account', 1),
 
 
 @pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statements: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statements)
-
-    execute(SCHEMA)
-    return execute
+def do(do: Do) -> Do:
+    do(SCHEMA)
+    return do
 
 
 def closed_accounts(dependents: Any, *references: Reference) -> Sweep:

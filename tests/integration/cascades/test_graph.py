@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from peewee import BigAutoField
-from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, DeclarationError, Delete, Reference, Settings
+from tests.integration.cascades.conftest import Do
 from tests.internals.database import Database, key_of
 from tests.internals.sweeps import Graph, read_graph
 from tests.session_settings import set_in_session
-
-Do = Callable[[str], None]
 
 
 class Account(BaseModel):
@@ -22,13 +20,9 @@ class Account(BaseModel):
 
 
 @pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statements: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statements)
-
-    execute("CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz)")
-    return execute
+def do(do: Do) -> Do:
+    do("CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz)")
+    return do
 
 
 def graph(dependents: Any = True, *references: Reference) -> Graph:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from peewee import BigAutoField
-from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, Delete, Guard, Rows, Settings, Sweep, UtcDateTimeField
-from tests.internals.database import Database
+from tests.integration.cascades.conftest import Do
 from tests.internals.doctor import stages
 from tests.internals.engine import run_sweep
 from tests.internals.insight import plan
 from tests.internals.ledger import Run
-
-Do = Callable[[str], None]
 
 
 class Account(BaseModel):
@@ -33,19 +29,15 @@ closed = sweep_with(Delete(dependents=True))
 
 
 @pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statements: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statements)
-
-    execute(
+def do(do: Do) -> Do:
+    do(
         "CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz NOT NULL);"
         "CREATE TABLE orders (id bigint PRIMARY KEY, account_id bigint REFERENCES account (id) ON DELETE CASCADE);"
         "CREATE INDEX ON orders (account_id);"
         "INSERT INTO account SELECT n, '2026-01-01' FROM generate_series(1, 10) AS n;"
         "INSERT INTO account SELECT n, now() + interval '1 day' FROM generate_series(11, 99) AS n"
     )
-    return execute
+    return do
 
 
 def ended(sweep: Sweep = closed, **options: Any) -> tuple[str, str | None]:

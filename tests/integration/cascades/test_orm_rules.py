@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from psycopg2.extensions import connection as Connection
 from sqlalchemy import BigInteger, ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from housekeeping import Delete, Rows, Settings, Sweep
+from tests.integration.cascades.conftest import Do
 from tests.integration.sweeps.table_models import django_shop
-from tests.internals.database import Database
 from tests.internals.doctor import stages
-
-Do = Callable[[str], None]
-
-
-@pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statements: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statements)
-
-    return execute
 
 
 def warnings(table: Any, delete: Delete) -> list[str]:

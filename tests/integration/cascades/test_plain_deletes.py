@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,13 +12,12 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, Call, Delete, Rows, Settings, Sweep, UtcDateTimeField
 from tests.declarations import changed
+from tests.integration.cascades.conftest import Do
 from tests.internals.database import Database
 from tests.internals.doctor import stages
 from tests.internals.engine import Finding, run_sweep
 from tests.internals.insight import as_json, plan
 from tests.session_settings import set_in_session
-
-Do = Callable[[str], None]
 
 
 class Cart(BaseModel):
@@ -36,16 +35,10 @@ carts = sweep_with(Delete())
 
 
 @pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statement: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statement)
-
-    execute("CREATE TABLE cart (id bigint PRIMARY KEY, touched_at timestamptz NOT NULL)")
-    execute(
-        "INSERT INTO cart SELECT n, '2026-01-01'::timestamptz + n * interval '1 s' FROM generate_series(1, 12) AS n"
-    )
-    return execute
+def do(do: Do) -> Do:
+    do("CREATE TABLE cart (id bigint PRIMARY KEY, touched_at timestamptz NOT NULL)")
+    do("INSERT INTO cart SELECT n, '2026-01-01'::timestamptz + n * interval '1 s' FROM generate_series(1, 12) AS n")
+    return do
 
 
 def found(sweep: Sweep) -> list[Finding]:

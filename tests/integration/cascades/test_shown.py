@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from psycopg2.extensions import connection as Connection
 
 from housekeeping import Delete, Rows, Sweep
+from tests.integration.cascades.conftest import Do
 from tests.internals.cli import out, print_plan
-from tests.internals.database import Database
 from tests.internals.insight import plan
-
-Do = Callable[[str], None]
 
 SCHEMA = """
 CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz);
@@ -28,10 +23,9 @@ INSERT INTO order_item SELECT n, n % 300 + 1 FROM generate_series(1, 1200) AS n;
 
 
 def test_tree_of_dependents_fits_80_columns(
-    postgres: Database, admin: Connection, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    do: Do, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with admin.cursor() as cursor:
-        cursor.execute(SCHEMA)
+    do(SCHEMA)
     rows = Rows("account", stale=lambda row, now: row.closed_at < now, action=Delete(dependents={"invoice": "keep"}))
     monkeypatch.setattr(out, "width", 80)
 

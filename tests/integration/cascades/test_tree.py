@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from peewee import BigAutoField
-from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, Delete, Limits, Reference, Rows, Sweep, UtcDateTimeField
-from tests.internals.database import Database
+from tests.integration.cascades.conftest import Do
 from tests.internals.insight import as_json, plan
 from tests.internals.sweeps import tree
-
-Do = Callable[[str], None]
 
 
 class Account(BaseModel):
@@ -28,17 +24,13 @@ def sweep_with(action: Delete, batch: int = 100) -> Sweep:
 
 
 @pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statements: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statements)
-
-    execute(
+def do(do: Do) -> Do:
+    do(
         "CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz NOT NULL);"
         "INSERT INTO account SELECT n, '2026-01-01' FROM generate_series(1, 5) AS n;"
         "INSERT INTO account SELECT n, now() + interval '1 day' FROM generate_series(6, 9) AS n"
     )
-    return execute
+    return do
 
 
 ORDERS = """
