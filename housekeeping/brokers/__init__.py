@@ -85,6 +85,11 @@ class QueueLengths:
     oldest_at: datetime | None = None
     died_at: datetime | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the queue has no messages and no dead letters."""
+        return not (self.waiting or self.delayed or self.dead)
+
 
 def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLengths]:
     """Return the lengths of queues of the ready-made application's broker; at most two round trips on Redis.

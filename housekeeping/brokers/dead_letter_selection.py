@@ -1,4 +1,4 @@
-"""Choosing dead letters, by their ids or by a filter, and changing all that were chosen.
+"""Selection of dead letters, by ids or by a filter, and bulk changes of the selected ones.
 
 ::
 
@@ -167,7 +167,7 @@ def search(
 
     Parameters:
       size: Letters of the page; None for all.
-      after: Continue after this place. If its letter is gone, those of the same millisecond are found again.
+      after: Continue after this place. If its letter was removed, those of the same millisecond are returned again.
       max_time: Time after the first letter until the search ends, so that a page with a rare error does not take
         minutes; None for no limit.
 
@@ -176,7 +176,7 @@ def search(
     """
     letters: list[DeadLetter] = []
     last: DeadLetter | None = None
-    # RabbitMQ reads all its letters before the first one: that time does not count, or no search would get further.
+    # RabbitMQ reads all letters before it returns the first one. With that time counted, a search might never advance.
     budget: RunBudget | None = None
     searched = 0
     for letter in _newest_first(store, sought, after):
@@ -192,7 +192,7 @@ def search(
 
 
 def _shows(error: str, sought: str) -> bool:
-    """Return whether an error contains a text as it is shown: what is masked cannot be searched for."""
+    """Return whether the shown text of an error contains a text. Masked secrets are not searched."""
     # Masking takes most of the time of a search. It adds nothing but asterisks, and a note to a long text.
     if "*" not in sought and len(error) <= LONGEST and sought not in error.casefold():
         return False
@@ -264,7 +264,7 @@ class BulkResult:
 
 
 def describe_choice(letters: Sequence[DeadLetter], sought: LetterFilter | None) -> str:
-    """Return what a bulk change is about, for the log of actions.
+    """Return a description of the selected letters, for the log of actions.
 
     Parameters:
       sought: The filter that has found the letters; None if they were chosen by their ids.
@@ -290,7 +290,7 @@ def apply(
     If the process is killed, each letter is either changed or still there, and the rest can be changed again.
 
     Parameters:
-      report: Is called now and then with the progress: ``1,200 of 20,000 tried``.
+      report: Called with the progress at regular intervals: ``1,200 of 20,000 tried``.
     """
     done: list[LetterResult] = []
     try:

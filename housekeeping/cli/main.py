@@ -115,7 +115,7 @@ _COMMANDS: Final = {
     "doctor": ("housekeeping.cli.install:doctor", "Check the installation and suggest repairs."),
     "web": ("housekeeping.cli.serve:web", "Serve the dashboard."),
 }
-#: Commands that work, serve or send. The others only tell, and wait no longer than a person would.
+#: Commands that may wait long for a server, because they do work. All others have the limits of `impatient`.
 _PATIENT: Final = {"demo", "init", "run", "purge", "restore", "enqueue", "worker", "scheduler", "web"}
 _EPILOG = """\b
 First steps:

@@ -140,10 +140,10 @@ def print_plan(planned: Plan) -> None:
 
 
 def _print_dependents(planned: Plan) -> None:
-    """Print the tree of dependents, and what is to be done about them."""
+    """Print the tree of dependents and the remedies."""
     if planned.dependents:
         tree = table("DEPENDENTS", "DECISION", ">ROWS", ">BATCHES", "INDEX")
-        # Each below the one that it hangs from.
+        # Each link is below its parent.
         for each in sorted(planned.dependents, key=lambda each: [each.stage.name, *(link.name for link in each.path)]):
             name = f"{'  ' * (len(each.path) - 1)}{each.link.name}"
             tree.add_row(name, each.decision_in_words, each.rows_in_words, each.batches_in_words, each.index_in_words)

@@ -58,7 +58,7 @@ def web(host: str, port: int) -> None:
     try:
         schema.require_all()
     except DatabaseUnavailable as error:
-        notify(f"warning: {error}; the pages show it until it answers")  # an outage is when they are needed
+        notify(f"warning: {error}; the pages show it until it answers")  # the pages are needed most during an outage
     reject_unusable_redis(settings)
     local = is_loopback(host)
     token = settings.web_token

@@ -93,7 +93,7 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = F
     say(in_one_line(found.headline.as_text(now), _ALERT_WIDTH), style="bold red" if found.has_alerts else "bold green")
     out.print()
     listed, folded = by_trouble(statuses, fold=True if problems else None)
-    # One table of the workers, where it fits; else its last column is one of its own.
+    # On a wide terminal, the last runs are a column of the workers' table instead of a table of their own.
     is_wide = out.width >= WIDE
     if listed:
         print_table(workers_table(listed, now, with_database=database.several(), with_last_run=is_wide))
@@ -105,7 +105,7 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = F
     if not is_wide and (ran := [each for each in listed if each.last_run is not None]):
         print_table(_last_runs_table(ran, now))
         out.print()
-    if used := {name: each for name, each in found.queues.items() if each.waiting or each.delayed or each.dead}:
+    if used := {name: each for name, each in found.queues.items() if not each.is_empty}:
         print_table(_queues_table(used))
     if empty := [name for name in found.queues if name not in used]:
         say(f"empty {'queue' if len(empty) == 1 else 'queues'}: {', '.join(empty)}")
@@ -355,8 +355,8 @@ def _document(found: Snapshot, *, problems: bool) -> dict[str, Any]:
         "alerts": found.alerts,
     }
     if database.several():
-        away = {each.database: each.error for each in found.unavailable.values()}
-        document["databases"] = {name: away.get(name, "ok") for name in database.by_name()}
+        errors = {each.database: each.error for each in found.unavailable.values()}
+        document["databases"] = {name: errors.get(name, "ok") for name in database.by_name()}
     return document
 
 
@@ -395,18 +395,18 @@ def _read_or_line(settings: Settings, sweeps: dict[str, Sweep], name: str | None
 
 
 @click.command()
-@click.option("--fail-on-undecided", is_flag=True, help="Exit with status 1 if nobody has decided about a table.")
+@click.option("--fail-on-undecided", is_flag=True, help="Exit with status 1 if a table is undecided.")
 @json_option()
 def coverage(fail_on_undecided: bool) -> None:
-    """List every table of every database, the fastest growing first, and what keeps it clean.
+    """List every table of every database with what keeps it clean, the fastest growing first.
 
     A table is "swept" by the sweeps in BY, or along with the rows of another table; "kept" for the reason that
     Kept("table", "reason") beside the sweeps or HOUSEKEEPING_KEPT gives; or "undecided". "archive" and "own" are
     archives of sweeps and the library's own tables. A sweep that is disabled or not set up does not count.
 
-    ROWS are estimated. SIZE has indexes, and partitions count as their table. GROWTH/DAY is measured between two
+    ROWS are estimates. SIZE includes indexes and partitions. GROWTH/DAY is measured between two
     nights by the worker housekeeping.old_runs. OLDEST is the oldest stale row at the end of a sweep's last run. Only
-    the catalog and the ledger are read, and no row of another table; the ledger need not exist yet.
+    the catalog and the ledger are read, never the rows of a table. The ledger need not exist yet.
 
     Exit status: 0; 1 if a table is undecided and --fail-on-undecided is given; 2 if a database cannot be read, or
     settings are wrong.

@@ -77,7 +77,7 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
 @click.option(
     "--ignore-holds", is_flag=True, default=None, help="Delete the rows that a declared sweep of this table holds, too."
 )
-@click.option("--cascade", is_flag=True, help="Delete the rows that hang from them first, in batches of their own.")
+@click.option("--cascade", is_flag=True, help="First delete the rows that depend on them, in separate batches.")
 @click.option(
     "--decide",
     "decisions",
@@ -117,9 +117,9 @@ def purge(
 
     Rows that a declared sweep of the same table holds, such as by a legal hold, stay. --ignore-holds deletes them, too.
 
-    With --cascade, rows that hang from the deleted ones go first, at any depth. Their foreign keys decide which of them
-    are deleted, and which only lose their reference; --decide adds to that and overrides it. A row with a dependent to
-    keep stays.
+    With --cascade, dependents of the deleted rows are processed first, at any depth. The foreign keys decide which of
+    them are deleted, and which only lose their reference; --decide adds decisions and overrides those. A row with a
+    dependent that is kept stays.
 
     Ctrl-C ends the run after its current batch, a second Ctrl-C at once; committed batches stay. --resume continues the
     purge without a plan or a confirmation, also one that a crash, --max-runtime or an error ended.

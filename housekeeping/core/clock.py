@@ -75,7 +75,7 @@ class RunBudget:
         return self.seen
 
     def share(self) -> float:
-        """Return the share of the limit that is over: 1 is all of it."""
+        """Return the elapsed share of the limit: 1 when it is reached, more after that."""
         return self.spent() / self._limit_s
 
     def left(self) -> float:

@@ -36,11 +36,11 @@ class DeclarationError(Refused, ValueError):
 
 
 class DependentsRefused(DeclarationError):
-    """A `Delete` cannot delete the dependents of its rows like this; nothing was changed.
+    """A `Delete` cannot delete the dependents of its rows as declared; nothing was changed.
 
     Attributes:
       problem: What is wrong.
-      way_out: The line to add, or the statement to execute; None if the problem says it.
+      way_out: The line to add, or the statement to execute; None if `problem` contains it.
     """
 
     def __init__(self, problem: str, way_out: str | None = None) -> None:

@@ -120,8 +120,8 @@ def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
 
 def frame_of(thread_id: int) -> FrameType | None:
     """Return the frame that a thread is executing. None for a thread that has ended."""
-    # CPython 3.11 locks its list of threads meanwhile. Garbage that is collected then may wait for that lock, which
-    # stops the process for good (CPython's issue 106883).
+    # CPython 3.11 locks its list of threads for this call. A garbage collection during it may wait for that lock, which
+    # is a deadlock (CPython's issue 106883).
     with _reading_frames:
         collects = gc.isenabled()
         gc.disable()

@@ -1,7 +1,7 @@
-"""Patience of interactive commands and pages: they wait two seconds for a server, and ask a silent one only once.
+"""Short timeouts for interactive commands and pages: two seconds per server, and one attempt at a silent one.
 
-A worker waits longer, as nobody looks at it, and what it has begun would be lost. A person who asks why nothing runs
-needs the answer now, most of all while a server hangs.
+A worker waits longer, because a timeout would discard the work it has begun. An operator who asks why nothing runs
+needs the answer now, above all while a server hangs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-#: Seconds that an impatient command or page waits for a server. libpq waits no shorter for a connection.
+#: Seconds that an interactive command or page waits for a server. libpq has no shorter timeout for connecting.
 PATIENCE_S: Final = 2
 #: Seconds after which a failed attempt was a timeout. A server that is down refuses at once.
 _WAITED_S: Final = 0.5
@@ -33,16 +33,16 @@ def impatient() -> Iterator[None]:
 
 
 def silent_servers() -> Silent | None:
-    """Return the servers that have not answered; None if the caller is patient."""
+    """Return the servers that have not answered; None outside of `impatient`."""
     return _silent.get()
 
 
 @contextmanager
 def asking(server: str, errors: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
-    """Ask a server in the block; if it has not answered an impatient caller before, raise that error again instead.
+    """Ask a server in the block. Within `impatient`, raise the earlier error again if it has timed out before.
 
     Parameters:
-      errors: What an attempt raises that the server has not answered.
+      errors: The errors that an attempt raises if the server does not answer.
     """
     silent = _silent.get()
     if silent is None:

@@ -25,7 +25,7 @@ from housekeeping.core.settings import Settings
 logger = named_logger(__name__)
 
 _TIMEOUT_S: Final = 5.0  # seconds without a byte of the answer
-TOTAL_S: Final = 10.0  # seconds of a request, for a service that sends its answer byte by byte
+TOTAL_S: Final = 10.0  # seconds of a whole request, in case a service sends its answer byte by byte
 _ATTEMPTS: Final = 2
 _AT_EXIT_S: Final = 5.0  # seconds that a process waits at its end for the last pings
 #: Name under which the URL of the whole installation is kept; workers have their own.
@@ -117,9 +117,9 @@ def _with_fail(url: str) -> str:
 
 
 def request(url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> int | str:
-    """Request a URL, by POST if there is a body. Return the status, or why there was none in words without the URL.
+    """Request a URL, by POST if there is a body. Return the status, or the error as a text without the URL.
 
-    A redirected POST would become a GET without the body. So its answer is the redirect.
+    Redirects are not followed, because a redirected POST would become a GET without the body.
     """
     # Imported here, because most processes send no requests.
     import http.client
@@ -150,7 +150,7 @@ def request(url: str, body: bytes | None = None, headers: Mapping[str, str] | No
     def give_up() -> None:
         for each in connections:
             if each.sock is not None:
-                with suppress(OSError):  # closed at this moment
+                with suppress(OSError):  # it was closed just now
                     each.sock.shutdown(socket.SHUT_RDWR)
 
     agent = {"User-Agent": f"housekeeping/{housekeeping.__version__}"}

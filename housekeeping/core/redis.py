@@ -71,7 +71,7 @@ def translate_redis_errors() -> Iterator[None]:
 
 
 def _full(error: redis.RedisError) -> str | None:
-    """Return what is full if Redis answers and rejects writes: its disk (MISCONF), or its memory; None otherwise."""
+    """Return a text if Redis rejects writes because its disk (MISCONF) or its memory is full; None otherwise."""
     import redis
 
     if isinstance(error, redis.OutOfMemoryError) or str(error).startswith("MISCONF"):
@@ -81,7 +81,7 @@ def _full(error: redis.RedisError) -> str | None:
 
 
 def reason_full(client: redis.Redis, namespace: str) -> str | None:
-    """Return why Redis rejects writes although it answers; None if it takes them, or does not answer.
+    """Return why Redis rejects writes although it answers; None if it accepts them, or does not answer.
 
     Without writes there are no heartbeats, so all processes would look dead.
     """

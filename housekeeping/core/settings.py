@@ -180,7 +180,7 @@ def _zone(value: Any) -> Any:
 
 
 def _parsed(text: str, or_else: str = "") -> Any:
-    """Return the value of a JSON text. `or_else` begins the error with what is allowed instead."""
+    """Parse a JSON text. `or_else` is the start of the error: the other forms that are allowed."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -249,7 +249,7 @@ def _network(value: str) -> str:
 
 
 def _outside(example: str) -> Any:
-    """Return the type of a service's URL, which is a secret: anyone with it can take the installation's place."""
+    """Return the type of a service's URL, which is a secret: anyone with it can pose as the installation."""
 
     def check(value: Any) -> Any:
         if isinstance(value, str):

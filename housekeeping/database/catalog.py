@@ -413,7 +413,7 @@ class ForeignKey:
       table: The referencing table, as SQL has it.
       table_id: Its oid; of a partition, that of the partitioned table.
       columns: The referencing columns, by name.
-      referenced, referenced_id: The referenced table; likewise, unless it is the partition that was asked about.
+      referenced, referenced_id: The referenced table; likewise, unless it is the given partition.
       referenced_columns: The referenced columns, by name.
       on_delete: What PostgreSQL does with the referencing rows, such as ``NO ACTION``.
       set_columns: The columns that SET NULL and SET DEFAULT change.
@@ -441,7 +441,7 @@ class ForeignKey:
 
 
 def foreign_keys_to(table: str, *, deep: bool = False) -> list[ForeignKey]:
-    """Return the foreign keys that refer to a table, as SQL has it.
+    """Return the foreign keys that refer to a table, by its name in SQL.
 
     Parameters:
       deep: Also return those that refer to the referencing tables, and so on.
@@ -509,7 +509,7 @@ WHERE pg_class.oid = ANY (%s::oid[])
 
 
 #: The role if policies hide rows of a table from it. They do not if a permissive policy lets it do everything with all
-#: rows, and no restrictive one takes rows away.
+#: rows, and no restrictive one hides any.
 _HIDDEN_FROM: Final = """WITH policies AS (
     SELECT polpermissive, polcmd, pg_get_expr(polqual, polrelid) AS rows FROM pg_policy
     WHERE polrelid = %(table)s AND EXISTS (
@@ -574,13 +574,13 @@ class TableFacts:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The names by which a declaration can mean this table."""
+        """The names by which a declaration can refer to this table."""
         plain = (self.plain_name,) if self.is_visible else ()
         return (self.name, f"{self.schema}.{self.plain_name}", *plain)
 
 
 def read_table_facts(ids: Iterable[int]) -> list[TableFacts]:
-    """Read the tables with these oids, without a cache. One that was dropped meanwhile is left out.
+    """Read the tables with these oids, without a cache. Dropped tables are left out.
 
     Raises:
       peewee.PeeweeException: The catalog cannot be read.

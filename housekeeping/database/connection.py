@@ -374,10 +374,10 @@ class Database(PostgresqlDatabase):
 
     @contextmanager
     def _with_patience(self) -> Iterator[None]:
-        """End the connection if the server hangs during the block and the caller is impatient.
+        """Within `impatient`, shut down the connection if the server hangs during the block.
 
         Neither libpq nor the kernel ends the wait for a server whose processes are suspended. A statement may take
-        longer than the patience, so the server is asked for another connection first.
+        longer than this timeout, so a second connection is tried first.
         """
         silent = silent_servers()
         if silent is None or self._server in silent:
@@ -452,7 +452,7 @@ class Database(PostgresqlDatabase):
 
 
 def _hang_up(connection: Any) -> None:
-    """Let the thread that waits for the connection's server go on with an error."""
+    """Shut down the socket of the connection, so that the thread that waits for the server gets an error."""
     with suppress(OSError, psycopg2.Error), socket.socket(fileno=os.dup(connection.fileno())) as its_socket:
         its_socket.shutdown(socket.SHUT_RDWR)
 

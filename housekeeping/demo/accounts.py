@@ -1,4 +1,4 @@
-"""Sweep of the demo's own tables: closed accounts, deleted with all that hangs from them."""
+"""Custom sweep of the demo, imported by its processes: closed accounts, deleted with all that depends on them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ closed_accounts: Final = Sweep(
         action=Delete(dependents={"invoice": "keep"}),
     ),
     schedule="* * * * *",
-    guard=Guard(first_run=False),  # nobody is there to confirm it
+    guard=Guard(first_run=False),  # the demo runs unattended
 )
 
 SWEEPS: Final = (closed_accounts,)

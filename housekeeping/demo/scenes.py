@@ -1,4 +1,4 @@
-"""Sample data of the demo: one scene per family of workers, and one of a sweep of one's own.
+"""Sample data of the demo: one scene per family of workers, and one of a custom sweep.
 
 User statuses are due, due later, never due, and locked by another session. Bulk imports are active, ended and stale,
 with their entities and trackers. Uploads are stale with and without an object, active, or of a store that is not
@@ -32,7 +32,7 @@ from housekeeping.demo import accounts
 from housekeeping.workers.batched_git_ref_updates.git import hashed_path
 from housekeeping.workers.object_storage import pending_uploads
 
-#: A table that no worker cleans and nobody has decided about, for `housekeeping coverage`.
+#: An undecided table for `housekeeping coverage`: neither a sweep nor `Kept` names it.
 UNDECIDED: Final = """
 CREATE TABLE audit_events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL, what text);
 INSERT INTO audit_events (at, what) SELECT now() - n * interval '1 minute', 'login' FROM generate_series(1, 20000) AS n;
@@ -334,7 +334,7 @@ def count_builds() -> dict[str, int]:
 
 
 _REFS: Final = Scene("GIT REFS", seed_refs, count_refs, settings=refs_settings)
-#: Of the built-in workers.
+#: Scenes of the built-in workers.
 FAMILIES: Final = (
     Scene("USER STATUSES", seed_user_statuses, count_user_statuses, lock=LOCK_USER_STATUSES),
     Scene("BULK IMPORTS", seed_imports, count_imports, lock=LOCK_IMPORTS),

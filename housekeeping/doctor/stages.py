@@ -136,9 +136,9 @@ def _dependents(declared: Collection[Sweep], sweep: Sweep, now: datetime) -> Ite
 
 
 def _contradiction(link: Link, rule: OrmRule) -> tuple[str, str] | None:
-    """Return what the ORM says other than the constraint, with the remedy; None if they agree.
+    """Return how the rule of the ORM differs from the constraint, and the remedy; None if they agree.
 
-    A constraint without an action leaves it to the sweep; Django makes no others.
+    A constraint without an action, the only kind that Django creates, leaves the decision to the sweep.
     """
     name = link.table.rpartition(".")[2].strip('"')
     own = CONSTRAINT_DECIDES.get(link.on_delete)

@@ -177,7 +177,7 @@ def _late(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
 
 
 def failing_arguments(sweeps: Iterable[Sweep]) -> Mapping[str, tuple[Sequence[Failing], int]]:
-    """Return by worker the arguments whose last runs failed too often, the longest failing first, and their number."""
+    """Return, by worker, the arguments whose last runs failed too often, longest failing first, and their number."""
     most = {each.name: each.alerts.failed_runs or 0 for each in sweeps if each.argument is not None}
     return failing({name: runs for name, runs in most.items() if runs}, _NAMED_ARGUMENTS)
 
@@ -510,7 +510,7 @@ def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
 
 
 def up_to(limit: int, waiting: Backlog) -> Backlog:
-    """Return the sum of the stages' backlogs: the limit, and not exact, if it is more."""
+    """Return the backlog, cut off at the limit: then it is not exact."""
     return waiting if waiting.rows <= limit else Backlog(limit, exact=False)
 
 
@@ -540,7 +540,7 @@ def last_ended(sweep: Sweep) -> list[RunRecord]:
 
 
 def runs_looked_at(sweep: Sweep) -> int:
-    """Return the number of last runs that tell how the worker stands."""
+    """Return the number of past runs that the alerts of the worker are evaluated from."""
     return max(MOST_RUNS, sweep.alerts.failed_runs or 0)
 
 

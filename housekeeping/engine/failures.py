@@ -320,7 +320,7 @@ SELECT * FROM (
 
 
 def failing(runs: Mapping[str, int], limit: int) -> dict[str, tuple[list[Failing], int]]:
-    """Return by worker the arguments with at least this many failed runs in a row, longest first, and their number.
+    """Return, by worker, the arguments with at least this many failed runs in a row, longest first, and their number.
 
     A run that rejected every record counts as failed.
 
@@ -347,7 +347,7 @@ SELECT * FROM (
 
 
 def standing(workers: Sequence[str]) -> dict[str, tuple[list[Standing], int]]:
-    """Return by worker ten of its rejections, failed runs and then most rows first, and the number of the others."""
+    """Return, by worker, ten of its rejections and the number of the others: failed runs first, then most rows."""
     found: dict[str, tuple[list[Standing], int]] = {}
     sql = _STANDING.format(rejections=f'"{Rejection._meta.schema}".rejections')
     rows: Any = Rejection.raw(sql, list(workers), _STATUS_CAUSES)

@@ -231,7 +231,7 @@ class RowGuard:
             return most or 0, None
 
     def _count_all(self, limit: int) -> Backlog:
-        """Count the stale rows up to the limit, and add their dependents, whose number may be an estimate."""
+        """Count the stale rows up to the limit, and add the number of their dependents, which may be estimated."""
         stale = self._count(self._stages, limit=limit)
         for each in self._stages:
             if isinstance(each, TableStage) and is_bounded(each) and not stale.exceeds(limit):
@@ -239,9 +239,9 @@ class RowGuard:
         return stale
 
     def _tables(self) -> Iterator[tuple[str, Backlog | None, int | None]]:
-        """Yield each table with its stale rows, or the rows of its partitions whose range is over, and all its rows.
+        """Yield each table with its number of stale rows (or rows in expired partitions) and its total number of rows.
 
-        Rows of a table of dependents are stale if they are deleted or cleared along.
+        In a table of dependents, the rows that a cascade deletes or clears count as stale.
         """
         tables: dict[str, list[Stage]] = {}
         for each in self._stages:

@@ -1,4 +1,4 @@
-"""Promise of age: whether stale rows stay for longer than a sweep allows, however its runs end."""
+"""Alert `late`: stale rows that stay for longer than their sweep promises, whatever the outcome of its runs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _read: Final[dict[str, tuple[tuple[timedelta | None, datetime], datetime, Alert 
 
 
 def late_limit(sweep: Sweep) -> timedelta | None:
-    """Return the age of a row that is late; None if the sweep promises none."""
+    """Return the age from which a row is late; None if the sweep promises no age."""
     promised = sweep.alerts.late
     return None if promised is None else promised + (sweep.stale_after or timedelta())
 
 
 def late_alert(sweep: Sweep, now: datetime) -> Alert | None:
-    """Return the alert about rows that were stale that long ago and still are, without those on hold; None without any.
+    """Return the alert about stale rows older than promised, without those on hold; None if there are none.
 
     Raises:
       peewee.PeeweeException, Exception: The rows cannot be read, or a predicate fails.
@@ -44,7 +44,7 @@ def late_alert(sweep: Sweep, now: datetime) -> Alert | None:
         since, is_late = _as_time(stage.oldest(now - promised)), _reads_time(stage)
         if since is None and not is_late:
             return unknown_age(sweep, f"stage {stage.name} is not ordered by a time, and `stale` does not use its time")
-        # Of a stage whose rows are stale at any time, the order tells the age.
+        # If `stale` does not use the time, the age is that of the order column.
         if is_late or (since is not None and since <= now - promised):
             late = True
             times += [] if since is None else [since]
@@ -59,7 +59,7 @@ def late_alert(sweep: Sweep, now: datetime) -> Alert | None:
 
 
 def known_late_alert(sweep: Sweep, ended_at: datetime | None, now: datetime) -> Alert | None:
-    """Return `late_alert`, read in limited time, and again only once another run has ended, and after five minutes.
+    """Return `late_alert` from a cache: it is read again after each run and every five minutes, in limited time.
 
     Parameters:
       ended_at: When the worker's last run ended; None without one.
@@ -81,7 +81,7 @@ def unknown_age(sweep: Sweep, why: str) -> Alert:
 
 
 def _reads_time(stage: Stage) -> bool:
-    """Return whether the time that a stage is given decides which rows are stale."""
+    """Return whether the stale condition of a stage depends on the time."""
     if not isinstance(stage, TableStage):
         return isinstance(stage, PartitionStage)
     return reads_time(stage.stale.stale if isinstance(stage.stale, ExceptHeld) else stage.stale)

@@ -102,7 +102,7 @@ class PurgeRequest:
       max_rows_per_s: The most rows per second; None for no limit.
       archive_to: Table that gets the rows before they are deleted.
       ignore_holds: Whether rows that a declared sweep holds are deleted, too.
-      cascade: Decisions about the rows that hang from them, as `Delete.dependents`, in addition to those of the foreign
+      cascade: Decisions about the rows that depend on them, as `Delete.dependents`, in addition to those of the foreign
         keys; None to leave such rows to PostgreSQL.
       resumes: The run that this one continues.
     """

@@ -175,7 +175,7 @@ class Speed:
         self._shrunk.add(number)
 
     def must_look(self, number: int) -> bool:
-        """Return whether the next batch should `look`, which only a transaction of several statements can."""
+        """Return whether the next batch should call `look`, which needs a transaction of several statements."""
         if self._target_of(number) is None or not self._knows_waiting:
             return False
         now = self._clock.monotonic()
@@ -184,9 +184,9 @@ class Speed:
         return now >= self._look_at
 
     def look(self, number: int) -> None:
-        """Find out, within the batch's transaction, whether sessions wait for its locks, unless that was just done.
+        """Check, within the batch's transaction, whether other sessions wait for its locks, at most every two seconds.
 
-        Between two batches the run holds no locks, so that nobody waits for it then.
+        It cannot be checked between two batches, because the run then holds no locks.
         """
         if not self.must_look(number):
             return
@@ -241,7 +241,7 @@ class Speed:
 def batch_sizes(stage: Stage, limits: Limits) -> tuple[int, ...]:
     """Return the sizes that batches of a stage may have, in order. Its own size is that of the first batch.
 
-    Batches that follow no duration shrink only after a timeout.
+    Without a target duration, batches shrink only after a timeout.
     """
     own = stage.batch_size
     if not isinstance(stage, TableStage):

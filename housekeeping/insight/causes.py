@@ -187,9 +187,9 @@ _FIND: Final = timedelta(seconds=5)
 
 
 def failing_row(stage: TableStage, now: datetime) -> str | None:
-    """Return for which row the predicate of a stage raises an error: ``for the row id 4711``; None if unknown.
+    """Return the row for which the predicate of a stage raises an error: ``for the row id 4711``; None if unknown.
 
-    The table is halved again and again, which reads it about twice. A large one takes too long, and is unknown.
+    This is a binary search that reads the table about twice. It gives up on tables that take too long.
 
     Raises:
       peewee.PeeweeException: The database does not answer.

@@ -1,4 +1,4 @@
-"""Coverage: every table of every database, and what keeps it clean, why it may grow, or that nobody has decided."""
+"""Coverage: each table of each database with its sweeps, the reason why it may grow, or the state "undecided"."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ _OWN: Final = {"migrations", *(model._meta.table_name for model in MODELS)}
 
 @dataclass(frozen=True, slots=True)
 class CoveredTable:
-    """A table and what is decided about it; a partitioned table with its partitions.
+    """A table with its coverage. A partitioned table includes its partitions.
 
     Attributes:
       database: Name of its database.
       table: Its name, with the schema if it needs one.
-      by: The sweeps that keep it clean, or fill it if it is an archive.
-      reason: Why it is kept, or why no sweep counts; else the table whose rows take its own along. None without one.
+      by: The sweeps that clean it, or that fill it if it is an archive.
+      reason: Why it is kept, why its sweeps do not count, or the table whose deletions cascade to it; else None.
       rows: Estimated; None if unknown.
-      bytes: With indexes; None while another session has locked it exclusively.
-      growth: Bytes a day between two nights; None if unknown.
-      oldest_at: Time of the oldest stale row at the end of a sweep's last run; None if none was left, or no sweep
-        tells it.
+      bytes: Size with indexes; None while another session holds an exclusive lock on it.
+      growth: Bytes per day between two nights; None if unknown.
+      oldest_at: Time of the oldest stale row at the end of a sweep's last run; None if none was left, or its age
+        is unknown.
     """
 
     database: str
@@ -91,7 +91,7 @@ class Coverage:
     """Tables of all databases, the fastest growing first.
 
     Attributes:
-      unfit: Names of `Kept` that no table of a database that answers has.
+      unfit: Names of `Kept` that match no table; empty while a database is unavailable.
       unavailable: Database -> why it could not be read.
     """
 
@@ -102,7 +102,7 @@ class Coverage:
 
     @property
     def undecided(self) -> list[CoveredTable]:
-        """The tables that nobody has decided about."""
+        """The undecided tables."""
         return [each for each in self.tables if each.state == "undecided"]
 
     @property
@@ -123,10 +123,10 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class _Touch:
-    """A table that a sweep changes, by its name in SQL.
+    """A change of a table, by its name in SQL, by a sweep.
 
     Attributes:
-      how: Why its rows go; None if they are stale themselves.
+      how: The table whose deletions cascade to it; None if its own rows are stale.
     """
 
     sweep: str
@@ -141,41 +141,41 @@ def read_coverage(sweeps: Iterable[Sweep], kept: Sequence[Kept]) -> Coverage:
 
     A database that does not answer is among `Coverage.unavailable`.
     """
-    tables, away, fitting = list[CoveredTable](), dict[str, str](), set[str]()
+    tables, unavailable, fitting = list[CoveredTable](), dict[str, str](), set[str]()
     of_databases, elsewhere = by_database(sweeps), dict[str, list[_Touch]]()
     # A cascade may reach into another database, which is read after those of all sweeps.
     touches: dict[str, _Touches] = {}
     for name, own in of_databases.items():
-        read = _read_in(name, away, partial(_Touches, own))
+        read = _read_in(name, unavailable, partial(_Touches, own))
         if read is not None:
             touches[name] = read
             for other, touch in read.elsewhere:
                 elsewhere.setdefault(other, []).append(touch)
     for name, found in touches.items():
-        covered = _read_in(name, away, partial(found.cover, name, elsewhere.get(name, ()), kept))
+        covered = _read_in(name, unavailable, partial(found.cover, name, elsewhere.get(name, ()), kept))
         if covered is not None:
             tables += covered[0]
             fitting |= covered[1]
     tables.sort(key=lambda each: (-(each.growth or 0), -(each.bytes or 0), each.database, each.schema, each.table))
-    unfit = [] if away else [each.table for each in kept if each.table not in fitting]
-    return Coverage(SYSTEM_CLOCK.now(), tables, unfit, away)
+    unfit = [] if unavailable else [each.table for each in kept if each.table not in fitting]
+    return Coverage(SYSTEM_CLOCK.now(), tables, unfit, unavailable)
 
 
-def _read_in(name: str, away: dict[str, str], read: Callable[[], T]) -> T | None:
-    """Return what is read in a database; None if it cannot be read, with the reason in `away`."""
+def _read_in(name: str, unavailable: dict[str, str], read: Callable[[], T]) -> T | None:
+    """Return what `read` returns in a database; None if it cannot be read, with the reason in `unavailable`."""
     try:
         with database.using(name), translate_postgres_errors(), time_limit(STATEMENT_TIME, LOCK_TIME):
             return read()
     except (HousekeepingError, PeeweeException) as error:
-        away[name] = error_line(error)
+        unavailable[name] = error_line(error)
     return None
 
 
 class _Touches:
-    """What the sweeps of the current database change.
+    """Tables that the sweeps of the current database change.
 
     Attributes:
-      elsewhere: Tables of other databases, with the name of the database.
+      elsewhere: Changed tables of other databases, with the name of the database.
     """
 
     def __init__(self, sweeps: Sequence[Sweep]) -> None:
@@ -190,7 +190,7 @@ class _Touches:
                 self._read_graphs(sweep)
 
     def _read_graphs(self, sweep: Sweep) -> None:
-        """Add the tables that the sweep itself cascades to."""
+        """Add the dependents that the sweep itself deletes."""
         for part in sweep.parts:
             delete = _delete_of(part)
             if delete is None or delete.dependents is None:
@@ -206,7 +206,7 @@ class _Touches:
                     self.elsewhere.append((link.database, touch))
 
     def cover(self, name: str, cascaded: Sequence[_Touch], kept: Sequence[Kept]) -> tuple[list[CoveredTable], set[str]]:
-        """Return the tables of the current database, and which names of `Kept` it has."""
+        """Return the tables of the current database, and the names of `Kept` that match one."""
         tables, schema = read_tables(), Run._meta.schema
         names = {*(each.table for each in cascaded), *(each.table for each in kept)}
         ids = self._ids | read_named(sorted(names))
@@ -239,7 +239,7 @@ class _Touches:
         return found, {each.table for each in kept if each.table in ids}
 
     def _cascade(self, touches: dict[int, list[_Touch]], labels: Mapping[int, str]) -> None:
-        """Add the tables that PostgreSQL deletes from along with the rows that a sweep deletes."""
+        """Add the tables that PostgreSQL cascades to when a sweep deletes rows."""
         children = read_cascades()
         waiting = [(table, touch) for table, known in touches.items() for touch in known if touch.deletes]
         while waiting:
@@ -263,7 +263,7 @@ class _Touches:
 
 
 def _inactive(sweep: Sweep) -> str | None:
-    """Return why a sweep keeps nothing clean in this installation; None if it does."""
+    """Return why a sweep does not run in this installation; None if it does."""
     if not sweep.enabled:
         return f"{sweep.name} is disabled"
     problem = sweep.lacks()
@@ -271,11 +271,11 @@ def _inactive(sweep: Sweep) -> str | None:
 
 
 def _touched_by(sweep: Sweep) -> Iterator[_Touch]:
-    """Yield the tables that the stages of a sweep change. Only the archive of a table without a model needs a query."""
+    """Yield the tables that a sweep changes. Only the archive of a table without a model needs a query."""
     parts = sweep.parts
     for part in parts:
         delete = _delete_of(part)
-        # What a sweep with `dependents` cascades to is in its graph.
+        # The dependents of a sweep with `dependents` are in its graph.
         deletes = delete is not None and delete.dependents is None
         names = [part.table] if isinstance(part, OfTable) and part.is_named else [*map(quoted_name, _models_of(part))]
         yield from (_Touch(sweep.name, name, deletes=deletes) for name in names)

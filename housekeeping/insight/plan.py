@@ -190,7 +190,7 @@ class Plan(Forecast):
       clock_skew: The difference between this machine's clock and the database's; None if not measured.
       pace: Rows per second in the worker's last runs; None without such runs.
       max_rows_per_s: The worker's limit; None for no limit.
-      backlog_forecast: When its stale rows will be done; None if unknown.
+      backlog_forecast: When its backlog will be processed; None if unknown.
     """
 
     worker: str
@@ -224,7 +224,7 @@ class Plan(Forecast):
 
     @property
     def batches(self) -> int:
-        """The number of batches, if time were no limit and none grew or shrank."""
+        """The number of batches without a time limit, if none grows or shrinks."""
         return sum(batches.number for _, batches in self.stages)
 
     def expected_s(self, stale: Backlog) -> float | None:
@@ -353,10 +353,10 @@ def _backlog_forecast(sweep: Sweep, planned: Plan, zone: tzinfo) -> BacklogForec
 
 
 def with_alerts(planned: Plan, sweep: Sweep, alerts: Sequence[Alert]) -> Plan:
-    """Return the plan with a forecast that knows what keeps runs from coming.
+    """Return the plan with a forecast that respects the active alerts, such as a dead scheduler.
 
     Parameters:
-      alerts: All active ones, as `explained` returns them.
+      alerts: All active alerts, as `explained` returns them.
     """
     course = planned.backlog_forecast
     if course is None:
@@ -412,7 +412,7 @@ def forecast(
 
 
 def _said_once(check: Check, others: Iterable[Check]) -> Check:
-    """Return the check without its error if another one has the same error: that of a server that does not answer."""
+    """Return the check without its error if another check shows the same error, such as of an unavailable server."""
     repeated = f": {check.error}"
     is_known = check.text.endswith(repeated) and any(str(check.error).rstrip(".") in each.text for each in others)
     return replace(check, text=check.text.removesuffix(repeated), reason=None) if is_known else check
@@ -459,7 +459,7 @@ def _is_of_rows(sweep: Sweep, error: PeeweeException) -> bool:
 
 
 def _uncounted(sweep: Sweep, clock: Clock | None, error: PeeweeException) -> Plan:
-    """Return the plan of a worker whose rows cannot be read: some unknown number of rows."""
+    """Return the plan of a worker whose rows cannot be read. Its number of rows is unknown."""
     with translate_postgres_errors():
         now, stages = clock.now() if clock else database_now(), stages_of(sweep)
         none = Backlog(0, exact=False)

@@ -241,7 +241,7 @@ def worker_statuses(
 
 
 def _problems(sweeps: Iterable[Sweep]) -> dict[str, SetupProblem | None]:
-    """Return why workers are not set up; those that share a check are checked once."""
+    """Return why workers are not set up, by name. A check that several workers share is made once."""
     known: dict[Any, SetupProblem | None] = {}
     found = {}
     for sweep in sweeps:
@@ -297,7 +297,7 @@ def _with_backlog(
 
 
 def _why_uncounted(sweep: Sweep, now: datetime, error: Exception) -> str:
-    """Return the error; of a locked table also the session that locks it, of a failing predicate where its row is."""
+    """Return the error with the session that locks the table, or with the command that finds the failing row."""
     if is_lock_timeout(error):
         with suppress(PeeweeException), time_limit(STATEMENT_TIME, LOCK_TIME):
             locks = LockGate(stages_of(sweep), now).examine()
@@ -316,7 +316,7 @@ def _last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime 
 
 
 def _observe(sweep: Sweep, status: WorkerStatus, runs: WorkerRuns, now: datetime, zone: Any) -> Observation:
-    """Return what the ledger tells of a worker."""
+    """Return what the alerts of a worker are evaluated from."""
     ended: list[RunRecord] = sorted(runs.ended, key=lambda run: (run.finished_at, run.run_id))
     unconfirmed = runs.unconfirmed if sweep.guard.first_run else None
     is_due = sweep.schedule and all(run.lost for run in runs.open_runs) and status.state in ("on", "narrow")
@@ -336,7 +336,7 @@ class Unavailable:
 
     Attributes:
       server: Such as ``PostgreSQL, database main``, ``Redis`` or ``RabbitMQ``.
-      since: When it last answered, as far as known; else when it was first found unavailable.
+      since: Its last answer if known, else when it was first found unavailable.
       database: Its name in the settings, if it is a database.
       shown: What the pages show instead, one text for each part.
     """
@@ -572,10 +572,10 @@ class SnapshotReader:
         }
 
     def _date_outages(self, found: Snapshot, before: Snapshot) -> None:
-        """Set the times at which the servers that do not answer have answered last, as far as known.
+        """Set the time of the last answer of each unavailable server, as far as known.
 
-        The processes of the installation read all servers every half minute. What the last reading has not found is
-        newer than that reading.
+        The processes of the installation read all servers every half minute. An outage that the last reading has not
+        found is newer than that reading.
         """
         new = [each for server, each in found.unavailable.items() if server not in before.unavailable]
         for each in new:
@@ -652,7 +652,7 @@ class SnapshotReader:
 
 
 def _full_disk(name: str, statuses: Iterable[WorkerStatus]) -> Iterator[Alert]:
-    """Yield an alert if the last runs of workers failed because the disk of their database was full."""
+    """Yield an alert if the last runs of workers failed because of a full disk of their database."""
     found = dict[str, list[RunRecord]]()
     for status in statuses:
         ended = sorted(status.ended, key=lambda run: (run.finished_at, run.run_id), reverse=True)

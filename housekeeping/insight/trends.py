@@ -229,11 +229,11 @@ class BacklogForecast:
 
     @property
     def is_notable(self) -> bool:
-        """Whether it says more than that one run will process everything, or would but for an active alert."""
+        """Whether the forecast is more than "one run processes everything" or "an alert keeps one run from that"."""
         return self.estimated or (self.catches_up is False and self.runs is None) or (self.runs or 0) > 1
 
     def stopped_by(self, cause: Alert | None) -> BacklogForecast:
-        """Return the forecast while an alert is active that keeps the runs from processing rows."""
+        """Return the forecast given the active alert that keeps runs from processing rows; None for no such alert."""
         if cause is None or not self.rows:
             return self
         why = f"{cause.worker}: {cause}" if cause.worker else str(cause)
@@ -360,7 +360,7 @@ class _Limits:
 
 
 def _rows_of_a_batch(sweep: Sweep, ended: Sequence[RunRecord]) -> list[float]:
-    """Return the average rows of a batch of each run, so 0 at least once."""
+    """Return the average batch size of each run, with a first element of 0."""
     found = [(processed_rows(run.counts, sweep.progress_counts), run.counts.get("batches")) for run in ended]
     return [0.0, *(rows / batches for rows, batches in found if batches)]
 
@@ -507,7 +507,7 @@ def progress_of_run(sweep: Sweep, run: RunRecord, total: Backlog | None = None) 
 
 
 def count_left(sweep: Sweep, now: datetime | None = None, argument: Any = None) -> Backlog | None:
-    """Count the stale rows that a run has before it; None if that fails, takes too long or has no meaning.
+    """Count the stale rows that are left for a run; None if this fails, takes too long or has no meaning.
 
     Not all stages of a custom sweep count what they process.
 

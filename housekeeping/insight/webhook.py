@@ -1,10 +1,10 @@
 """Webhook: the beginning and the end of each alert, sent by POST to the receiver in the settings.
 
-The rows of the alerts are the queue. Each knows which of its two events the receiver has accepted, so an event outlives
-the process that has found it. A sender claims an event by a statement that also schedules its next attempt: of two
-senders one gets it, and an event whose sender was killed is sent again. Its id is then the same.
+The stored alerts are the queue. Each row says which of its two events the receiver has accepted, so an event outlives
+the process that has raised it. A sender claims an event by a statement that also schedules its next attempt. Of two
+senders, one gets it. If the sender is killed, the event is sent again with the same id.
 
-The form of the request is that of Standard Webhooks (https://www.standardwebhooks.com), for which receivers have
+The request follows Standard Webhooks (https://www.standardwebhooks.com), for which receivers have
 libraries. URL and secret are in no log line and no error.
 """
 
@@ -34,14 +34,14 @@ from housekeeping.ledger.alerts import AlertEvent, AlertKey, claim_event, mark_d
 
 logger = named_logger(__name__)
 
-#: Statuses below 500 of a receiver that takes no event now: too slow, too early, too many.
+#: Statuses below 500 of a receiver that accepts no event now: timeout, too early, too many requests.
 _BUSY: Final = (408, 425, 429)
 #: Seconds before each further attempt to store that an event was accepted. A restart of PostgreSQL takes seconds.
 _STORED_AGAIN_S: Final = (1, 2, 4, 8)
 
 
 class AlertWebhook:
-    """Sender of the events of alerts, one after the other by a thread of its own. No caller waits."""
+    """Sender of the events of alerts, one at a time, in a background thread."""
 
     def __init__(self, settings: Settings) -> None:
         url, secret = settings.alert_webhook_url, settings.alert_webhook_secret
@@ -53,7 +53,7 @@ class AlertWebhook:
         self._failing = False
 
     def send_due(self, causes: Mapping[int | None, AlertKey | None]) -> None:
-        """Begin to send the events that are due, unless that goes on already; returns at once.
+        """Start to send the due events in the background, unless a thread is already sending.
 
         Parameters:
           causes: The causes of the active alerts, by `Alert.alert_id`.
@@ -65,12 +65,12 @@ class AlertWebhook:
         self._sender.start()
 
     def wait(self, most_s: float) -> None:
-        """Wait until the events that were due are sent, for some seconds at most."""
+        """Wait until the due events are sent, for at most this many seconds."""
         if self._sender is not None:
             self._sender.join(most_s)
 
     def _send_due(self) -> None:
-        """Send the events that are due, until the receiver does not answer."""
+        """Send the due events until none is left, or the receiver accepts no more."""
         try:
             while (event := claim_event()) is not None and self._send(event):
                 ...
@@ -80,7 +80,7 @@ class AlertWebhook:
             close_databases()
 
     def _send(self, event: AlertEvent) -> bool:
-        """Send an event; return whether the receiver can take another one."""
+        """Send an event. Return whether to send the next one."""
         assert self._url is not None
         event_id, body = self._message(event)
         answer = request(self._url, body, signed(self._key, event_id, int(time.time()), body))
@@ -92,11 +92,11 @@ class AlertWebhook:
             self._failing = False
             return True
         self._note(f"status {answer}")
-        # It rejects this event, and may take the others.
+        # It rejects this event, and may accept the next one.
         return 400 <= answer < 500 and answer not in _BUSY
 
     def _note(self, reason: str) -> None:
-        """Log why an event could not be sent; once until one can."""
+        """Log why an event could not be sent, once until one is accepted."""
         if not self._failing:
             logger.warning("Webhook could not be sent", reason=reason)
         self._failing = True
@@ -104,7 +104,7 @@ class AlertWebhook:
     def _message(self, event: AlertEvent) -> tuple[str, bytes]:
         """Return the id of an event, which is the same for each attempt, and the body of its request."""
         alert = replace(event.alert, text=mask_secrets(event.alert.text), cause=self._causes.get(event.alert.alert_id))
-        # Ids of rows begin again with a new database.
+        # Row ids start at 1 again in a new database.
         parts = (self._installation, alert.alert_id, event.alert.since, event.name)
         event_id = str(uuid5(NAMESPACE_URL, json.dumps(parts, default=str)))
         values: dict[str, Any] = {
@@ -129,7 +129,7 @@ def signed(key: bytes, event_id: str, timestamp: int, body: bytes) -> dict[str, 
 
 
 def _store(event: AlertEvent) -> None:
-    """Store that the receiver has accepted an event. If that fails, it gets the event once more."""
+    """Store that the receiver has accepted an event. If this fails, the event is sent once more."""
     for wait_s in _STORED_AGAIN_S:
         try:
             mark_delivered(event)

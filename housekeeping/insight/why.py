@@ -254,7 +254,7 @@ _ACTIONS: Final = 50
 
 
 def _pause_of(run: RunRecord) -> str | None:
-    """Return who paused the worker of a run and why, also if the pause is over; None if it is not known."""
+    """Return who paused the worker of a run, and why, even after the pause has ended; None if unknown."""
     if run.reason != "paused":
         return None
     override = override_of(run.worker)

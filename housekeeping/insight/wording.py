@@ -78,7 +78,7 @@ def outcome_in_words(run: RunRecord) -> str:
 
 
 def lost_holder(lease: HeldLease) -> str | None:
-    """Return that the run which holds a lease has missed its heartbeats, and what follows; None if it has not."""
+    """Return a text if the run that holds the lease has missed its heartbeats; None otherwise."""
     if lease.silent_for_s is None or lease.silent_for_s <= SILENCE.total_seconds():
         return None
     return f"no heartbeat for {format_duration(lease.silent_for_s)}: the next run takes over"

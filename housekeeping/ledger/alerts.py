@@ -1,4 +1,4 @@
-"""Alerts in the ledger of the database ``main``: when each began, who acknowledged it, when it ended, and who was told.
+"""Alerts in the ledger of the database ``main``: begin, acknowledgment, end, and delivery to the webhook.
 
 `reconcile` compares the alerts that a reader has evaluated with the stored ones. The dashboard, commands and one
 process of the installation do that at the same time. Each beginning and each end is returned to exactly one of them.

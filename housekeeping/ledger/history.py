@@ -108,12 +108,12 @@ def last_ended(worker: str, limit: int) -> list[RunRecord]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRuns:
-    """The runs that tell how a worker stands.
+    """The runs that determine the status of a worker.
 
     Attributes:
       ended: The last ones that began and ended, oldest first.
       open_runs: The open ones, oldest first, up to a limit.
-      unconfirmed: The newest one that was skipped for want of a confirmation, if none has ended since.
+      unconfirmed: The newest one that was skipped for lack of a confirmation, if no run has ended since.
       succeeded_at: The end of the last one that reached its end or its limits; None without one.
       attempted_at: When one last began or was held back. If there is none, the time of the first missed or skipped
         tick; None without any row.
@@ -151,7 +151,7 @@ FROM known
 
 
 def runs_of_workers(most: Mapping[str, int], *, unconfirmed: str, held_back: Collection[str]) -> dict[str, WorkerRuns]:
-    """Return the runs that tell how these workers stand, with two statements.
+    """Return the runs that determine the status of these workers, by two statements.
 
     Parameters:
       most: Number of ended runs by worker.
@@ -166,7 +166,7 @@ def runs_of_workers(most: Mapping[str, int], *, unconfirmed: str, held_back: Col
     for row in select_runs().where(SQL("id = ANY(%s)", (wanted,))).order_by(Run.id):
         record = record_of(row)
         of_worker = found[record.worker]
-        # By what it is now: it may have ended between the two statements.
+        # By its current outcome, because it may have ended between the two statements.
         if record.reason == unconfirmed:
             found[record.worker] = replace(of_worker, unconfirmed=record)
         else:

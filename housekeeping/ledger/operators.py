@@ -59,7 +59,7 @@ class Outcome:
     row_id: int | None = None
 
     def report(self, progress: str) -> None:
-        """Write how far a long action is. It stays if the process is killed; never raises."""
+        """Store the progress of a long action, so that it survives the process. Never raises."""
         if self.row_id is not None:
             result = in_one_line(f"{progress}; {NOT_ENDED}", _MAX_TEXT)
             _in_main(lambda: Action.update(result=result).where(Action.id == self.row_id).execute())

@@ -1,4 +1,4 @@
-"""All tables of a database with their sizes, from the catalog alone, and the two samples by which they grow."""
+"""Tables of a database with their sizes, read from the catalog, and the two samples that give their growth."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from housekeeping.ledger.schema import TableSize
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """A table of the database; a partitioned table with its partitions.
+    """A table of the database. A partitioned table includes its partitions.
 
     Attributes:
       id: Its oid.
       label: Its name as in SQL, with the schema if it needs one.
       rows: Estimated; None if unknown.
-      size: Bytes with indexes and TOAST; None while another session has locked it exclusively.
+      size: Bytes with indexes and TOAST; None while another session holds an exclusive lock on it.
     """
 
     id: int
@@ -77,7 +77,7 @@ FROM pg_constraint WHERE contype = 'f' AND confdeltype = 'c'
 
 
 def read_tables() -> list[CatalogTable]:
-    """Return the tables of the current database but those of PostgreSQL and of extensions, by one statement.
+    """Return the tables of the current database, except those of PostgreSQL and of extensions, by one statement.
 
     Raises:
       peewee.PeeweeException: The catalog cannot be read.
@@ -86,7 +86,7 @@ def read_tables() -> list[CatalogTable]:
 
 
 def read_named(names: Iterable[str]) -> dict[str, int]:
-    """Return the oid of each table that exists among these names, a partition's being that of its partitioned table.
+    """Return the oid of each existing table among these names; of a partition, that of its partitioned table.
 
     Raises:
       peewee.PeeweeException: A name is malformed, or the catalog cannot be read.
@@ -95,7 +95,7 @@ def read_named(names: Iterable[str]) -> dict[str, int]:
 
 
 def read_cascades() -> dict[int, set[int]]:
-    """Return the tables that PostgreSQL itself deletes from along with a table, by ON DELETE CASCADE; by oid."""
+    """Return table -> the tables that ON DELETE CASCADE deletes from when its rows are deleted; by oid."""
     found: dict[int, set[int]] = {}
     for parent, child in database.execute_sql(_CASCADES).fetchall():
         found.setdefault(parent, set()).add(child)
@@ -122,7 +122,7 @@ WHERE known.at NOT BETWEEN excluded.at - %s AND excluded.at
 
 
 def store_sizes(tables: Iterable[CatalogTable]) -> int:
-    """Store the size of each table beside the one of an earlier night; return the number of stored ones.
+    """Store the size of each table, and keep that of an earlier night. Return the number of stored sizes.
 
     Raises:
       peewee.PeeweeException: The ledger does not answer.
@@ -134,7 +134,7 @@ def store_sizes(tables: Iterable[CatalogTable]) -> int:
 
 
 def growth_of_tables() -> Mapping[tuple[str, str], float]:
-    """Return by schema and name how many bytes a day each table grows, of those that have two samples."""
+    """Return the growth of each table with two samples, in bytes per day, by schema and name."""
     rows: Any = TableSize.select().where(TableSize.before.is_null(False))
     return {
         (row.schema_name, row.table_name): (row.size - row.size_before) / ((row.at - row.before) / timedelta(days=1))

@@ -199,7 +199,7 @@ class Delete:
         of a schema: its table of the same name takes the rows of each table.
       archive_keep: How long rows stay in the archive. The sweep ``<name>.archive`` then deletes them. None keeps them
         for ever.
-      dependents: Whether to delete the rows that hang from the deleted ones first, at any depth, in bounded
+      dependents: Whether to delete the rows that depend on the deleted ones first, at any depth, in bounded
         transactions. True: their foreign keys decide. A mapping adds to that and overrides it: ``"table"`` or
         ``"table.column"`` -> ``delete``, ``clear`` (the column gets NULL, or its default) or ``keep`` (a row with such
         a dependent stays). None leaves dependents to PostgreSQL.

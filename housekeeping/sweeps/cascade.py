@@ -1,11 +1,11 @@
-"""Stage that deletes rows with everything that hangs from them, in bounded transactions, from the leaves up.
+"""Stage that deletes rows with everything that depends on them, in bounded transactions, from the leaves up.
 
-A run picks a group of stale parents and walks down from it (`cascade_walk`). Once nothing hangs from some rows any
-more, they are deleted, a batch in a transaction. What is left in the database is the state: a run that is killed is
-followed by one that walks anew.
+A run picks a group of stale parents and walks down from it (`cascade_walk`). Rows on which no other row depends any
+more are deleted, one batch per transaction. The rows left in the database are the only state: after a killed run,
+the next one walks down again.
 
-Each transaction first locks what its rows hang from, up to the parents, and checks that these are still stale and not
-on hold. So nothing of a parent is touched after the commit that made it fresh. The rows themselves are deleted by a new
+Each transaction first locks what its rows depend on, up to the parents, and checks that these are still stale and not
+on hold. So no dependent of a parent is changed after the commit that made it fresh. The rows are deleted by another
 statement, which sees every dependent that was committed before the locks.
 """
 
@@ -47,7 +47,7 @@ _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class _RowPosition(tuple[Any, ...]):
-    """Position of a row of a batch, for bisection: its table, its database and its key. It is no cursor."""
+    """Position of a row of a batch, for bisection: its table, its database and its key. Not a cursor."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class CascadeStage(TableStage):
 
     @property
     def is_timed(self) -> bool:  # type: ignore[override]  # a variable of other stages
-        """Whether the duration of a batch says how fast the database is: not if a function is called."""
+        """Whether the duration of a batch depends on the database alone: False if a function is called."""
         return self.calls is None
 
     def on_real_columns(self) -> Self:
@@ -207,7 +207,7 @@ class CascadeStage(TableStage):
     # -- before the transaction
 
     def prepare(self, batch: Batch) -> Step:
-        """Walk down to rows from which nothing hangs. Call the function of a `Call` for each parent that is picked."""
+        """Walk down to rows without dependents. Call the function of a `Call` for each parent that is picked."""
         walk = self._walk(batch)
         walk.outcome = None
         if walk.group is not None and walk.group.front != batch.after:
@@ -257,7 +257,7 @@ class CascadeStage(TableStage):
         return self.run_statement(batch, "parents", lambda batch: self.rows(batch, locks=False).select_extend(*known))
 
     def _leave_blocked(self, batch: Batch, walk: Walk) -> None:
-        """Leave parents with a dependent that is kept, before anything of them is changed, and count them."""
+        """Skip and count parents with a dependent that is kept, before any of their rows is changed."""
         assert walk.group is not None
         positions = list(walk.group.by_key.values())
         for number, link in walk.blocked(lambda: not batch.time_is_up()).items():
@@ -271,7 +271,7 @@ class CascadeStage(TableStage):
             walk.forget(0, number)
 
     def _call(self, batch: Batch, walk: Walk) -> None:
-        """Call the function for the parents. Leave those for which it failed, and locked ones."""
+        """Call the function for the parents. Skip locked ones, and those for which it failed."""
         group = walk.group
         assert group is not None
         positions = list(group.by_key.values())
@@ -292,7 +292,7 @@ class CascadeStage(TableStage):
     # -- in the transaction
 
     def apply(self, batch: Batch, prepared: Step) -> BatchResult:  # type: ignore[override]
-        """Lock the rows with the chain that they hang from, and change those that still hang there."""
+        """Lock the rows and the chain that they depend on. Change those that still belong to it."""
         walk = self._walk(batch)
         walk.outcome = None
         result = prepared.result() if batch.only is None else BatchResult(exhausted=False)
@@ -317,7 +317,7 @@ class CascadeStage(TableStage):
         )
 
     def _part(self, walk: Walk, chunk: Chunk, batch: Batch) -> Chunk:
-        """Return the rows of a chunk that a part of its bisection has."""
+        """Return the rows of a chunk that are in this part of its bisection."""
         if batch.only is None:
             return chunk
         only, window = set(batch.only), walk.stack[chunk.level]
@@ -389,7 +389,7 @@ def _step(walk: Walk, chunk: Chunk | None, position: Position | None, *, exhaust
 
 
 def _blocked_since(batch: Batch, table: str, key: str) -> str:
-    """Return since when a parent has been blocked: since the earlier run that found it so first."""
+    """Return since when a parent has been blocked: the time of the first run that found it blocked."""
     for details in batch.details:
         known = details.get(BLOCKED, {}).get(table, {}).get("keys", {}).get(key)
         if known is not None:
@@ -418,9 +418,9 @@ def _counts_of(delete: Any, window: Window, outcome: Outcome) -> dict[str, Any]:
 
 
 def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
-    """Lock rows with the chain that they hang from, and change them.
+    """Lock rows and the chain that they depend on, and change them.
 
-    Those of another database are changed by a transaction of their own, while the parents are locked in this one.
+    Rows of another database are changed in a transaction of that database, while this one keeps the parents locked.
     """
     if not chunk.numbers:
         return Outcome()
@@ -442,7 +442,7 @@ def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
 
 
 def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
-    """Lock rows with their chain by one statement, and change them by others, which see what was committed before."""
+    """Lock rows and their chain by one statement, and change them by further ones, which see all earlier commits."""
     locked, gone = _lock(walk, window, chunk)
     for link in () if window.clears else window.table.links:
         if locked and not is_local(link):
@@ -459,7 +459,7 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
 
 
 def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
-    """Lock and change rows that nothing can hang from, in one statement."""
+    """Lock and change rows that nothing can depend on, in one statement."""
     statements = walk.statements
     chain = {**walk.chain(chunk.level, chunk.numbers), chunk.level: chunk.numbers}
     parts, places = [], dict[int, int]()
@@ -488,7 +488,7 @@ def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
 
 
 def _lock(walk: Walk, window: Window, chunk: Chunk) -> tuple[list[int], set[tuple[int, int]]]:
-    """Lock rows and their chain. Return the rows that still hang there, and the others of the chain."""
+    """Lock rows and their chain. Return the rows that still belong to it, and the other rows of the chain."""
     chain = walk.chain(chunk.level, chunk.numbers)
     levels = [(level, walk.stack[level], numbers) for level, numbers in sorted(chain.items())]
     asides = [each for unit in chunk.units.values() for each in unit.aside]
@@ -520,7 +520,7 @@ def _lock(walk: Walk, window: Window, chunk: Chunk) -> tuple[list[int], set[tupl
 
 
 def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[int]) -> Outcome:
-    """Delete rows that may hang from each other in one statement, at the end of which PostgreSQL checks them.
+    """Delete rows that may depend on each other in one statement, at the end of which PostgreSQL checks them.
 
     Raises:
       RowNotChanged: PostgreSQL left a row as it was.
@@ -545,7 +545,7 @@ def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[
             if walk.statements.delete_together(keys) < sum(map(len, keys.values())):
                 raise RowNotChanged(NOT_CHANGED)
             return Outcome(ids, asides)
-        # What a row that stays hangs from has to stay as well.
+        # The rows that a remaining row depends on have to remain as well.
         for number in reversed(ids):
             owner = walk.owner((chunk.level, number))
             if number in bound and owner is not None and owner[0] == chunk.level:

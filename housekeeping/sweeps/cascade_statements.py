@@ -1,7 +1,7 @@
-"""Statements of a cascade: find dependents of known rows, lock rows with the chain that they hang from, change them.
+"""Statements of a cascade: find dependents of known rows, lock rows with the chain that they depend on, change them.
 
-Rows are given as arrays of their values, so each statement is about many rows, and its text depends on the tables
-alone. Values that are no integers travel as PostgreSQL's text, because the driver cannot return each unchanged.
+Rows are passed as arrays of their values, so each statement processes many rows, and its text depends on the tables
+only. Values other than integers are passed as PostgreSQL text, because the driver may change them in a round trip.
 """
 
 # ruff: noqa: S608 - names come from the catalog, quoted; values are parameters
@@ -50,7 +50,7 @@ class CascadeTable:
       plain: Whether a ctid names a row.
       links: The links to its rows.
       holds: Model and hold of each declared sweep that holds rows of the table.
-      circular: Whether rows of the table can hang from each other.
+      circular: Whether rows of the table can depend on each other.
     """
 
     name: str
@@ -92,7 +92,7 @@ class CascadeTable:
         return sql_name(meta.table_name)
 
     def columns_by(self, link: Link | None) -> tuple[str, ...]:
-        """Return the columns to know of its rows that hang by a link: the key first, then what links compare."""
+        """Return the columns to read of its rows that a link reaches: first the key, then those that links compare."""
         compared = (name for each in self.links for name in each.parent_columns)
         return tuple(dict.fromkeys((*self.key, *(link.columns if link else ()), *compared)))
 
@@ -132,7 +132,7 @@ class CascadeTable:
 
 
 def _escaped(text: str) -> str:
-    """Return SQL in which the driver sees no parameters."""
+    """Return SQL with escaped percent signs, for statements with parameters."""
     return text.replace("%", "%%")
 
 
@@ -152,15 +152,15 @@ def _array(kind: str, values: list[Any]) -> str:
 
 @dataclass(slots=True)
 class Window:
-    """Rows of one table that hang from rows of the window below, by one link.
+    """Rows of one table that depend on rows of the window below, by one link.
 
     Attributes:
-      link: None for the parents, of which everything hangs.
+      link: None for the parents, on which all other rows depend.
       columns: The columns of `rows`; the key first.
       rows: None for a row that is done, or left for this run.
-      owners: The row of the window below that each row hangs from, by its number; ``-1 - number``: of this window.
+      owners: The row of the window below that each row depends on, by its number; ``-1 - number``: of this window.
       pending: Links by which dependents may be left, with the numbers of the rows to look at (None: all).
-      is_tree: Whether its rows may hang from each other.
+      is_tree: Whether its rows may depend on each other.
     """
 
     table: CascadeTable
@@ -237,7 +237,7 @@ class Statements:
     ) -> list[tuple[Any, ...]]:
         """Return the dependents of these rows of a window: the place among `numbers` from 1, then the columns.
 
-        With a link of a table to itself, the first column is followed by the key of the row it hangs from, which is
+        With a link of a table to itself, the first column is followed by the key of the row it depends on, which is
         NULL if that is the given row, and their own dependents follow.
 
         Parameters:
@@ -305,7 +305,7 @@ class Statements:
         return f"CROSS JOIN LATERAL ({limited}) AS c", values
 
     def leading_to_kept(self) -> list[Link]:
-        """Return the links to rows that are kept, and those through which one comes to them."""
+        """Return the links to rows that are kept, and the links that lead to them."""
         found: list[Link] = []
         for _ in self._graph.links:
             parents = {(each.parent_database, each.parent) for each in found}
@@ -367,7 +367,7 @@ class Statements:
         return f"COALESCE(NOT EXISTS (SELECT FROM {source} WHERE {where}), FALSE)", values
 
     def _may_change(self, window: Window) -> list[Sql]:
-        """Return the conditions on a row, and on each row that it hangs from, under which it may be deleted."""
+        """Return the conditions on a row, and on each row that it depends on, under which it may be deleted."""
         alias, conditions = window.alias, self._not_held(window.table, window.alias)
         if window.link is None:
             if "stale" not in self._conditions:
@@ -384,11 +384,11 @@ class Statements:
     def locked(
         self, window: Window, rows: Sequence[Values], lock: str, *, owners: Sequence[int] = (), below: str = ""
     ) -> Sql:
-        """Return the query that locks rows which still hang where they were found, and are not on hold.
+        """Return the query that locks the rows whose references are unchanged, and that are not on hold.
 
         Parameters:
           owners: The place of each row's owner among the rows that `below` has locked, from 1.
-          below: Name of the CTE of the rows that they hang from; only rows with an owner there are locked.
+          below: Name of the CTE of the rows that they depend on; only rows with an owner there are locked.
         """
         alias, table = window.alias, window.table
         given, values = table.given(window.columns, rows, *([owners] if owners else []))
@@ -421,7 +421,7 @@ class Statements:
         Parameters:
           clearing: The link that is cleared; None to delete the rows.
           numbered: Name of a CTE with the keys of the rows and their numbers. The archive has later ones as earlier, so
-            that a restore brings them back after those that they hang from.
+            that a restore brings them back after those that they depend on.
           suffix: Follows the names of the CTEs.
         """
         archive, columns = self._archives.get(table.model, (None, ()))
@@ -467,7 +467,7 @@ class Statements:
         return _among(table, f"SELECT {table.numbered_key} FROM {cte}")
 
     def change_free(self, window: Window, rows: Sequence[Values], *, checked: bool = True) -> list[int]:
-        """Delete or clear those of the locked rows that have no dependent; return their places, from 1.
+        """Delete or clear the locked rows without dependents. Return their places, from 1.
 
         Parameters:
           checked: Whether dependents are looked for.
@@ -494,7 +494,7 @@ class Statements:
     def free(
         self, table: CascadeTable, rows: Sequence[Values], without: Mapping[tuple[str, str], Sequence[Values]]
     ) -> list[int]:
-        """Return the places, from 1, of those of the rows that exist and have no dependent besides these."""
+        """Return the places, from 1, of the rows that exist and have no dependents besides these."""
         given, values = table.given(table.key, rows)
         same = " AND ".join(f"t.{sql_name(each)} = u.v{number}" for number, each in enumerate(table.key))
         conditions = []
@@ -529,7 +529,7 @@ class Statements:
     def lock(
         self, of_database: str, parts: Sequence[tuple[Sql, int]], changed: Window | None = None
     ) -> list[list[int]]:
-        """Lock the rows of these queries, one after another; return which of each were locked, from 1.
+        """Lock the rows of these queries, one query after another. Return the places of the locked rows, from 1.
 
         Parameters:
           parts: The queries with the number of their rows. They are the CTEs ``l0``, ``l1`` and so on.
@@ -570,12 +570,12 @@ def _texts(names: Sequence[str]) -> str:
 
 
 def _places(found: list[int] | None, rows: int) -> list[int]:
-    """Return the places that a statement has found; all if it has returned none, because none is missing."""
+    """Return the places that a statement has found, which returns NULL instead of a list of all places."""
     return list(range(1, rows + 1)) if found is None else found
 
 
 def is_local(link: Link) -> bool:
-    """Return whether a link's dependents are in the same database as what they hang from."""
+    """Return whether a link's dependents are in the same database as what they depend on."""
     return link.database == link.parent_database
 
 

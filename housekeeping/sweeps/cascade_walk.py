@@ -1,7 +1,7 @@
-"""Walk of a cascade through its graph: a stack of windows of rows, each hanging from rows of the window below.
+"""Walk of a cascade through its graph: a stack of windows of rows, each depending on rows of the window below.
 
-In memory is only what was found and is not yet done. `Walk.next_chunk` looks below the top window until nothing hangs
-from its rows, and returns some of them; `Walk.settle` takes what became of them.
+Only rows that were found and not yet changed are in memory. `Walk.next_chunk` looks for dependents of the top window
+until it has rows without any, and returns some of these; `Walk.settle` applies the outcome of their transaction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = named_logger(__name__)
 WINDOW: Final = 10_000
 #: Rows of a table that a group leaves out of its queries, such as locked ones, until it gives up their parents.
 _MOST_LEFT: Final = 1000
-#: Looks at the rows of a batch to order them, after which those that are left form a circle.
+#: Passes over the rows of a batch to order them. Rows that are still out of order after that form a circle.
 _MOST_PASSES: Final = 50
 
 #: Level of a window in the stack, and the number of a row in it.
@@ -36,7 +36,7 @@ _RowId = tuple[_TableId, Values]
 
 @dataclass(slots=True)
 class Unit:
-    """Rows that hang from each other in a circle, so that one statement deletes all of them.
+    """Rows that depend on each other in a circle, so that one statement deletes all of them.
 
     It is deleted with the lowest of them on the stack. The others are set aside when they are reached.
 
@@ -51,7 +51,7 @@ class Unit:
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of the top window from which nothing hangs any more.
+    """Rows of the top window without remaining dependents.
 
     Attributes:
       numbers: Their numbers, in the order of the window.
@@ -71,7 +71,7 @@ class Outcome:
       done: Numbers of the rows that were deleted or cleared.
       aside: The rows that went with them in circles.
       unchanged: Numbers of the rows that PostgreSQL left as they were, without an error.
-      gone: Rows from which the others hung: locked, moved, fresh, or no longer there.
+      gone: Rows of the chain that are locked by others, moved, fresh or deleted.
     """
 
     done: list[int] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Walk:
     """The walk of one run.
 
     Attributes:
-      stack: The parents, and above them what was found to hang from the rows below.
+      stack: The parents, and above them what was found to depend on the rows below.
       group: The parents; None between two groups.
       postponed: Positions of parents that are continued after all others.
       counts, failures: What has happened since the last commit without a change of the database.
@@ -126,11 +126,11 @@ class Walk:
         #: Rows of circular tables that are on the stack or were set aside.
         self._places: dict[_TableId, dict[Values, Place | Unit]] = {}
         self._units: dict[Place, Unit] = {}
-        #: Rows of circular tables -> the rows that they were found to hang from.
+        #: Rows of circular tables -> the rows that they were found to depend on.
         self._above: dict[_RowId, list[_RowId]] = {}
         #: Rows that stay in this run; queries leave them out.
         self._left: dict[_TableId, dict[Values, None]] = {}
-        #: Rows that a link has led to before, although they still hang by it; likewise.
+        #: Rows that a link has already reached and that still have the reference; queries leave them out, too.
         self._known: dict[str, dict[Values, None]] = {}
 
     def begin(self, group: Group, rows: Sequence[Values]) -> None:
@@ -144,7 +144,7 @@ class Walk:
             self._places[root.id] = {root.key_in(row): (0, number) for number, row in enumerate(rows)}
 
     def end(self) -> None:
-        """Forget the group."""
+        """End the group."""
         self.group, self.stack = None, []
 
     def next_chunk(self, size: int, may_continue: Callable[[], bool]) -> Chunk | None:
@@ -172,7 +172,7 @@ class Walk:
         return chunk.level == 0 and sum(row is not None for row in rows) <= len(chunk.numbers)
 
     def blocked(self, may_continue: Callable[[], bool]) -> dict[int, Link]:
-        """Return the parents from which a row hangs that is kept, at any depth, with its link. Changes nothing.
+        """Return the parents with a dependent that is kept, at any depth, and the link to it. Changes nothing.
 
         Raises:
           TimeIsUp: The run must end.
@@ -292,7 +292,7 @@ class Walk:
             self._join((below, owner) if owner >= 0 else (level, -1 - owner), at)
 
     def owner(self, place: Place) -> Place | None:
-        """Return the row that a row hangs from; None for a parent."""
+        """Return the row that a row depends on; None for a parent."""
         level, number = place
         if level == 0:
             return None
@@ -300,7 +300,7 @@ class Walk:
         return (level, -1 - owner) if owner < 0 else (level - 1, owner)
 
     def _join(self, place: Place, other: Place | Unit) -> None:
-        """Make one unit of two rows, and of the rows in between, which can go only together with them."""
+        """Join two rows, and the rows between them, into one unit, because they can only be deleted together."""
         of_other = other if isinstance(other, Unit) else self._units.get(other)
         unit = self._units.get(place) or of_other or Unit(set())
         lowest = min(unit.places, default=None)
@@ -373,7 +373,7 @@ class Walk:
         self._places[window.table.id][window.table.key_in(row)] = unit
 
     def forget(self, level: int, number: int) -> None:
-        """Take a row from its window, without a trace that it was there."""
+        """Remove a row from its window and from all other records of the walk."""
         window = self.stack[level]
         row = window.rows[number]
         if row is None:
@@ -388,7 +388,7 @@ class Walk:
             unit.places.discard((level, number))
 
     def chain(self, level: int, numbers: Iterable[int]) -> dict[int, list[int]]:
-        """Return the rows that these rows hang from, by level, without the rows themselves."""
+        """Return the rows that these rows depend on, by level, without the rows themselves."""
         found: dict[int, list[int]] = {}
         own, current = set(numbers), set(numbers)
         for at in range(level, 0, -1):
@@ -409,7 +409,7 @@ class Walk:
         return found
 
     def topmost_first(self, rows: Iterable[_RowId]) -> list[_RowId]:
-        """Return rows of circular tables, each after those of them that it hangs from, except in circles."""
+        """Return rows of circular tables, each after those of them that it depends on, except in circles."""
         depths = dict.fromkeys(rows, 0)
         for _ in range(_MOST_PASSES):  # the rows come almost in this order; circles have no end
             is_changed = False
@@ -422,7 +422,7 @@ class Walk:
         return sorted(depths, key=lambda row: depths[row])
 
     def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
-        """Take what a transaction has done, and leave the others of these rows for the rest of the run."""
+        """Apply the outcome of a transaction, and skip the other rows of the chunk for the rest of the run."""
         window = self.stack[chunk.level]
         done = outcome.done if outcome else ()
         if window.clears and window.link is not None and window.link.defaults:
@@ -440,7 +440,7 @@ class Walk:
                 self._leave(chunk.level, number)
 
     def _leave(self, level: int, number: int) -> None:
-        """Leave a row for the rest of the run. If it still hangs there, what it hangs from stays as well."""
+        """Skip a row for the rest of the run. The rows that it still depends on stay, too."""
         window = self.stack[level]
         left = self._left.setdefault(window.table.id, {})
         left[self._key_of(window, number)] = None
@@ -461,7 +461,7 @@ class Walk:
         return place
 
     def _drop(self, dropped: set[Place]) -> None:
-        """Take rows, and all that hangs from them, from the stack."""
+        """Remove rows, and all that depend on them, from the stack."""
         for level in range(min(dropped)[0], len(self.stack)):
             window = self.stack[level]
             here = {number for at, number in dropped if at == level}
@@ -472,12 +472,12 @@ class Walk:
                     self.forget(level, number)
 
     def give_up(self, error: BaseException, parents: set[Place]) -> None:
-        """Leave parents, because another database with dependents cannot be reached. The run ends with the error."""
+        """Skip parents, because a database with dependents is unavailable. The run ends with the error."""
         self.unreachable = error
         self._drop(parents)
 
     def postpone_largest(self) -> None:
-        """Take the parent with the most rows in the top window from the group, to continue with it at the end."""
+        """Remove the parent with the most rows in the top window from the group, to process it last."""
         group, window, level = self.group, self.stack[-1], len(self.stack) - 1
         assert group is not None
         roots: dict[int, int] = {}

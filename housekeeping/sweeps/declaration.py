@@ -453,7 +453,7 @@ class Sweep:
         )
 
     def _holding(self) -> Iterator[tuple[str, str, Any]]:
-        """Yield name and database of each sweep of the installation that holds rows, and the stage that does."""
+        """Yield the name and database of each sweep of the installation with a hold, and the stage that has it."""
         others = [each for each in self.setup.declared() if each.name != self.name]
         for sweep in (self, *others):
             if not any(getattr(part, "hold", None) for part in sweep.parts):

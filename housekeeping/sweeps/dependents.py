@@ -1,4 +1,4 @@
-"""Graph of the tables whose rows hang from the rows that a sweep deletes, and the decision about each link.
+"""Graph of the tables whose rows depend on the rows that a sweep deletes, with a decision for each link.
 
 `read_graph` reads the foreign keys, also through partitions, circles and other schemas, and adds declared references.
 It refuses a declaration that leaves a link undecided, or that cannot work, before anything changes.
@@ -86,10 +86,10 @@ def _named_columns(text: str) -> tuple[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A foreign key, or a declared `Reference`, to rows that are deleted, and what becomes of the rows that have it.
+    """A foreign key or declared `Reference` to rows that are deleted, and what happens to the referencing rows.
 
     Attributes:
-      table: The dependents' table, as SQL has it; a partition counts as its partitioned table.
+      table: The dependents' table, by its name in SQL; of a partition, the partitioned table.
       columns: Its referencing columns, by name.
       parent, parent_columns, parent_types: The referenced table and columns, likewise, with their types.
       decision: None if neither the constraint nor the declaration decides.
@@ -123,7 +123,7 @@ class Link:
 
     @property
     def name(self) -> str:
-        """The name by which a mapping decides about the link: ``"order_item.order_id"``."""
+        """The name of the link in a mapping of decisions: ``"order_item.order_id"``."""
         return f"{self.table}.{','.join(self.columns)}"
 
     @property
@@ -138,22 +138,22 @@ class Link:
 
     @property
     def rule(self) -> str:
-        """What links the rows, such as ``ON DELETE CASCADE``."""
+        """The kind of link, such as ``ON DELETE CASCADE``."""
         return "a Reference" if self.on_delete is None else f"ON DELETE {self.on_delete}"
 
     @property
     def source(self) -> str:
-        """The dependents' table in a FROM clause, without the rows that a `Reference` does not mean."""
+        """The dependents' table in a FROM clause, without rows that the condition of a `Reference` excludes."""
         return self.table if self.where is None else f"(SELECT * FROM {self.table} WHERE ({self.where}))"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The tables whose rows hang from the rows of a table.
+    """The tables whose rows depend on the rows of a table.
 
     Attributes:
-      root: The table, as SQL has it.
-      links: Every link to a row that may be deleted, nearest first. What hangs from a row that is kept, or whose
+      root: The table, by its name in SQL.
+      links: Every link to a row that may be deleted, nearest first. What depends on a row that is kept, or whose
         reference is cleared, stays and is not among them.
       database: Name of the root's database.
       root_rows: Estimated rows of the root.
@@ -239,7 +239,7 @@ def read_graph(
     *,
     archives: bool = False,
 ) -> Graph:
-    """Read the graph of a table's dependents, in the current database, and what is decided about each link.
+    """Read the graph of a table's dependents, in the current database, with a decision for each link.
 
     Parameters:
       dependents: Decisions by the names of links, which add to those of the constraints; True for no others. None for
@@ -247,8 +247,8 @@ def read_graph(
       archives: Whether the deleted and cleared rows are archived, to be restored table by table.
 
     Raises:
-      DependentsRefused: A link has no decision, a name fits no link, or a decision cannot be carried out. The text has
-        the line to add.
+      DependentsRefused: A link has no decision, a name matches no link, or a decision cannot be carried out. The text
+        has the line to add.
       peewee.PeeweeException: The catalog cannot be read.
     """
     reader = _Reader(dependents if isinstance(dependents, Mapping) else {}, references)
@@ -284,7 +284,7 @@ _Node = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """A link as the catalog or a `Reference` has it, before its decision."""
+    """A link as read from the catalog or a `Reference`, before its decision."""
 
     node: _Node
     columns: tuple[str, ...]
@@ -297,7 +297,7 @@ class _Edge:
 
 
 class _Reader:
-    """Reading of one graph."""
+    """Reader of one graph."""
 
     def __init__(self, decisions: Mapping[str, Decision], references: Sequence[Reference]) -> None:
         self._decisions = {_without_spaces(name): decision for name, decision in decisions.items()}
@@ -420,7 +420,7 @@ class _Reader:
                     return parent
         same = [each.name for each in self._tables.values() if each.plain_name == named.rpartition(".")[2]]
         raise DependentsRefused(
-            f"{_called(reference)} refers to {named}, whose rows hang from none of the deleted ones",
+            f"{_called(reference)} refers to {named}, which does not depend on the deleted rows",
             f"write {' or '.join(same)} instead" if same else "name a table that leads to them, or leave it out",
         )
 
@@ -518,7 +518,7 @@ class _Reader:
                 near = difflib.get_close_matches(name, links, n=1)
                 fitting = ", ".join(dict.fromkeys(each.name for each in graph.links)) or "none"
                 raise DependentsRefused(
-                    f"dependents names {name!r}, which fits no link",
+                    f"dependents names {name!r}, which matches no link",
                     f"did you mean {near[0]!r}?" if near else f"the links are {fitting}",
                 )
 
@@ -530,7 +530,7 @@ class _Reader:
             facts = self._facts_of(link)
             if not set(link.parent_columns) <= self._columns_of(link.parent_database, link.parent):
                 raise DependentsRefused(
-                    f"{link.name} refers to a column of a table that inherits from {link.parent}, which has none such",
+                    f"{link.name} refers to a column that {link.parent} lacks, of a table that inherits from it",
                     "declare a sweep on that table",
                 )
             if link.decision == "clear":
@@ -549,7 +549,7 @@ class _Reader:
                     raise DependentsRefused(
                         str(error).partition(";")[0],
                         f"ALTER TABLE {link.table} ADD COLUMN id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, or "
-                        "make a key of its own columns",
+                        "make existing columns its primary key",
                     ) from None
 
     def _refuse_missing_rights(self, graph: Graph) -> None:
@@ -611,7 +611,7 @@ def _merged(one: _Edge, other: _Edge) -> _Edge:
 
 
 def _names(table: TableFacts, edge: _Edge) -> tuple[str, ...]:
-    """Return the names by which a mapping can mean the link, the most exact ones first."""
+    """Return the names that a mapping can use for the link, the most specific first."""
     columns = ",".join(edge.columns)
     return (*(f"{each}.{columns}" for each in table.spellings), *table.spellings)
 

@@ -77,8 +77,8 @@ class Batch:
         another run may have begun because this one was considered dead. Costs one query.
       most: Rows that the breaker and the pace still allow, for a stage whose batches vary in size; None for any number.
       rejected_until: Where the last run with this argument that rejected rows ended; None without one.
-      spent: Returns the share of the run's time that is over: 1 is all of it.
-      details: The `DETAILS` of earlier runs, newest first, back to the last one that has seen every row.
+      spent: Returns the elapsed share of the run's time limit: 1 when it is reached.
+      details: The `DETAILS` of earlier runs, newest first, back to the last one that read every row.
     """
 
     worker: str
@@ -105,7 +105,7 @@ class Failure:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both with their whole numbers added, at any depth. Of other values, the second one counts."""
+    """Return both merged: integers are added, at any depth; other values of `other` replace those of `one`."""
     found = dict(one)
     for name, value in other.items():
         before = found.get(name)
@@ -121,7 +121,7 @@ class BatchResult:
     """Result of one batch, valid once its transaction has committed.
 
     Attributes:
-      counts: Numbers to add to the run's counts; other values replace them. `DETAILS` are added one by one.
+      counts: Numbers to add to the run's counts; other values replace them. `DETAILS` are merged at any depth.
       position: Where the batch ended.
       exhausted: Whether the stage has nothing left after it.
       stop: Reason why the run ends here with rows left, such as ``limit``; None if it continues.
@@ -262,7 +262,7 @@ def other_clocks(stages: Iterable[Stage]) -> list[ClockSkew]:
 
 @runtime_checkable
 class OfTables(Protocol):
-    """A stage that is no `TableStage` and names the tables that it keeps clean, for `housekeeping coverage`."""
+    """Stage other than a `TableStage` that names the tables it cleans, for `housekeeping coverage`."""
 
     @property
     def tables(self) -> Sequence[type[Any]]:

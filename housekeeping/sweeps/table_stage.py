@@ -287,7 +287,7 @@ class TableStage(TableRows):
         return read_together([[self._edge(now)]])[0][0]
 
     def probes(self, now: datetime, limit: int) -> list[Probe]:
-        """Return what `backlog`, `oldest` and, with a hold, `held` ask, to be asked together with other stages."""
+        """Return the queries of `backlog`, `oldest` and, with a hold, `held`, to be sent with those of other stages."""
         return [self._number(now, limit), self._edge(now), *self._held(now, limit)]
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:

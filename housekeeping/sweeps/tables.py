@@ -312,13 +312,13 @@ def model_of(table: object) -> type[Any]:
 
 @dataclass(frozen=True, slots=True)
 class OrmRule:
-    """What another library does with the rows of a table when the row that they refer to is deleted through it.
+    """What an ORM does with the rows of a table when it deletes the row that they refer to.
 
     Attributes:
       table: Name of the table, without its schema.
       columns: The referencing columns, by their names in the database.
       decision: ``delete``, ``clear`` or ``keep``.
-      text: Where that is declared, and how.
+      text: Where the rule is declared, and its wording there.
     """
 
     table: str
@@ -328,10 +328,10 @@ class OrmRule:
 
 
 def orm_rules(tables: Iterable[object]) -> list[OrmRule]:
-    """Return the rules of the libraries that the process has imported.
+    """Return the rules of the ORMs that the process has imported.
 
     Parameters:
-      tables: Tables as sweeps declare them. SQLAlchemy finds the other classes through them, Django has a list.
+      tables: Tables as sweeps declare them, through which the other classes of SQLAlchemy are found.
     """
     declared = list(tables)
     readers = [name for library, name in _READERS.items() if library in sys.modules]

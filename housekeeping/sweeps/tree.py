@@ -1,7 +1,7 @@
-"""What hangs from the rows that a sweep deletes, link by link, for `plan`, `doctor`, the guard and the first run's log.
+"""Links to the dependents of the rows that a sweep deletes, for `plan`, `doctor`, the guard and the first run's log.
 
-`branches_of` describes each link of a stage's graph, `sampled` adds what happens to the first stale rows, `counted` how
-many dependents there are.
+`branches_of` describes each link of a stage's graph. `sampled` adds what happens to the first stale rows, and `counted`
+the number of dependents.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COUNTED: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A link of the graph, as the deletion by one stage meets it.
+    """A link of the graph, and how the deletion by one stage affects it.
 
     Attributes:
       sweep, stage: The stage that deletes the rows, of this sweep.
@@ -76,12 +76,12 @@ class Branch:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the stage deletes dependents itself, in transactions of their own; else PostgreSQL does."""
+        """Whether the stage deletes dependents itself, in separate transactions; otherwise PostgreSQL does."""
         return is_bounded(self.stage)
 
     @property
     def handled(self) -> bool:
-        """Whether the action of the stage is one of your own, which may delete the dependents itself."""
+        """Whether the action of the stage is a custom one, which may delete the dependents itself."""
         delete = delete_of(self.stage)
         return delete is not None and type(delete).write is not Delete.write
 
@@ -92,7 +92,7 @@ class Branch:
 
     @property
     def archiving(self) -> str:
-        """Names of the declared sweeps whose archives the deleted dependents do not reach; empty without one."""
+        """Names of the declared sweeps whose archives miss the deleted dependents; empty without one."""
         if self.is_bounded and archiving(self.stage.action) is not None:
             return ""
         return ", ".join(dict.fromkeys(name for name, stage in self.others if _archives(stage)))
@@ -116,13 +116,13 @@ class Branch:
 
     @property
     def countable(self) -> bool:
-        """Whether rows behind it can be counted by indexes."""
+        """Whether indexes can count the rows that it reaches."""
         here = self.sweep.database
         return all(each.indexed and each.readable and each.database == here for each in self.path)
 
     @property
     def batches(self) -> int | None:
-        """The transactions that its rows take; None if unknown, 0 if they are changed with their parents."""
+        """Number of transactions for its rows; None if unknown, 0 if they are changed with their parents."""
         if not self.is_bounded or self.link.decision == "keep":
             return 0
         return None if self.rows is None else -(-self.rows // self.stage.batch_size)
@@ -141,7 +141,7 @@ class Branch:
 
     @property
     def batches_in_words(self) -> str:
-        """The transactions that its rows take as text."""
+        """The number of transactions for its rows as text."""
         return "unknown" if self.batches is None else f"{self.batches:,}" if self.batches else "-"
 
     @property
@@ -329,7 +329,7 @@ def branches_of(
 
 
 def is_bounded(stage: Stage) -> bool:
-    """Return whether a stage deletes dependents itself, in transactions of their own."""
+    """Return whether a stage deletes dependents itself, in separate transactions."""
     delete = delete_of(stage)
     return delete is not None and delete.dependents is not None
 
@@ -345,7 +345,7 @@ def tables_of_dependents(stages: Iterable[Stage]) -> dict[str, dict[str, int]]:
 
 
 def known_tables(history: Iterable[RunRow]) -> frozenset[str] | None:
-    """Return the tables of dependents that the newest of these runs knew; None if none of them had any.
+    """Return the tables of dependents that the newest of these runs recorded; None if no run recorded any.
 
     Parameters:
       history: Runs of one worker, newest first.
@@ -403,7 +403,7 @@ def log_branches(sweep: Sweep, stages: Sequence[Stage], history: Sequence[RunRow
 
 
 def _stages_on(sweep: Sweep, database_name: str) -> list[tuple[str, TableStage | PartitionStage]]:
-    """Return the stages of a sweep that hold or archive rows of a database, with the sweep's name."""
+    """Return the stages of a sweep with a hold or an archive in a database, with the name of the sweep."""
     if sweep.database != database_name:
         return []
     try:
@@ -606,7 +606,7 @@ def _joined(path: Sequence[Link]) -> str:
 
 
 def _held(branch: Branch, now: datetime) -> tuple[str, list[Any]]:
-    """Return the further condition, with its parameters, that a declared sweep holds the row of the last table."""
+    """Return the condition, with its parameters, that a declared sweep holds the row of the last table."""
     conditions, values = [], []
     for _, stage in branch.others:
         if stage.hold is None:

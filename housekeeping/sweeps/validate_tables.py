@@ -1,7 +1,7 @@
 """A sweep's stages compared with the real tables: columns, keys, archives and triggers.
 
 `stages_of` gives the stages of a run once keys and columns are right, `problems_of` says what is wrong with archives.
-Triggers that fire are shown by `plan`, and never stop a run. `tree` has what hangs from deleted rows.
+Triggers that fire are shown by `plan`, and never stop a run. `tree` has what depends on deleted rows.
 """
 
 from __future__ import annotations

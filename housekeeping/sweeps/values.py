@@ -275,7 +275,7 @@ _TABLE_NAME: Final = re.compile(r'(?:(?:[A-Za-z_][\w$]*|"[^"]+")\.)?(?:[A-Za-z_]
 
 @declared
 class Kept:
-    """Decision that a table keeps its rows, for `housekeeping coverage`. It stands beside the sweeps of a module.
+    """Declaration that a table may grow, for `housekeeping coverage`. Put it into a module of sweeps.
 
     ::
 
@@ -349,7 +349,7 @@ class Setup:
       enabled: Whether the settings, or the worker's default, enable it.
       problem: Returns what the worker lacks to run at all, such as a table, or None. A worker that is not set up is not
         scheduled and raises no alert, and its runs are skipped (`not_set_up`).
-      declared: Returns all sweeps of the installation, whose holds a cascade applies.
+      declared: Returns all sweeps of the installation; a cascade respects their holds.
     """
 
     enabled: bool = True

@@ -82,7 +82,7 @@ def shrink_responses(app: Flask) -> None:
 
 
 def be_impatient(app: Flask) -> None:
-    """Let each request wait for a server only as long as a person would."""
+    """Let each request wait at most two seconds for a server."""
     answer: Any = app.wsgi_app
 
     def answer_soon(environ: Any, start_response: Any) -> Any:
@@ -154,7 +154,7 @@ def _backlog(status: WorkerStatus, now: datetime) -> Markup:
 
 
 def _empty_queues(queues: Mapping[str, QueueLengths]) -> list[str]:
-    return [name for name, each in queues.items() if not (each.waiting or each.delayed or each.dead)]
+    return [name for name, each in queues.items() if each.is_empty]
 
 
 def _as_json(value: Any) -> str:

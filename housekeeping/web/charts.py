@@ -242,11 +242,11 @@ class TrendCache:
 
 _LOAD_KEPT_S: Final = 5.0  # seconds for which the load is kept for all readers
 _EXAMINED_EVERY: Final = timedelta(minutes=10)  # the checks of all workers' tables take seconds
-_PATIENCE_S: Final = 2.0  # a page waits so long for the first findings
+_PATIENCE_S: Final = 2.0  # maximum wait of a page for the first findings
 
 
 class FindingsCache:
-    """What ``housekeeping doctor`` finds in the databases, kept until it is found no more. Thread-safe.
+    """Cache of the findings of ``housekeeping doctor`` about the databases. Thread-safe.
 
     Attributes:
       examined_at: End of the last examination; None before the first one.
@@ -264,7 +264,7 @@ class FindingsCache:
         self.found: Mapping[Finding, datetime] = {}
 
     def refresh(self) -> None:
-        """Examine the databases in another thread if that was ten minutes ago; wait a moment for the first findings."""
+        """Examine the databases in the background, at most every ten minutes. Wait a moment for the first findings."""
         with self._lock:
             if self._reading is None and self._clock.monotonic() >= self._until:
                 self._reading = threading.Thread(target=self._examine, name="housekeeping-doctor", daemon=True)
@@ -280,11 +280,11 @@ class FindingsCache:
             ]
             now, before = self._clock.now(), self.found
             current = {each: before.get(each, now) for each in found}
-            # Of a database that does not answer, the earlier findings stay.
+            # The earlier findings of an unavailable database stay.
             is_read = all(each.subject != CONNECTION for each in found)
             self.found = current if is_read else {**before, **current}
             self.examined_at = now
-        except Exception as error:  # the next one tries again; a check of an own sweep may raise anything
+        except Exception as error:  # a check of a custom sweep may raise anything; retried later
             logger.warning("The databases could not be examined", error=error_line(error))
         finally:
             close_databases()

@@ -100,7 +100,7 @@ class _Choice:
         """Requeue or delete the chosen letters, and record that.
 
         Parameters:
-          report: Is called now and then with the progress.
+          report: Called with the progress at regular intervals.
         """
         letters = self.found(store).letters[::-1]  # the oldest first, as they were sent
         with record_action(self.action, describe_choice(letters, self._conditions), user) as outcome:
@@ -120,10 +120,10 @@ class _Choice:
 
 
 class BackgroundChange:
-    """Change of many dead letters in a thread, one at a time. Its progress is also in the log of actions.
+    """Background change of many dead letters, one at a time. Its progress is also in the log of actions.
 
     Attributes:
-      text: What it does and how far it is; None if none is running.
+      text: The running change and its progress; None if none is running.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class BackgroundChange:
         self._lock = threading.Lock()
 
     def start(self, choice: _Choice, store: DeadLetterStore, user: str, ended: Callable[[], object]) -> bool:
-        """Begin a change, unless another one is running; return whether it has begun."""
+        """Start a change unless another one is running. Return whether it was started."""
         with self._lock:
             if self.text is not None:
                 return False
@@ -143,7 +143,7 @@ class BackgroundChange:
 
             try:
                 choice.apply(store, user, report)
-            except Exception as error:  # the log of actions has it as well
+            except Exception as error:  # also in the log of actions
                 logger.error("Dead letters could not be changed", error=error_line(error))
             finally:
                 close_databases()
@@ -170,7 +170,7 @@ def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache, background: Ba
     def letters_to_change(action: str) -> str:
         choice = chosen(action)
         page = choice.found(snapshots.dead_letters(), MAX_SEARCH)
-        # Of an incomplete search the number is unknown.
+        # After an incomplete search the number is unknown.
         shown = len(page.letters) if page.complete else _MOST + 1
         return render_template(
             "dead_letter_changes.html",
@@ -187,7 +187,7 @@ def add_dead_letter_changes(app: Flask, snapshots: SnapshotCache, background: Ba
         choice, store = chosen(action), snapshots.dead_letters()
         if choice.shown > _MOST:
             if not background.start(choice, store, current_user(), snapshots.invalidate):
-                abort(409, "many dead letters are being changed already; wait until that has ended")
+                abort(409, "another change of dead letters is running; try again when it has ended")
         else:
             result = choice.apply(store, current_user())
             snapshots.invalidate()

@@ -1,4 +1,4 @@
-"""What the pages show, read at most every two seconds for all readers together: the latest snapshot and more."""
+"""Data of the pages, shared by all readers: the latest snapshot and other values, at most two seconds old."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FIRST_PATIENCE_S: Final = 5.0  # the same while there is no snapshot to show
 _LATE_S: Final = 10.0  # age at which a page says that its snapshot is old
 
 
-_MAX_KEPT: Final = 100  # trends; those that were read first are removed
+_MAX_KEPT: Final = 100  # values; the key that was added first is removed
 
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class _Kept:
 
 
 class Cache:
-    """Cache of values that are read for all readers together, at most once in a time. Thread-safe."""
+    """Cache of values that all readers share, each read at most once per period. Thread-safe."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -62,7 +62,7 @@ class Cache:
         self._kept: dict[Hashable, _Kept] = {}
 
     def get(self, key: Hashable, seconds: float, read: Callable[[], T], keeps: Callable[[T], object] = bool) -> T:
-        """Return the value of a key, which is read if the last one is older than this.
+        """Return the value of a key. Read it if the last one is older than `seconds`.
 
         Parameters:
           keeps: Returns whether a value is kept.
@@ -162,7 +162,7 @@ class SnapshotCache:
         self._changed_at = time.monotonic()
 
     def shared(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Return what a page shows beside the snapshot: read every two seconds for all readers, and after a change."""
+        """Return a value that all readers share. Read it if it is older than two seconds, or than the last change."""
         return self._shown.get((self._changed_at, key), _FRESH_S, read, lambda value: True)
 
     @contextmanager

@@ -312,7 +312,7 @@ def _add_changes_of_all(app: Flask, snapshots: SnapshotCache) -> None:
         )
 
     def changed(change: Callable[[Sweep], str], names: Iterable[str]) -> Response:
-        """Change the workers one by one. A database that does not answer keeps no other from being changed."""
+        """Change the workers one by one. Those of an unavailable database stay unchanged."""
         done, told, unavailable = 0, list[str](), dict[str, str]()
         for sweep in [snapshots.sweep(name) for name in names]:
             if sweep.database not in unavailable:
@@ -330,7 +330,7 @@ def _add_changes_of_all(app: Flask, snapshots: SnapshotCache) -> None:
         for text in told[:_TOLD]:
             flash(text)
         if len(told) > _TOLD:
-            flash(f"{len(told) - _TOLD:,} more of these are in the log of actions.")
+            flash(f"{len(told) - _TOLD:,} more results are in the log of actions.")
         return redirect(url_for("front"), 303)
 
     @app.get("/all/pause")

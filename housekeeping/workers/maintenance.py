@@ -120,7 +120,7 @@ def _old_rows(sweep: Sweep) -> list[Any]:
 
 
 class SizesStage:
-    """Stage that stores how large each table of the database is, for `housekeeping coverage`."""
+    """Stage that stores the size of each table of the database, for `housekeeping coverage`."""
 
     name: Final = "table_sizes"
     batch_size: Final = 1
@@ -139,7 +139,7 @@ class SizesStage:
     def after_commit(self, batch: Batch, result: BatchResult) -> None: ...
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
-        """Return 0: sizes are no rows that wait."""
+        """Return 0, because the stage has no stale rows."""
         return Backlog(0)
 
     def oldest(self, now: datetime, argument: Any = None) -> None: ...

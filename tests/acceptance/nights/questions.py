@@ -1,4 +1,4 @@
-"""The fifteen questions of an operator at 3 a.m., and how they are asked: by terminal and by page.
+"""The fifteen questions of an operator at 3 a.m., answered by the command line and by the dashboard.
 
 A `State` says how an installation comes to be in it, and which questions it answers in its own way. Each question is
 asked in at most three steps. A step uses only what the one before shows: `{run}` must be printed by it, and a page must
@@ -199,7 +199,7 @@ class Nights:
         self._made: tuple[State, Night] | None = None
 
     def in_state(self, state: State) -> Night:
-        """Return the installation in a state, with a person at its dashboard."""
+        """Return the installation in a state, with an operator at its dashboard."""
         if self._made is None or self._made[0] is not state:
             self.close()
             made = self._stack.enter_context(night(*self._given, self._folders.mktemp("night")))
@@ -269,7 +269,7 @@ def fault_of_pages(state: State, asked: str, shop: Night) -> str:
 
 
 def _confused_with(state: State, others: Sequence[State], shop: Night) -> str:
-    """Return the answers of other states that would be right here as well.
+    """Return the other states whose answers would also be accepted here.
 
     Only whether a run is safe may have the same answer in two states.
     """

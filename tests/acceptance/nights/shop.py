@@ -103,7 +103,7 @@ emails = Sweep(
 
 
 class Browser:
-    """A person in a browser without scripts, who is logged in and follows only links that a page shows."""
+    """Operator with a browser without JavaScript, logged in, who follows only the links of the pages."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -125,13 +125,13 @@ class Browser:
 
 
 def links_of(page: str) -> set[str]:
-    """Return where a page leads: its links and the forms that change nothing."""
+    """Return the links of a page, and its forms that change nothing."""
     found = re.findall(r'(?:href|action)="(/[^"#]*)', page)
     return {html.unescape(each) for each in found}
 
 
 def text_of(page: str) -> str:
-    """Return what a person reads of a page."""
+    """Return the visible text of a page."""
     body = re.sub(r"(?s)<(script|style|title)\b.*?</\1>|<wbr>|<wbr/>", "", page)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
@@ -159,7 +159,7 @@ class Night:
     admin: Any = None
 
     def type(self, line: str) -> str:
-        """Run ``housekeeping`` with these words; return what it printed."""
+        """Run ``housekeeping`` with these arguments. Return its output."""
         finished = self.commands.run(shlex.split(line), self.environment, self.folder, timeout_s=90)
         return f"{finished.stdout}\n{finished.stderr}"
 
@@ -184,7 +184,7 @@ class Night:
             return cursor.fetchone()[0]
 
     def connect(self) -> None:
-        """Connect as the application does, after a restart again."""
+        """Connect like the application; connect again after a restart."""
         self.admin = psycopg2.connect(self.servers.database_url, options=f"-csearch_path={self.settings.namespace}")
         self.admin.autocommit = True
         self.stack.callback(self.admin.close)

@@ -34,7 +34,7 @@ from tests.internals.embedded import embedded, unprivileged_account
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers of which Redis and a tablespace are on a small disk."""
+    """Servers whose Redis and one tablespace are on a small disk."""
 
     database_url: str
     redis_url: str

@@ -1,4 +1,4 @@
-"""Tables of a shop whose closed accounts are deleted with everything that hangs from them."""
+"""Tables of a shop whose closed accounts are deleted with everything that depends on them."""
 
 from __future__ import annotations
 

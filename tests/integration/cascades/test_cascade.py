@@ -1,4 +1,4 @@
-"""A sweep that deletes rows with everything that hangs from them."""
+"""A sweep that deletes rows with everything that depends on them."""
 
 from __future__ import annotations
 

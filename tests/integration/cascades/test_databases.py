@@ -90,24 +90,24 @@ def test_kept_one_blocks_its_parent(builds: None) -> None:
 
 
 @pytest.mark.parametrize("point", range(6))
-def test_server_that_is_away_keeps_their_parents(builds: None, monkeypatch: pytest.MonkeyPatch, point: int) -> None:
-    """It goes away before one of the statements, and stays away for the rest of the run."""
+def test_unavailable_server_keeps_their_parents(builds: None, monkeypatch: pytest.MonkeyPatch, point: int) -> None:
+    """The server becomes unavailable before one of the statements, for the rest of the run."""
     left, execute_sql = point, Database.execute_sql
 
-    def away(self: Database, sql: str, params: Any = None) -> Any:
+    def fail(self: Database, sql: str, params: Any = None) -> Any:
         nonlocal left
         if self is database.by_name()[CI] and "unnest" in sql and "pg_" not in sql:
             left -= 1
             if left < 0:
-                raise OperationalError("the server is away")
+                raise OperationalError("the server is unavailable")
         return execute_sql(self, sql, params)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "execute_sql", away)
+        patch.setattr(Database, "execute_sql", fail)
         result = run_sweep(_sweep(), clock=CLOCK)
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("failed", 0)
-    assert "the server is away" in str(result.reason)
+    assert "the server is unavailable" in str(result.reason)
     assert ids("account") == {"account": [1, 2, 3, 4]}
     assert run_sweep(_sweep(), clock=CLOCK).outcome == "done"
     assert (ids("account"), rows(CI, BUILDS)) == ({"account": [4]}, [16, 17, 18, 19, 20])

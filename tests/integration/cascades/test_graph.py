@@ -132,7 +132,7 @@ def test_without_dependents_nothing_is_refused(do: Do) -> None:
 def test_name_that_fits_no_link_is_refused(do: Do, name: str, hint: str) -> None:
     do(SHOP)
 
-    assert refusal({name: "delete"}) == f"dependents names {name!r}, which fits no link; {hint}"
+    assert refusal({name: "delete"}) == f"dependents names {name!r}, which matches no link; {hint}"
 
 
 def test_several_links_composite_keys_and_schemas_are_followed(do: Do, settings: Settings) -> None:
@@ -364,7 +364,7 @@ def test_reference_to_a_column_of_an_inheriting_table_alone_is_refused(do: Do) -
         "CREATE TABLE note (id bigint PRIMARY KEY, item text REFERENCES special_item (code) ON DELETE CASCADE)"
     )
 
-    assert refusal().startswith("note.item refers to a column of a table that inherits from item, which has none such")
+    assert refusal().startswith("note.item refers to a column that item lacks, of a table that inherits from it")
 
 
 ATTACHMENTS = """
@@ -418,7 +418,7 @@ REFUSED = [
     (Reference("attachment.owner", "account.id"), "attachment has no column 'owner'; it has id, owner_id, owner_type"),
     (Reference("attachment.owner_type", "account.id"), "PostgreSQL says: operator does not exist"),
     (Reference("attachment.owner_id", "account.id", where="kind = 1"), 'column "kind" does not exist'),
-    (Reference("attachment.owner_id", "team.id"), "refers to team, whose rows hang from none of the deleted ones"),
+    (Reference("attachment.owner_id", "team.id"), "refers to team, which does not depend on the deleted rows"),
     (Reference("attachment.owner_id", "public.account.id"), "; write account instead"),
     (Reference("attachment.owner_id", "account.id", database="archive"), "HOUSEKEEPING_DATABASES"),
 ]

@@ -1,4 +1,4 @@
-"""How much a cascade does at once: statements, transactions, time, and the speed that operators allow."""
+"""Limits of a cascade: statements, transactions, time, and the rate that operators allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others change while a cascade is at work: at each point between two of its statements."""
+"""Concurrent changes during a cascade, at each point between two of its statements."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_parent_with_a_new_dependent_stays_until_the_next_run(accounts: None, ap
 
 
 def test_dependents_that_move_to_a_parent_that_stays_are_not_touched(accounts: None, application: Application) -> None:
-    """The items of the order go with it."""
+    """An order moves to another account, and its items with it."""
     kept: list[Any] = []
 
     def move() -> bool:

@@ -1,4 +1,4 @@
-"""What stays: parents with a row that is kept, rows on hold with what they hang from, locked rows, and bad ones."""
+"""Rows that a cascade leaves: parents of kept rows, rows on hold with their parents, locked rows, and bad ones."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Receiver:
         return [self.next() for _ in range(self._received.qsize())]
 
     def answer(self) -> None:
-        """Answer all from now on."""
+        """Answer all further requests."""
         self.hangs = False
         self._closing.set()
 

@@ -1,4 +1,4 @@
-"""A purge that deletes what hangs from its rows, too."""
+"""A purge that deletes what depends on its rows, too."""
 
 from __future__ import annotations
 

@@ -145,12 +145,12 @@ def test_over_a_thousand_letters_are_changed_in_the_background(
     if action == "requeue":
         _, again = confirmed(client, "/dead-letters/all/delete?all=1")
         assert f"In the background: {action} dead letters (queue &#39;bulk&#39;)" in done
-        assert "many dead letters are being changed already" in again
+        assert "another change of dead letters is running" in again
         held.release()
     eventually(lambda: "In the background" not in client.get("/dead-letters").get_data(as_text=True))
 
     [entry] = logged_actions(1)
-    assert f"{action.capitalize()} 1,100 dead letters?" in asked and "happens in the background" in asked
+    assert f"{action.capitalize()} 1,100 dead letters?" in asked and "runs in the background" in asked
     assert entry.target == "1,100 dead letters: queue 'bulk'"
     assert entry.result == f"1,100 {action.removesuffix('e')}ed"
     assert (dead(letters, "bulk"), dead(letters, "default")) == (0, 90)

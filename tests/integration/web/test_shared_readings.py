@@ -1,4 +1,4 @@
-"""What open pages cost the database: no more for many readers than for one."""
+"""Costs of open pages for the database: the same for many readers as for one."""
 
 from __future__ import annotations
 
