@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.actions import Delete as Delete
     from housekeeping.sweeps.actions import Transition as Transition
     from housekeeping.sweeps.declaration import Sweep as Sweep
-    from housekeeping.sweeps.dependents import Reference as Reference
     from housekeeping.sweeps.partitions import DropPartitions as DropPartitions
     from housekeeping.sweeps.row import Column as Column
     from housekeeping.sweeps.row import Condition as Condition
@@ -98,6 +97,7 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.values import Kept as Kept
     from housekeeping.sweeps.values import Lease as Lease
     from housekeeping.sweeps.values import Limits as Limits
+    from housekeeping.sweeps.values import Reference as Reference
     from housekeeping.sweeps.values import Throttle as Throttle
 
 __version__ = "0.1.0"
@@ -130,7 +130,6 @@ _HOMES: Final = {
     "housekeeping.middleware.enqueue": "enqueue_many",
     "housekeeping.sweeps.actions": "Delete Transition",
     "housekeeping.sweeps.declaration": "Sweep",
-    "housekeeping.sweeps.dependents": "Reference",
     "housekeeping.sweeps.partitions": "DropPartitions",
     "housekeeping.sweeps.row": "Column Condition Row",
     "housekeeping.sweeps.rows": "Call CallStage Rows",
@@ -141,7 +140,7 @@ _HOMES: Final = {
     ),
     "housekeeping.sweeps.table_stage": "Action TableStage Write",
     "housekeeping.sweeps.tables": "model_of",
-    "housekeeping.sweeps.values": "Alerts Argument Finding Guard Kept Lease Limits Throttle",
+    "housekeeping.sweeps.values": "Alerts Argument Finding Guard Kept Lease Limits Reference Throttle",
 }
 _PUBLIC: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}

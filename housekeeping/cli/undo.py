@@ -50,7 +50,7 @@ from housekeeping.ledger.operators import command_line_user, record_action
 from housekeeping.ledger.runs import Counts
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.dependents import Decision
+from housekeeping.sweeps.values import Decision
 
 #: Options that a resumed purge may change; all others are those of the run that it continues.
 _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")

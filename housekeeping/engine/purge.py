@@ -30,13 +30,12 @@ from housekeeping.ledger.schema import Run, run_label
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.conditions import as_condition, check_expression
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.dependents import Decision
 from housekeeping.sweeps.keyset import Hold, hold_of_another_table
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Rows
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import build_model, describe, keyset_order
-from housekeeping.sweeps.values import Guard, Limits, Setup, declared
+from housekeeping.sweeps.values import Decision, Guard, Limits, Setup, declared
 
 #: Rows up to which a batch may sort the table. Each batch sorts all rows that match, so the work grows with its square.
 SORTED_ROWS: Final = 100_000

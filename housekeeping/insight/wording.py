@@ -19,8 +19,6 @@ from housekeeping.core.logs import error_line, format_duration, in_one_line
 from housekeeping.core.settings import PREFIX
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.errors import sqlstate
-from housekeeping.ledger.history import RunRecord
-from housekeeping.ledger.leases import HeldLease
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.operators import describe_override as describe_override
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE
@@ -30,6 +28,8 @@ from housekeeping.workers import is_built_in
 
 if TYPE_CHECKING:
     from housekeeping.brokers.dead_letters import LetterResult
+    from housekeeping.ledger.history import RunRecord
+    from housekeeping.ledger.leases import HeldLease
 
 
 _DETAIL_WIDTH: Final = 200  # characters

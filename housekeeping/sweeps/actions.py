@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from peewee import (
     CTE,
@@ -36,10 +36,12 @@ from housekeeping.database.catalog import column_names, key_of, quoted_name
 from housekeeping.database.connection import BaseModel
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.database.times import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
-from housekeeping.sweeps.dependents import Decision, Graph, Reference, read_graph
 from housekeeping.sweeps.stage import Batch, BatchResult
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, TableStage, Write, archiving_part
-from housekeeping.sweeps.values import declared
+from housekeeping.sweeps.values import Decision, Reference, declared
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.dependents import Graph
 
 #: Columns that an archive has besides those of its table.
 ARCHIVED_AT: Final = "archived_at"
@@ -244,6 +246,8 @@ class Delete:
 
     def read_graph(self, model: type[Model]) -> Graph:
         """Return `read_graph` of the dependents of the rows that are deleted from a table, in the current database."""
+        from housekeeping.sweeps.dependents import read_graph
+
         return read_graph(model, self.dependents, self.references, archives=self.archive_to is not None)
 
     def on_real_columns(self, model: type[Model]) -> Self:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from peewee import Model, PeeweeException
 
-from housekeeping.core.errors import DeclarationError, DependentsRefused, WrongArgument
+from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import counted, error_line
 from housekeeping.database.catalog import (
     TableFacts,
@@ -25,11 +25,8 @@ from housekeeping.database.catalog import (
 )
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, kind_of, sqlstate
-from housekeeping.sweeps.conditions import check_expression
 from housekeeping.sweeps.tables import describe, model_of
-from housekeeping.sweeps.values import declared
-
-Decision = Literal["delete", "clear", "keep"]
+from housekeeping.sweeps.values import Decision, Reference, named_columns
 
 #: What a constraint decides. NO ACTION and RESTRICT refuse the deletion, so they decide nothing.
 CONSTRAINT_DECIDES: Final[Mapping[str | None, Decision]] = {
@@ -39,49 +36,6 @@ CONSTRAINT_DECIDES: Final[Mapping[str | None, Decision]] = {
 }
 #: Rows of a table above which a missing index matters. To read a smaller table for each batch is no problem.
 LARGE: Final = 10_000
-
-
-@declared
-class Reference:
-    """A link between two tables without a foreign key, for the `references` of a `Delete`.
-
-    ::
-
-        Reference("attachment.owner_id", "account.id", where="owner_type = 'Account'")
-
-    Attributes:
-      referencing: The dependents' table and column: ``"table.column"``, or ``"table.a,b"`` for several columns.
-      referenced: The table and the column that they refer to, likewise.
-      where: SQL condition of the dependents, on their table alone, for a column whose meaning depends on another one.
-      database: Name of the dependents' database, from ``HOUSEKEEPING_DATABASES``; None for that of the sweep.
-    """
-
-    referencing: str
-    referenced: str
-    _: KW_ONLY
-    where: str | None = None
-    database: str | None = None
-
-    def __post_init__(self) -> None:
-        (_, columns), (_, others) = _named_columns(self.referencing), _named_columns(self.referenced)
-        if len(columns) != len(others):
-            raise DeclarationError(
-                f"Reference: {self.referencing!r} has {counted(len(columns), 'column')}, and {self.referenced!r} has "
-                f"{len(others)}; write one for each"
-            )
-        if self.where is not None:
-            try:
-                check_expression(self.where)
-            except WrongArgument as error:
-                raise DeclarationError(f"Reference({self.referencing!r}): {str(error).replace('--', '')}") from None
-
-
-def _named_columns(text: str) -> tuple[str, tuple[str, ...]]:
-    table, _, names = text.rpartition(".")
-    columns = tuple(each.strip().strip('"') for each in names.split(","))
-    if not table or not all(columns):
-        raise DeclarationError(f'Reference: {text!r} names no column; write "table.column", or "table.a,b" for two')
-    return table, columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +330,7 @@ class _Reader:
                     f"{_called(each)} names the database {name!r}, which is not configured",
                     "add it to HOUSEKEEPING_DATABASES",
                 )
-            table, _ = _named_columns(each.referencing)
+            table, _ = named_columns(each.referencing)
             with database.using(name):
                 try:
                     describe(table)
@@ -394,8 +348,8 @@ class _Reader:
 
     def _edge_of(self, reference: Reference, node: _Node) -> _Edge:
         """Return the edge of a declared reference, once PostgreSQL accepts its columns and its condition."""
-        _, columns = _named_columns(reference.referencing)
-        _, parent_columns = _named_columns(reference.referenced)
+        _, columns = named_columns(reference.referencing)
+        _, parent_columns = named_columns(reference.referenced)
         parent = self._parent_of(reference, node)
         for at, names in ((node, columns), (parent, parent_columns)):
             facts = self._tables[at]
@@ -413,7 +367,7 @@ class _Reader:
         )
 
     def _parent_of(self, reference: Reference, node: _Node) -> _Node:
-        named, _ = _named_columns(reference.referenced)
+        named, _ = named_columns(reference.referenced)
         for name in dict.fromkeys((self._own, node[0])):
             for parent, facts in self._tables.items():
                 if parent[0] == name and named in facts.spellings:

@@ -1,4 +1,4 @@
-"""Values of a declaration, checked by pydantic: limits, guard, alerts, lease, argument, and the state of a worker."""
+"""Values of a declaration, checked by pydantic: limits, guard, alerts, lease, argument, reference, a worker's state."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import pydantic
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.logs import described
+from housekeeping.core.errors import DeclarationError, WrongArgument
+from housekeeping.core.logs import counted, described
 from housekeeping.core.settings import LARGEST_BATCH
+from housekeeping.sweeps.conditions import check_expression
 
 T = TypeVar("T")
+#: What becomes of the rows that hang from a deleted one.
+Decision = Literal["delete", "clear", "keep"]
 
 _CONFIG: Final = pydantic.ConfigDict(arbitrary_types_allowed=True, extra="forbid", strict=True)
 #: Type of pydantic's error -> what to write.
@@ -377,3 +380,47 @@ class Finding:
     subject: str
     text: str
     way_out: str | None = None
+
+
+@declared
+class Reference:
+    """A link between two tables without a foreign key, for the `references` of a `Delete`.
+
+    ::
+
+        Reference("attachment.owner_id", "account.id", where="owner_type = 'Account'")
+
+    Attributes:
+      referencing: The dependents' table and column: ``"table.column"``, or ``"table.a,b"`` for several columns.
+      referenced: The table and the column that they refer to, likewise.
+      where: SQL condition of the dependents, on their table alone, for a column whose meaning depends on another one.
+      database: Name of the dependents' database, from ``HOUSEKEEPING_DATABASES``; None for that of the sweep.
+    """
+
+    referencing: str
+    referenced: str
+    _: KW_ONLY
+    where: str | None = None
+    database: str | None = None
+
+    def __post_init__(self) -> None:
+        (_, columns), (_, others) = named_columns(self.referencing), named_columns(self.referenced)
+        if len(columns) != len(others):
+            raise DeclarationError(
+                f"Reference: {self.referencing!r} has {counted(len(columns), 'column')}, and {self.referenced!r} has "
+                f"{len(others)}; write one for each"
+            )
+        if self.where is not None:
+            try:
+                check_expression(self.where)
+            except WrongArgument as error:
+                raise DeclarationError(f"Reference({self.referencing!r}): {str(error).replace('--', '')}") from None
+
+
+def named_columns(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the table and the columns that one side of a reference names."""
+    table, _, names = text.rpartition(".")
+    columns = tuple(each.strip().strip('"') for each in names.split(","))
+    if not table or not all(columns):
+        raise DeclarationError(f'Reference: {text!r} names no column; write "table.column", or "table.a,b" for two')
+    return table, columns

@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from peewee import fn
 
@@ -42,13 +42,15 @@ from housekeeping.ledger import outbox as ledger_outbox
 from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import PREDICATE
 from housekeeping.ledger.schema import Action, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run, TableSize
-from housekeeping.ledger.table_sizes import CatalogTable, read_tables, store_sizes
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.row import Row
 from housekeeping.sweeps.rows import Rows
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, Failure, StagePlan
 from housekeeping.sweeps.values import Alerts, Guard, Limits
+
+if TYPE_CHECKING:
+    from housekeeping.ledger.table_sizes import CatalogTable
 
 OLD_RUNS_SCHEDULE: Final = "20 3 * * *"  # once a day, at a quiet hour and not on the hour
 KEPT_FOR: Final = timedelta(days=30)  # docs/reference/ledger.md
@@ -130,10 +132,14 @@ class SizesStage:
 
     def prepare(self, batch: Batch) -> list[CatalogTable]:
         """Read the sizes from the catalog."""
+        from housekeeping.ledger.table_sizes import read_tables
+
         return read_tables()
 
     def apply(self, batch: Batch, found: list[CatalogTable]) -> BatchResult:
         """Store them; a repeated run of the same night stores nothing."""
+        from housekeeping.ledger.table_sizes import store_sizes
+
         return BatchResult({"sampled_tables": store_sizes(found)})
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None: ...

@@ -290,19 +290,8 @@ def test_event_of_a_killed_sender_is_sent_again_with_its_id(
     assert receiver.take().headers["webhook-id"] == first.headers["webhook-id"]
 
 
-def test_event_whose_process_was_killed_before_it_was_sent_is_sent_by_another(
-    webhook: AlertWebhook, receiver: Receiver
-) -> None:
-    # Another process has stored the beginning and was killed.
-    store(ALERT)
-
-    send(webhook)
-
-    assert types(receiver) == ["alert.begin"]
-
-
-def test_thousand_events_are_sent_once_each_by_two_processes(given: Settings, receiver: Receiver) -> None:
-    store(*(replace(ALERT, subject=str(number)) for number in range(1000)))
+def test_events_are_sent_once_each_by_two_senders(given: Settings, receiver: Receiver) -> None:
+    store(*(replace(ALERT, subject=str(number)) for number in range(200)))
     both, barrier = [AlertWebhook(given), AlertWebhook(given)], Barrier(2)
 
     def work(webhook: AlertWebhook) -> None:
@@ -316,8 +305,8 @@ def test_thousand_events_are_sent_once_each_by_two_processes(given: Settings, re
         each.join()
 
     subjects = [content(each)["alert"]["subject"] for each in receiver.taken()]
-    assert sorted(subjects, key=int) == [str(number) for number in range(1000)]
-    assert AlertRow.select().where(AlertRow.delivered == "begin").count() == 1000
+    assert sorted(subjects, key=int) == [str(number) for number in range(200)]
+    assert AlertRow.select().where(AlertRow.delivered == "begin").count() == 200
 
 
 def test_connection_lost_during_a_request_does_not_repeat_it(
