@@ -86,6 +86,10 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.stage import RowLog as RowLog
     from housekeeping.sweeps.stage import Stage as Stage
     from housekeeping.sweeps.stage import StagePlan as StagePlan
+    from housekeeping.sweeps.subjects import Anonymise as Anonymise
+    from housekeeping.sweeps.subjects import Keep as Keep
+    from housekeeping.sweeps.subjects import Objects as Objects
+    from housekeeping.sweeps.subjects import Subject as Subject
     from housekeeping.sweeps.table_stage import Action as Action
     from housekeeping.sweeps.table_stage import TableStage as TableStage
     from housekeeping.sweeps.table_stage import Write as Write
@@ -138,6 +142,7 @@ _HOMES: Final = {
         "Announcement Backlog Batch BatchResult Divisible Event ExplainQuery Failure OtherClock Position RowLog "
         "Stage StagePlan"
     ),
+    "housekeeping.sweeps.subjects": "Anonymise Keep Objects Subject",
     "housekeeping.sweeps.table_stage": "Action TableStage Write",
     "housekeeping.sweeps.tables": "model_of",
     "housekeeping.sweeps.values": "Alerts Argument Finding Guard Kept Lease Limits Reference Throttle",
@@ -148,6 +153,7 @@ __all__ = [
     "Action",
     "Alerts",
     "Announcement",
+    "Anonymise",
     "Argument",
     "Backlog",
     "BaseModel",
@@ -171,6 +177,7 @@ __all__ = [
     "Guard",
     "HEARTBEAT",
     "HousekeepingError",
+    "Keep",
     "Kept",
     "Lease",
     "Limits",
@@ -178,6 +185,7 @@ __all__ = [
     "ObjectNotDeleted",
     "ObjectStoreSettings",
     "ObjectStoreUnavailable",
+    "Objects",
     "OtherClock",
     "PREFIX",
     "Parameter",
@@ -199,6 +207,7 @@ __all__ = [
     "StagePlan",
     "StateMachine",
     "StatementTime",
+    "Subject",
     "Sweep",
     "TableStage",
     "Throttle",

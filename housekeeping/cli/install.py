@@ -340,12 +340,13 @@ def _init_database(
     """Create the tables in the current database, for its workers."""
     from housekeeping.cli.sample_rows import add_sample_rows
     from housekeeping.doctor import servers, tables
+    from housekeeping.ledger.migrations import MIGRATIONS
 
     other = servers.other_server()
     if other is not None:
         raise Refused(f"{other}; use PostgreSQL 13 or later")
     migrations = schema.init()
-    result = "up to date" if not migrations else "created" if migrations == len(schema.MIGRATIONS) else "upgraded"
+    result = "up to date" if not migrations else "created" if migrations == len(MIGRATIONS) else "upgraded"
     place = f"database {database.selected}, " if settings.databases else ""
     report("schema", settings.schema_name, result, f"{place}schema {settings.schema_name}: {result}")
     found = [*families_of(settings, workers)]

@@ -37,7 +37,7 @@ _URL_PASSWORD: Final = re.compile(rf"(?P<before>{_SCHEME}[^\s:/@]*:)(?:(?!{_SCHE
 #: within JSON, quotes are preceded by backslashes.
 _NAMED_SECRET: Final = re.compile(
     r"(?P<before>(?:passw(?:or)?d|pwd|secret|token|signature|credential|authorization|cookie|(?:ping|webhook)_url"
-    r"|(?:api|access|account|private)[_-]?key)[a-z_-]{0,40}\\*[\"']?\s*[=:]\s*)(?:"
+    r"|(?:api|access|account|private|erasure)[_-]?key)[a-z_-]{0,40}\\*[\"']?\s*[=:]\s*)(?:"
     r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[\"']\S+"
     r"|(?P<quote>\\+[\"'])(?:(?!(?<!\\)(?P=quote))[\s\S])*(?:(?P=quote)|\Z)"
     r"|\[[^\]]*(?:\]|\Z)|\{[^}]*(?:\}|\Z)"

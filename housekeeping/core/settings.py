@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NoReturn
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from zoneinfo import ZoneInfo
 
@@ -277,6 +277,12 @@ def _signing_secret(value: Any) -> Any:
             key = b""
         if not 24 <= len(key) <= 64:
             raise ValueError(_SIGNING_SECRET)
+    return value
+
+
+def _erasure_key(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(r"[!-~]{32,200}", value):
+        raise ValueError("32 to 200 random letters, digits and signs (openssl rand -base64 32)")
     return value
 
 
@@ -577,6 +583,8 @@ class Settings(BaseSettings):
     #: Receiver of the beginning and the end of each alert, and the secret that signs them.
     alert_webhook_url: Annotated[SecretStr, WEBHOOK] | None = None
     alert_webhook_secret: Annotated[SecretStr, BeforeValidator(_signing_secret)] | None = None
+    #: Secret that turns the keys of erased subjects into HMACs, and signs receipts.
+    erasure_key: Annotated[SecretStr, BeforeValidator(_erasure_key)] | None = None
     metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"
@@ -659,7 +667,17 @@ class Settings(BaseSettings):
         Raises:
           SettingsError: If it is not set.
         """
-        return self.database_url or _missing("DATABASE_URL", "postgresql://user:password@host:5432/database")
+        return self.database_url or _missing(
+            "DATABASE_URL", "a URL such as postgresql://user:password@host:5432/database"
+        )
+
+    def require_erasure_key(self) -> SecretStr:
+        """Return the secret of erasures.
+
+        Raises:
+          SettingsError: If it is not set.
+        """
+        return self.erasure_key or _missing("ERASURE_KEY", "a secret that openssl rand -base64 32 prints")
 
     @property
     def database_names(self) -> tuple[str, ...]:
@@ -688,7 +706,7 @@ class Settings(BaseSettings):
           SettingsError: If it is not set.
         """
         hint = "; RabbitMQ carries only the messages, and leases and keys need Redis" if self.on_rabbitmq else ""
-        return self.redis_url or _missing("REDIS_URL", f"redis://host:6379/0{hint}")
+        return self.redis_url or _missing("REDIS_URL", f"a URL such as redis://host:6379/0{hint}")
 
     @property
     def on_rabbitmq(self) -> bool:
@@ -696,5 +714,5 @@ class Settings(BaseSettings):
         return (self.broker_url or "").startswith(_AMQP)
 
 
-def _missing(name: str, example: str) -> str:
-    raise SettingsError(f"{PREFIX}{name} is not set; it should be a URL such as {example}")
+def _missing(name: str, form: str) -> NoReturn:
+    raise SettingsError(f"{PREFIX}{name} is not set; it should be {form}")

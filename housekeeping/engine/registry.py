@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dramatiq import Actor, Broker
 
     from housekeeping.engine import RunResult
+    from housekeeping.sweeps.subjects import Subject
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ class Family:
       unconfigured: Returns the missing setting as text; None when nothing is missing.
       automatic: Whether its workers are active only where they are set up (see `FamilySetup`).
       kept: Tables that keep their rows.
+      subjects: Persons and tenants that can be erased.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Family:
     unconfigured: Callable[[], str | None] | None = None
     automatic: bool = False
     kept: Sequence[Kept] = ()
+    subjects: Sequence[Subject] = ()
 
 
 def by_database(sweeps: Iterable[Sweep]) -> dict[str, list[Sweep]]:
@@ -91,16 +94,21 @@ def by_database(sweeps: Iterable[Sweep]) -> dict[str, list[Sweep]]:
 
 
 def family_of(module: ModuleType) -> Family:
-    """Return the sweeps of a module: its ``SWEEPS``, or else all its global ones; likewise ``KEPT``.
+    """Return the sweeps of a module: its ``SWEEPS``, or else all its global ones; likewise ``KEPT``. Its ``SUBJECTS``.
 
     ``MODELS``, ``RIGHTS``, ``configure`` and ``examine`` of the module are used if present. Otherwise tables and rights
     come from the declarations. ``DISABLED`` names the workers that run only where the settings enable them.
 
     Raises:
-      SettingsError: The module has neither sweeps nor kept tables, or ``SWEEPS`` or ``KEPT`` has another type.
+      SettingsError: The module has no sweeps, kept tables or subjects, or one of these names has another type.
     """
     sweeps, kept = _globals_of(module, "SWEEPS", Sweep), _globals_of(module, "KEPT", Kept)
-    if not (sweeps or kept):
+    subjects: Sequence[Subject] = ()
+    if hasattr(module, "SUBJECTS"):
+        from housekeeping.sweeps.subjects import Subject  # most modules have none
+
+        subjects = _globals_of(module, "SUBJECTS", Subject)
+    if not (sweeps or kept or subjects):
         raise SettingsError(f"{module.__name__} has no sweeps; it should have a Sweep, or SWEEPS, a tuple of them")
     disabled = getattr(module, "DISABLED", ())
     family = declared_by(module.__name__, [_disabled(each) if each.name in disabled else each for each in sweeps])
@@ -112,6 +120,7 @@ def family_of(module: ModuleType) -> Family:
         examine=getattr(module, "examine", None),
         unconfigured=getattr(module, "unconfigured", None),
         kept=kept,
+        subjects=subjects,
     )
 
 

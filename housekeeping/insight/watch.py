@@ -39,7 +39,15 @@ logger = named_logger(__name__)
 _OF_PROCESS: Final = frozenset({"log_format", "log_level", "metrics_host", "metrics_port", "scheduler_metrics_port"})
 #: Settings whose values are not shown. That one of them has changed is not seen.
 _HIDDEN: Final = frozenset(
-    {"sentry_dsn", "ping_url", "alert_webhook_url", "alert_webhook_secret", "web_token", "web_read_token"}
+    {
+        "sentry_dsn",
+        "ping_url",
+        "alert_webhook_url",
+        "alert_webhook_secret",
+        "erasure_key",
+        "web_token",
+        "web_read_token",
+    }
 )
 #: Options of a store may be secret whatever their names.
 _LEFT_OUT: Final = {"object_stores": {"__all__": {"options"}}}

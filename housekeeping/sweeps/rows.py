@@ -46,7 +46,8 @@ class Call:
     Attributes:
       function: Called with one row, as an object of the sweep's model with all columns. If it raises, the row stays
         unchanged; it is logged, reported and counted as ``failed``, and the next run tries it again.
-      then: The change of the rows for which the function succeeded, if they are still stale.
+      then: The change of the rows for which the function succeeded, if they are still stale. Only a `Subject` has a
+        call without one.
       whole_batch: Whether to call the function with the list of all rows of a batch. If it raises, it is called again
         with a list of each row alone, to find the row that fails.
       unavailable_errors: Exception types that mean that the called service is unavailable. Such an error, or one
@@ -56,15 +57,16 @@ class Call:
     """
 
     function: Callable[[Any], object]
-    then: Delete | Transition
+    then: Delete | Transition | None = None
     whole_batch: bool = False
     unavailable_errors: tuple[type[Exception], ...] = (ConnectionError, socket.gaierror)
 
     @property
     def counted_as(self) -> Sequence[str]:
-        return self.then.counted_as
+        return () if self.then is None else self.then.counted_as
 
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
+        assert self.then is not None, "Rows refuses it"
         return self.then.write(table, batch, chosen)
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
@@ -261,6 +263,8 @@ class Rows(OfTable):
                 f"Rows: action is {described(self.action)}; write Delete(), Transition(machine, event) or "
                 "Call(function, then=Delete())"
             )
+        if isinstance(self.action, Call) and self.action.then is None:
+            raise DeclarationError("Rows: action is a Call without `then`; write Call(function, then=Delete())")
         _check_signature("stale", self.stale, EXAMPLE)
         if self.hold is not None:
             _check_signature("hold", self.hold, HOLD_EXAMPLE)

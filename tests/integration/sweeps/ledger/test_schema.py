@@ -8,7 +8,7 @@ import pytest
 from housekeeping import Settings
 from tests.internals.core import DatabaseUnavailable, SchemaMissing
 from tests.internals.database import Database, connect_to, database
-from tests.internals.ledger import NOW, Run, schema
+from tests.internals.ledger import NOW, Run, migrations, schema
 
 
 def _drop(postgres: Database, settings: Settings) -> None:
@@ -20,7 +20,7 @@ def test_init_creates_the_tables_once(postgres: Database, settings: Settings) ->
 
     steps = [schema.init(), schema.init()]
 
-    assert steps == [len(schema.MIGRATIONS), 0]
+    assert steps == [len(migrations.MIGRATIONS), 0]
     assert Run.select().count() == 0
 
 
@@ -46,7 +46,7 @@ def test_concurrent_inits_create_the_tables_once(postgres: Database, settings: S
     with ThreadPoolExecutor(2) as threads:
         first, second = (threads.submit(init) for _ in range(2))
 
-    assert sorted([first.result(), second.result()]) == [0, len(schema.MIGRATIONS)]
+    assert sorted([first.result(), second.result()]) == [0, len(migrations.MIGRATIONS)]
 
 
 def test_failed_init_leaves_nothing_behind(postgres: Database, settings: Settings) -> None:
@@ -62,7 +62,7 @@ def test_failed_init_leaves_nothing_behind(postgres: Database, settings: Setting
 
 
 def test_newer_release_applies_its_migrations(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE {schema}.further ()"))
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, "CREATE TABLE {schema}.further ()"))
     with pytest.raises(SchemaMissing, match=r"is at version \d+, this code needs \d+; run: housekeeping init$"):
         schema.require()
 
