@@ -95,10 +95,10 @@ def query(database_url: str, statement: str) -> Any:
 
 
 def processes_in(place: Path) -> list[psutil.Process]:
-    """Return all processes with `place` as working folder or in their arguments."""
+    """Return all processes with `place` as working folder or in their arguments; `info` has names and accounts."""
     return [
         process
-        for process in psutil.process_iter(["cwd", "cmdline", "username"])
+        for process in psutil.process_iter(["name", "cwd", "cmdline", "username"])
         if str(place) in " ".join([process.info["cwd"] or "", *(process.info["cmdline"] or [])])
     ]
 

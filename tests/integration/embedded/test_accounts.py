@@ -82,7 +82,7 @@ def test_user_without_a_home_runs_the_servers_as_itself(place: Path, monkeypatch
 
     with parent(python=python, env={**environment, "HOUSEKEEPING_EMBEDDED": "wheels"}, cwd="/", **identity) as other:
         segment = shared_memory(other.folder)
-        users = {process.username() for process in processes_in(other.folder)}
+        users = {process.info["username"] for process in processes_in(other.folder)}
         answers = answers_of(other.database_url, other.redis_url)
 
     assert (other.process.returncode, users, answers) == (0, {"nobody"}, (1, True))

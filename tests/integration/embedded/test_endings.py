@@ -70,7 +70,7 @@ def test_parent_killed_during_initdb_leaves_no_trace(place: Path, programs: Path
     fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1")
     fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", "while :; do /bin/sleep 0.1; done")
     with run_parent() as victim:
-        assert eventually(lambda: "initdb" in {process.name() for process in processes_in(place)})
+        assert eventually(lambda: "initdb" in {process.info["name"] for process in processes_in(place)})
         victim.kill()
 
     assert eventually(lambda: [path.name for path in place.iterdir()] == ["bin"])

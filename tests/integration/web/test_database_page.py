@@ -110,7 +110,7 @@ def test_role_with_the_rights_of_a_worker_reads_the_load(
 
 
 def test_page_is_read_once_for_all_readers(client: FlaskClient, statements: list[str]) -> None:
-    eventually(lambda: "As <code>housekeeping doctor</code> found" in client.get("/database").get_data(as_text=True))
+    eventually(lambda: "Findings of <code>housekeeping doctor</code>" in client.get("/database").get_data(as_text=True))
     del statements[:]
 
     for _ in range(5):
