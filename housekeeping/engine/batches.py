@@ -49,6 +49,7 @@ from housekeeping.engine.speed import Speed, Throttle, throttled_tables
 from housekeeping.ledger import runs
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import Counts, Cursor, RunRow, RunStart
+from housekeeping.sweeps.actions import BLOCKED
 from housekeeping.sweeps.stage import (
     DETAILS,
     Batch,
@@ -366,7 +367,7 @@ class Batches:
         self._commit.send_events()
         if self._request.on_batch is not None:
             self._request.on_batch(self._state.counts)
-        if any(result.counts.values()):
+        if _has_changed_rows(result):
             self._changed.add(place.stage)
         self._failing = self._failing_after(stage, result)
 
@@ -424,7 +425,7 @@ class Batches:
 
     def _failing_after(self, stage: Stage, result: BatchResult) -> _Failing:
         """Return how many rows in a row have failed once this batch of the stage is committed."""
-        if any(result.counts.values()):
+        if _has_changed_rows(result):
             return 0, None
         if result.failures and isinstance(stage, TableStage):
             return self._failing[0] + len(result.failures), result.failures[-1].error
@@ -593,9 +594,11 @@ class Batches:
         if self._is_throttled_by(error):
             raise error
         self._failing = (0, None)
-        place = replace(self._place, after=end.position)
+        stage = self._stages[self._place.stage]
+        position = stage.resumes_at(end.position) if isinstance(stage, TableStage) else end.position
+        place = replace(self._place, after=position)
         self._left_stage = self._left_stage or (place, error)
-        leave = BatchResult(position=end.position)
+        leave = BatchResult(position=position)
         self._commit_whole(lambda: leave, place)
         self._after_batch(leave)
 
@@ -608,6 +611,10 @@ def _details_of(history: Sequence[RunRow]) -> list[dict[str, Any]]:
         if row.outcome == "done":
             break
     return found
+
+
+def _has_changed_rows(result: BatchResult) -> bool:
+    return any(number for name, number in result.counts.items() if name not in (BLOCKED, DETAILS))
 
 
 def _too_many_failed(failing: _Failing) -> BaseException:

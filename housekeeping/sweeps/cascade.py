@@ -33,15 +33,17 @@ from housekeeping.sweeps.actions import (
     columns_of_table,
 )
 from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
-from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk
+from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk, key_text
 from housekeeping.sweeps.dependents import Graph
 from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, ExplainQuery, Failure, Position, merged
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, NOT_CHANGED, TableStage
 
 #: A parent that takes longer than this share of the run's time is continued after the others.
 _SHARE: Final = 0.25
-#: Keys of blocked parents that the ledger keeps for each worker.
+#: Keys of blocked parents, and of those to process last, that the ledger keeps for each worker.
 _MOST_KEYS: Final = 100
+#: Key of the details: stage -> keys of the parents that the next run processes last.
+_POSTPONED: Final = "postponed"
 _ROW_OF: Final = "row of "
 _NO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -201,7 +203,10 @@ class CascadeStage(TableStage):
         run = self.purpose(batch)
         if run not in self.walks:
             self.walks.clear()
-            self.walks[run] = Walk(self._statements(batch.now, batch.run_id))
+            walk = self.walks[run] = Walk(self._statements(batch.now, batch.run_id))
+            walk.sees_all = batch.after is None
+            for details in reversed(batch.details):
+                walk.last |= dict.fromkeys(details.get(_POSTPONED, {}).get(self.name, ()))
         return self.walks[run]
 
     # -- before the transaction
@@ -210,7 +215,7 @@ class CascadeStage(TableStage):
         """Walk down to rows without dependents. Call the function of a `Call` for each parent that is picked."""
         walk = self._walk(batch)
         walk.outcome = None
-        if walk.group is not None and walk.group.front != batch.after:
+        if walk.group is not None and (walk.group.front != batch.after or not walk.stack):
             walk.end()
         try:
             if walk.group is None:
@@ -224,10 +229,30 @@ class CascadeStage(TableStage):
                 group.began_at = batch.spent()
             chunk = walk.next_chunk(self.batch_size, lambda: not batch.time_is_up())
         except TimeIsUp:
-            return _step(walk, None, batch.after)
+            return self._step(batch, walk, None, batch.after)
         if chunk is not None and not walk.is_last(chunk):
-            return _step(walk, chunk, batch.after)
-        return _step(walk, chunk, group.end, exhausted=group.exhausted and not walk.postponed)
+            return self._step(batch, walk, chunk, batch.after)
+        return self._step(batch, walk, chunk, group.end, exhausted=group.exhausted)
+
+    def _step(
+        self, batch: Batch, walk: Walk, chunk: Chunk | None, position: Position | None, *, exhausted: bool = False
+    ) -> Step:
+        """Return a step with what has happened since the last one."""
+        exhausted = exhausted and not (walk.deferred or walk.postponed)
+        if exhausted and (walk.sees_all or batch.until is not None):
+            walk.forget_missing()
+        counts = merged(walk.counts, self._count_last(walk))
+        step = Step(chunk, position, exhausted, counts, tuple(walk.failures), walk.unreachable)
+        walk.chunk, walk.counts, walk.failures = chunk, {}, []
+        return step
+
+    def _count_last(self, walk: Walk) -> dict[str, Any]:
+        """Return the details with the parents that the next run processes last, if they have changed."""
+        keys = list(walk.last)[:_MOST_KEYS]
+        if keys == walk.last_noted:
+            return {}
+        walk.last_noted = keys
+        return {DETAILS: {_POSTPONED: {self.name: keys}}}
 
     def _pick(self, batch: Batch, walk: Walk) -> Step | None:
         """Begin a group of parents. Return a step that moves the cursor if there are none."""
@@ -235,16 +260,18 @@ class CascadeStage(TableStage):
         width = len(walk.statements.root.columns_by(None))
         positions = [self.position_of(row[:-width]) for row in rows]
         end, exhausted = self.position_after(batch, positions[-1] if positions else None, len(rows))
-        is_again = not rows and exhausted and bool(walk.postponed)
-        if is_again:
-            rows = self._parents(replace(batch, only=walk.postponed), walk)
-            walk.postponed = []
+        is_again = not (rows or walk.deferred)
+        last = walk.take_last() if exhausted and not rows else {}
+        if last:
+            rows = self._parents(replace(batch, only=list(last.values())), walk)
             positions = [self.position_of(row[:-width]) for row in rows]
         if not rows:
-            return _step(walk, None, end, exhausted=exhausted)
+            return self._step(batch, walk, None, end, exhausted=exhausted)
         values = [row[-width:] for row in rows]
         by_key = {walk.statements.root.key_in(row): each for row, each in zip(values, positions, strict=True)}
         walk.begin(Group(batch.after, end, exhausted, by_key, batch.spent()), values)
+        if not last:
+            walk.defer()
         if not is_again:
             self._leave_blocked(batch, walk)
             if self.calls is not None:
@@ -259,16 +286,21 @@ class CascadeStage(TableStage):
     def _leave_blocked(self, batch: Batch, walk: Walk) -> None:
         """Skip and count parents with a dependent that is kept, before any of their rows is changed."""
         assert walk.group is not None
-        positions = list(walk.group.by_key.values())
         for number, link in walk.blocked(lambda: not batch.time_is_up()).items():
-            key = ",".join(map(str, self.key_values(positions[number])))
-            since = _blocked_since(batch, link.table, key)
-            of_table: dict[str, Any] = {"rows": 1, "since": since}
-            if walk.keys_noted < _MOST_KEYS:
-                walk.keys_noted += 1
-                of_table["keys"] = {key: since}
-            walk.counts = merged(walk.counts, {BLOCKED: 1, DETAILS: {BLOCKED: {link.table: of_table}}})
+            walk.counts = merged(walk.counts, self._count_blocked(batch, walk, number, link.table))
             walk.forget(0, number)
+
+    @staticmethod
+    def _count_blocked(batch: Batch, walk: Walk, parent: int, table: str) -> dict[str, Any]:
+        """Return the counts of a parent that stays because of a row of this table."""
+        assert walk.group is not None
+        key = key_text(list(walk.group.by_key)[parent])
+        since = _blocked_since(batch, table, key)
+        of_table: dict[str, Any] = {"rows": 1, "since": since}
+        if walk.keys_noted < _MOST_KEYS:
+            walk.keys_noted += 1
+            of_table["keys"] = {key: since}
+        return {BLOCKED: 1, DETAILS: {BLOCKED: {table: of_table}}}
 
     def _call(self, batch: Batch, walk: Walk) -> None:
         """Call the function for the parents. Skip locked ones, and those for which it failed."""
@@ -285,7 +317,7 @@ class CascadeStage(TableStage):
             if key not in called:
                 walk.forget(0, number)
         walk.failures += [failure for _, failure in taken.failures]
-        if not taken.complete:
+        if not taken.complete and group.end != group.front:
             # It was not called for the parents behind this one; the next group begins with them.
             group.end, group.exhausted = taken.position, False
 
@@ -304,6 +336,7 @@ class CascadeStage(TableStage):
         outcome = _change(walk, window, chunk)
         walk.outcome = outcome
         failures = [self._unchanged(window, number) for number in outcome.unchanged]
+        rejected = self._reject(batch, walk, chunk.level, outcome.unchanged)
         gone: list[Values] = []
         if read:
             gone = [window.table.key_in(row) for row in window.values(outcome.done)]
@@ -311,7 +344,7 @@ class CascadeStage(TableStage):
         return replace(
             result,
             unreachable=walk.unreachable,
-            counts=merged(result.counts, _counts_of(self.delete, window, outcome)),
+            counts=merged(merged(result.counts, _counts_of(self.delete, window, outcome)), rejected),
             rows=self.records([read[key] for key in gone if key in read]),
             failures=[*result.failures, *failures],
         )
@@ -362,7 +395,27 @@ class CascadeStage(TableStage):
         return prepared.result()
 
     def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
+        """Count the row as failed, and its parent as blocked."""
+        walk = self._walk(batch)
+        assert batch.only is not None and walk.chunk is not None
+        counts = self._reject(batch, walk, walk.chunk.level, self._part(walk, walk.chunk, batch).numbers)
+        return BatchResult(counts, failures=[Failure(self.describe(batch.only[0]), error)])
+
+    def _reject(self, batch: Batch, walk: Walk, level: int, numbers: Iterable[int]) -> dict[str, Any]:
+        """Note that rows were rejected. Return the counts of their parents."""
+        counts: dict[str, Any] = {}
+        for number in numbers:
+            parent = walk.reject(level, number)
+            if parent is not None:
+                blocked = self._count_blocked(batch, walk, parent, walk.stack[level].table.name)
+                counts = merged(counts, blocked)
+        return merged(counts, self._count_last(walk))
+
+    def resumes_at(self, position: Position | None) -> Position | None:
+        for walk in self.walks.values():
+            if walk.group is not None:
+                return walk.group.end
+        return position
 
     # -- after the transaction
 
@@ -373,19 +426,15 @@ class CascadeStage(TableStage):
         if chunk is not None:
             # What the parts of a bisected batch have left stays in this run.
             walk.settle(chunk, outcome, chunk.numbers if batch.only is None else ())
+            walk.give_up_rejected()
         if batch.only is None:
-            walk.chunk, walk.counts, walk.failures = None, {}, []
+            walk.chunk = None
 
 
 def _changed_tables(graph: Graph) -> list[tuple[str, str]]:
     """Return database and name of each table whose rows are deleted or changed."""
     changed = [(each.database, each.table) for each in graph.links if each.decision in ("delete", "clear")]
     return list(dict.fromkeys(((graph.database, graph.root), *changed)))
-
-
-def _step(walk: Walk, chunk: Chunk | None, position: Position | None, *, exhausted: bool = False) -> Step:
-    walk.chunk = chunk
-    return Step(chunk, position, exhausted, walk.counts, tuple(walk.failures), walk.unreachable)
 
 
 def _blocked_since(batch: Batch, table: str, key: str) -> str:

@@ -24,6 +24,8 @@ logger = named_logger(__name__)
 WINDOW: Final = 10_000
 #: Rows of a table that a group leaves out of its queries, such as locked ones, until it gives up their parents.
 _MOST_LEFT: Final = 1000
+#: Rejected dependents of a parent after which the run gives it up: while they fail, no run can delete it.
+_MOST_REJECTED: Final = 100
 #: Passes over the rows of a batch to order them. Rows that are still out of order after that form a circle.
 _MOST_PASSES: Final = 50
 
@@ -89,6 +91,7 @@ class Group:
       end, exhausted: Where it is after the group, and whether no parent is left there.
       by_key: Position of each parent, by its key.
       began_at: The share of the run's time at which the group began, or postponed a parent.
+      rejected: Parent -> the rejected rows that depend on it, and itself.
     """
 
     front: Position | None
@@ -96,6 +99,12 @@ class Group:
     exhausted: bool
     by_key: dict[Values, Position]
     began_at: float
+    rejected: dict[int, set[Place]] = field(default_factory=dict)
+
+
+def key_text(key: Values) -> str:
+    """Return a key as the ledger stores it."""
+    return ",".join(map(str, key))
 
 
 class Walk:
@@ -104,8 +113,13 @@ class Walk:
     Attributes:
       stack: The parents, and above them what was found to depend on the rows below.
       group: The parents; None between two groups.
-      postponed: Positions of parents that are continued after all others.
+      postponed: Parents that are continued after all others, by key.
+      deferred: Parents that begin after all others, because earlier runs have postponed them.
+      last: Keys of parents that the next run processes after all others: those that took long, and those with rejected
+        dependents.
       counts, failures: What has happened since the last commit without a change of the database.
+      last_noted: Those that the ledger has.
+      sees_all: Whether the run has begun at the front of the stage.
       keys_noted: Number of keys of blocked parents that the run has noted.
       unreachable: The error of a database that could not be reached.
       chunk: What the next transaction changes; None if it changes nothing.
@@ -116,9 +130,15 @@ class Walk:
         self.statements = statements
         self.stack: list[Window] = []
         self.group: Group | None = None
-        self.postponed: list[Position] = []
+        self.postponed: dict[Values, Position] = {}
+        self.deferred: dict[Values, Position] = {}
+        self.last: dict[str, None] = {}
+        #: Those that this run has found to be still there.
+        self._still_last: set[str] = set()
         self.counts: dict[str, Any] = {}
         self.failures: list[Failure] = []
+        self.last_noted: list[str] = []
+        self.sees_all = True
         self.keys_noted = 0
         self.unreachable: BaseException | None = None
         self.chunk: Chunk | None = None
@@ -145,7 +165,37 @@ class Walk:
 
     def end(self) -> None:
         """End the group."""
+        for key in self.group.by_key if self.group is not None and self.last else ():
+            if key_text(key) not in self._still_last:
+                self.last.pop(key_text(key), None)
         self.group, self.stack = None, []
+
+    def defer(self) -> None:
+        """Remove the parents that earlier runs have postponed from the group."""
+        assert self.group is not None
+        for number, (key, position) in enumerate(self.group.by_key.items() if self.last else ()):
+            if key_text(key) in self.last:
+                self._process_last(key)
+                self.deferred[key] = position
+                self.forget(0, number)
+
+    def take_last(self) -> dict[Values, Position]:
+        """Return the next parents to process after all others, and forget them."""
+        found = self.deferred or self.postponed
+        self._still_last.difference_update(map(key_text, found))
+        if self.deferred:
+            self.deferred = {}
+        else:
+            self.postponed = {}
+        return found
+
+    def forget_missing(self) -> None:
+        """Forget the parents to process last that a run over all rows has not found."""
+        self.last = {key: None for key in self.last if key in self._still_last}
+
+    def _process_last(self, parent: Values) -> None:
+        self.last[key_text(parent)] = None
+        self._still_last.add(key_text(parent))
 
     def next_chunk(self, size: int, may_continue: Callable[[], bool]) -> Chunk | None:
         """Return the next rows to change, walking down as far as needed; None if the group has no more.
@@ -477,7 +527,10 @@ class Walk:
         self._drop(parents)
 
     def postpone_largest(self) -> None:
-        """Remove the parent with the most rows in the top window from the group, to process it last."""
+        """Remove the parent with the most rows in the top window from the group, to process it last.
+
+        One with rejected rows is not continued in this run, which would only try them again.
+        """
         group, window, level = self.group, self.stack[-1], len(self.stack) - 1
         assert group is not None
         roots: dict[int, int] = {}
@@ -485,12 +538,32 @@ class Walk:
             if row is not None:
                 _, root = self.root_of((level, number))
                 roots[root] = roots.get(root, 0) + 1
-        if not roots or sum(row is not None for row in self.stack[0].rows) < 2:
+        is_only_one = sum(row is not None for row in self.stack[0].rows) < 2
+        if not roots or (is_only_one and group.exhausted and not (self.deferred or self.postponed)):
             return
         root = max(roots, key=lambda each: roots[each])
         logger.info("A parent is continued after the others", dependents=roots[root])
-        self.postponed.append(list(group.by_key.values())[root])
+        key, position = list(group.by_key.items())[root]
+        self._process_last(key)
+        if root not in group.rejected:
+            self.postponed[key] = position
         self._drop({(0, root)})
+
+    def reject(self, level: int, number: int) -> int | None:
+        """Note that a row was rejected. Return its parent if this is the first row of it that was."""
+        assert self.group is not None
+        _, root = self.root_of((level, number))
+        is_first = root not in self.group.rejected
+        self.group.rejected.setdefault(root, set()).add((level, number))
+        self._process_last(list(self.group.by_key)[root])
+        return root if is_first and level > 0 else None
+
+    def give_up_rejected(self) -> None:
+        """Skip the parents with many rejected rows for the rest of the run."""
+        rejected = self.group.rejected if self.group is not None else {}
+        many = {root for root, rows in rejected.items() if len(rows) >= _MOST_REJECTED}
+        if dropped := {(0, root) for root, row in enumerate(self.stack[0].rows) if root in many and row is not None}:
+            self._drop(dropped)
 
 
 class TimeIsUp(Exception):

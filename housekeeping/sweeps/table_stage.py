@@ -273,6 +273,10 @@ class TableStage(TableRows):
     def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
         return self.action.fallback(self, batch, error)
 
+    def resumes_at(self, position: Position | None) -> Position | None:
+        """Return where the next run resumes if this one leaves the stage after the row at a position."""
+        return position
+
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         counted: Backlog = read_together([[self._number(now, limit)]])[0][0]
         return counted
