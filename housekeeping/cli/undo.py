@@ -73,7 +73,11 @@ _CHANGEABLE: Final = ("batch_size", "max_runtime_s", "max_rows_per_s")
 @click.option(
     "--max-rows-per-s", type=click.FloatRange(0, min_open=True), help="Delete at most this many rows per second."
 )
-@click.option("--archive-to", metavar="TABLE", help="Copy the rows to this table before they are deleted.")
+@click.option(
+    "--archive-to",
+    metavar="TABLE",
+    help="Copy the rows to this table before they are deleted; with --cascade, to the tables of this schema.",
+)
 @click.option(
     "--ignore-holds", is_flag=True, default=None, help="Delete the rows that a declared sweep of this table holds, too."
 )

@@ -99,7 +99,7 @@ class PurgeRequest:
       max_rows: The most rows to delete; None for all.
       max_runtime_s: Seconds after which no batch begins; None for no limit.
       max_rows_per_s: The most rows per second; None for no limit.
-      archive_to: Table that gets the rows before they are deleted.
+      archive_to: Table that gets the rows before they are deleted; with `cascade` the schema of such tables.
       ignore_holds: Whether rows that a declared sweep holds are deleted, too.
       cascade: Decisions about the rows that depend on them, as `Delete.dependents`, in addition to those of the foreign
         keys; None to leave such rows to PostgreSQL.
@@ -290,12 +290,12 @@ def _order(request: PurgeRequest, model: type[Model]) -> tuple[str, ...]:
 
 
 def _delete(request: PurgeRequest) -> Delete:
-    if request.cascade is not None:
-        if request.archive_to is not None:
-            raise WrongArgument("--cascade archives nothing; leave --archive-to out, or declare a sweep")
-        return Delete(dependents=request.cascade or True)
+    if request.cascade is not None and "." in (request.archive_to or ""):
+        raise WrongArgument(f"--archive-to is {request.archive_to!r}; with --cascade, write the name of a schema")
     try:
-        return Delete(archive_to=request.archive_to)
+        if request.cascade is None:
+            return Delete(archive_to=request.archive_to)
+        return Delete(archive_to=request.archive_to, dependents=request.cascade or True)
     except DeclarationError as error:
         raise WrongArgument(f"--archive-to: {error}") from None
 

@@ -663,8 +663,10 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
     except DependentsRefused as error:
         raise WrongArgument(f"--cascade: {with_options(error)}") from None
     assert isinstance(stage, TableStage)
-    for problem in problems_of([stage]):
-        raise WrongArgument(f"--archive-to: {problem.text}" + "".join(f"; {each}" for each in problem.statements))
+    if problems := list(problems_of([stage])):
+        statements = dict.fromkeys(each for problem in problems for each in problem.statements)
+        text = ", ".join(each.text for each in problems)
+        raise WrongArgument("; ".join((f"--archive-to: {text}", *statements)))
     now = database_now()
     rows = stage.explain_queries(now)[0].query
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from psycopg2.extensions import connection as Connection
 
 from housekeeping import Delete, Rows, Sweep
 from tests.integration.cascades import shop
@@ -12,9 +14,9 @@ from tests.integration.cascades.shop import ids
 from tests.integration.purge.conftest import purge
 from tests.internals.core import WrongArgument
 from tests.internals.database import Database, database
-from tests.internals.engine import PurgeRequest, request_of, sweep_of
+from tests.internals.engine import PurgeRequest, recorded_request, request_of, restoration_of, sweep_of
 from tests.internals.insight import plan_purge
-from tests.internals.ledger import Counts, Override
+from tests.internals.ledger import Counts, Override, history
 from tests.internals.ledger import override_rows as overrides
 
 CLOSED = PurgeRequest(table="account", where="closed_at IS NOT NULL", cascade={}, batch_size=2)
@@ -24,6 +26,21 @@ CLOSED = PurgeRequest(table="account", where="closed_at IS NOT NULL", cascade={}
 def accounts(postgres: Database) -> None:
     shop.create()
     shop.fill()
+
+
+@pytest.fixture
+def spare(admin: Connection) -> Iterator[str]:
+    """Name of a schema for archives, which does not exist yet."""
+    name = f"{shop.value('SELECT current_schema()')}_old"
+    yield name
+    with admin.cursor() as cursor:
+        cursor.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+
+
+def contents() -> list[str]:
+    """Return all rows of all tables, as texts."""
+    query = " UNION ALL ".join(f"SELECT to_jsonb(t)::text AS row FROM {table} AS t" for table in shop.TABLES)
+    return [row for (row,) in database.execute_sql(f"{query} ORDER BY row")]
 
 
 def test_dependents_are_purged_before_their_rows() -> None:
@@ -81,8 +98,24 @@ def test_held_dependents_keep_their_rows_unless_holds_are_ignored() -> None:
     assert ids()["account"] == [4]
 
 
-def test_archive_of_dependents_is_refused() -> None:
-    both = PurgeRequest(table="account", where="true", cascade={}, archive_to="old_accounts")
+def test_purge_with_dependents_is_archived_and_restored(spare: str) -> None:
+    request = replace(CLOSED, archive_to=spare)
+    before = contents()
+    with pytest.raises(WrongArgument, match='"item" is missing, .*"account" is missing') as missing:
+        plan_purge(request, sweep_of(request))
+    database.execute_sql(str(missing.value).partition("; ")[2])
 
-    with pytest.raises(WrongArgument, match="leave --archive-to out"):
-        sweep_of(both)
+    purged = purge(request)
+    assert purged.run_id is not None
+    counts, left = purged.counts, ids()["account"]
+    record = history.find(purged.run_id)
+    assert record is not None
+    restored = restoration_of(sweep_of(recorded_request(record)), purged.run_id).carry_out(pause=True)
+
+    assert (counts["archived_rows"], left) == (24, [4])
+    assert (restored.outcome, restored.counts["restored"], contents()) == ("done", 24, before)
+
+
+def test_archive_of_dependents_is_a_schema() -> None:
+    with pytest.raises(WrongArgument, match="--archive-to is 'archive.account'; with --cascade, .* a schema"):
+        sweep_of(replace(CLOSED, archive_to="archive.account"))
