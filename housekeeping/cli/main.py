@@ -102,6 +102,8 @@ _COMMANDS: Final = {
     "narrow": ("housekeeping.cli.operate:narrow", "Temporarily lower a worker's limits."),
     "resume": ("housekeeping.cli.operate:resume", "Resume a paused or narrowed worker."),
     "stop": ("housekeeping.cli.operate:stop", "Stop one running run after its batch."),
+    "erasures": ("housekeeping.cli.erasures:erasures", "List erasures of persons and tenants."),
+    "receipt": ("housekeeping.cli.erasures:receipt", "Print the receipt of an erasure, or check a saved one."),
     "acknowledge": ("housekeeping.cli.operate:acknowledge", "Acknowledge active alerts until they end."),
     "restore": ("housekeeping.cli.undo:restore", "Restore what a run has moved to an archive."),
     "leases": ("housekeeping.cli.queues:leases", "List and release leases."),

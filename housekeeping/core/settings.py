@@ -281,8 +281,11 @@ def _signing_secret(value: Any) -> Any:
 
 
 def _erasure_key(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"[!-~]{32,200}", value):
-        raise ValueError("32 to 200 random letters, digits and signs (openssl rand -base64 32)")
+    if isinstance(value, str) and not re.fullmatch(r"[!-+\--~]{32,200}(,[!-+\--~]{32,200})*", value):
+        raise ValueError(
+            "32 to 200 random letters, digits and signs (openssl rand -base64 32), or several such secrets with commas "
+            "between them, the current one first"
+        )
     return value
 
 
@@ -583,8 +586,10 @@ class Settings(BaseSettings):
     #: Receiver of the beginning and the end of each alert, and the secret that signs them.
     alert_webhook_url: Annotated[SecretStr, WEBHOOK] | None = None
     alert_webhook_secret: Annotated[SecretStr, BeforeValidator(_signing_secret)] | None = None
-    #: Secret that turns the keys of erased subjects into HMACs, and signs receipts.
+    #: Secret that turns the keys of erased subjects into HMACs, and signs receipts; former ones after commas.
     erasure_key: Annotated[SecretStr, BeforeValidator(_erasure_key)] | None = None
+    #: Time after which an erasure that was requested and is not done raises an alert.
+    erasure_late_s: Annotated[float, Field(gt=0, le=_MAX_AGE_S)] = 86_400
     metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     scheduler_metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     metrics_host: str = "127.0.0.1"

@@ -533,9 +533,12 @@ OPEN_RUNS: Final = Gauge("housekeeping_worker_open_runs", "Open runs of the work
 SERVER_FULL: Final = Gauge(
     "housekeeping_server_full", "Whether a disk of the server, or the memory of Redis, is full.", ("server",)
 )
+LATE_ERASURES: Final = Gauge(
+    "housekeeping_late_erasures", "Erasures that are not done HOUSEKEEPING_ERASURE_LATE_S after their request.", ()
+)
 INSTALLATION_READ: Final = Gauge(
     "housekeeping_installation_read_timestamp_seconds",
-    "When a process of this page last read the queues, pauses, open runs and full servers.",
+    "When a process of this page last read the queues, pauses, open runs, full servers and late erasures.",
     (),
 )
 

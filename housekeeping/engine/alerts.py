@@ -28,6 +28,7 @@ from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_word
 from housekeeping.engine.lateness import LATE, late_alert, late_limit, unknown_age
 from housekeeping.ledger import history
 from housekeeping.ledger.alerts import Alert as Alert
+from housekeeping.ledger.erasures import LateErasures
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.processes import LONG_BUSY, UNKNOWN, BusyThread, Process, Processes
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, STOPPED, Outcome
@@ -63,6 +64,7 @@ UNAVAILABLE: Final = "unavailable"
 NO_SPACE: Final = "no_space"
 SATURATED: Final = "saturated"
 DEAD_LETTERS: Final = "dead_letters"
+ERASURE_LATE: Final = "erasure_late"
 #: Minimum time without a scheduler before an alert; a restart takes less.
 GRACE: Final = timedelta(minutes=2)
 #: Beginning of the names of the workers of the library's own tables, which are always active.
@@ -445,6 +447,19 @@ def _no_scheduler(processes: Processes, period: timedelta) -> Iterator[Alert]:
 
 def _shortest_period(scheduled: Iterable[Sweep], now: datetime, zone: tzinfo) -> timedelta:
     return min(Cron(sweep.schedule, zone).period(now) for sweep in scheduled if sweep.schedule)
+
+
+def erasure_alerts(late: LateErasures, limit: timedelta, now: datetime) -> Iterator[Alert]:
+    """Yield an alert if erasures that were requested longer ago than the limit are not done."""
+    if late.oldest_id is None or late.oldest_at is None:
+        return
+    ago_s = (now - late.oldest_at).total_seconds()
+    text = (
+        f"{counted(late.number, 'erasure')} {'is' if late.number == 1 else 'are'} not done after "
+        f"{format_duration(limit.total_seconds())}; erasure {late.oldest_id} was requested {format_duration(ago_s)} "
+        f"ago and is {late.oldest_state}: housekeeping erasures"
+    )
+    yield Alert(ERASURE_LATE, text, limit.total_seconds(), ago_s, late.oldest_at + limit)
 
 
 def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:

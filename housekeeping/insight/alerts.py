@@ -93,6 +93,13 @@ ALERTS: Final = {
         "Read their errors: housekeeping deadletters list. Then requeue or delete them. Acknowledged, the alert comes "
         "back with the next one.",
     ),
+    "erasure_late": Help(
+        "Erasure not done",
+        "An erasure was requested a day ago or longer (HOUSEKEEPING_ERASURE_LATE_S) and is not done: it waits for a "
+        "worker, it failed, or rows are left.",
+        "See its state and error: housekeeping erasures. Repair the cause, then erase the subject again; the alert "
+        "ends when an erasure of the same subject is done.",
+    ),
     "unseen": Help(
         "Unreadable rows",
         "The backlog cannot be counted: a table is locked, a table or store is unavailable, or a predicate fails. Runs "

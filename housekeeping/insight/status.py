@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
@@ -28,11 +28,13 @@ from housekeeping.database.times import ClockSkew, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
     DEAD_LETTERS,
+    ERASURE_LATE,
     HELD_BACK,
     NO_SCHEDULER,
     NO_SPACE,
     UNAVAILABLE,
     Observation,
+    erasure_alerts,
     failing_arguments,
     is_failed,
     process_alerts,
@@ -50,6 +52,7 @@ from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReade
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile
+from housekeeping.ledger.erasures import LateErasures, late_erasures
 from housekeeping.ledger.history import RunRecord, WorkerRuns
 from housekeeping.ledger.leases import HeldLease, held_leases
 from housekeeping.ledger.operators import Override, overrides
@@ -364,6 +367,7 @@ class Snapshot:
       processes: Workers and schedulers by their heartbeats; unknown if Redis does not answer or rejects writes.
       alerts: All active alerts, the gravest first. What could not be read keeps the alerts that it had.
       progress: Progress of the last run of each worker where it is open.
+      late_erasures: Erasures that are not done in time; None if the database ``main`` could not be read.
       read_at: Time of the last successful reading of each part.
       late_s: Seconds since this was read, if the next reading takes long; else 0.
     """
@@ -379,6 +383,7 @@ class Snapshot:
     processes: Processes = UNKNOWN
     alerts: Sequence[Alert] = ()
     progress: dict[str, Progress] = field(default_factory=dict)
+    late_erasures: LateErasures | None = None
     read_at: dict[str, datetime] = field(default_factory=dict)
     late_s: float = 0.0
 
@@ -453,6 +458,7 @@ class SnapshotReader:
         self._read_sweeps = [sweep for sweep in sweeps.values() if only in (None, sweep.name)]
         self._with_progress = with_progress
         self._stores = stores
+        self._erasure_limit = timedelta(seconds=settings.erasure_late_s)
         self._progress: dict[str, ProgressReader] = {}  # by database
         #: Queue -> its lengths, and the actors of its newest dead letters.
         self._dead: dict[str, tuple[QueueLengths, str]] = {}
@@ -488,7 +494,9 @@ class SnapshotReader:
             # The first query raises an error at once if the ledger is locked. The others would wait for ten seconds.
             with time_limit(STATEMENT_TIME, LOCK_TIME):
                 ever_ran = runs.any_by_a_worker_process()
-            clock = read_database_clock()
+                clock = read_database_clock()
+                if name == MAIN:
+                    found.late_erasures = late_erasures(self._erasure_limit, clock.server_at)
             read = worker_statuses(sweeps, clock.server_at, self._settings.timezone, found.processes)
             statuses = {each.worker: each for each in read}
             if self._with_progress:
@@ -536,6 +544,7 @@ class SnapshotReader:
                 ever_ran=ever_ran,
             ),
             *self._dead_letters(found),
+            *erasure_alerts(found.late_erasures or LateErasures(), self._erasure_limit, found.at),
             *(alert for status in read.values() for alert in status.alarms),
         ]
         judged = partial(self._judges, found, {alert.key for alert in evaluated})
@@ -616,6 +625,8 @@ class SnapshotReader:
             return is_read and not (alert.name == "backlog" and (alert.worker, "unseen", "") in evaluated)
         if alert.name in (UNAVAILABLE, NO_SPACE):
             return alert.subject in self.servers
+        if alert.name == ERASURE_LATE:
+            return found.late_erasures is not None
         # A process may know only some of the workers, and so a longer period. A living scheduler is known to all.
         if alert.name == NO_SCHEDULER:
             return any(each.alive for each in found.processes.schedulers)

@@ -103,6 +103,8 @@ class InstallationWatch:
         for server in self._reader.servers:
             is_read = server in full or (found is not None and server not in found.unavailable)
             telemetry.SERVER_FULL.set(server in full if is_read else nan, server)
+        late = None if found is None else found.late_erasures
+        telemetry.LATE_ERASURES.set(nan if late is None else late.number)
         for name, sweep in self._sweeps.items():
             is_read = found is not None and sweep.database in found.clocks
             status = found.statuses.get(name) if found and is_read else None

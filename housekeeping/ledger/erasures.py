@@ -6,9 +6,18 @@ import hashlib
 import hmac
 import json
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
 
+from peewee import fn
 from pydantic import SecretStr
+
+from housekeeping.core.errors import SettingsError
+from housekeeping.core.logs import counted
+from housekeeping.core.settings import MAIN
+from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.ledger.schema import Erasure
 
 STATES: Final = ("requested", "running", "done", "incomplete", "failed", "refused")
 
@@ -17,18 +26,96 @@ def keyed_digest(secret: SecretStr, purpose: str, text: str) -> str:
     """Return the HMAC-SHA256 of a text in hexadecimal.
 
     Parameters:
-      secret: The setting ``HOUSEKEEPING_ERASURE_KEY``.
+      secret: The setting ``HOUSEKEEPING_ERASURE_KEY``. Of several secrets the first one is used.
       purpose: What the digest is for, such as ``key``; so that one of another purpose is never the same.
     """
     message = json.dumps([purpose, text]).encode()
-    return hmac.new(secret.get_secret_value().encode(), message, hashlib.sha256).hexdigest()
+    return hmac.new(each_secret(secret)[0].get_secret_value().encode(), message, hashlib.sha256).hexdigest()
+
+
+def each_secret(setting: SecretStr) -> list[SecretStr]:
+    """Return the secrets in the setting: the current one, and former ones after commas."""
+    return [SecretStr(each) for each in setting.get_secret_value().split(",")]
 
 
 def key_hmac(secret: SecretStr, subject: str, key: Sequence[str]) -> str:
-    """Return the HMAC that stands for a subject in receipts, lists, pages and the log.
+    """Return what stands for a subject in receipts, lists, pages and the log: an HMAC, and a mark of its secret.
 
     Parameters:
       subject: Name of the `Subject`.
       key: Values of its primary key, as PostgreSQL writes them (``column::text``).
     """
-    return keyed_digest(secret, "key", json.dumps([subject, *key]))
+    return f"{keyed_digest(secret, 'key', json.dumps([subject, *key]))}.{_mark(secret)}"
+
+
+#: Stands for the mark of a secret that is lost.
+LOST: Final = "lost"
+
+
+def _mark(secret: SecretStr) -> str:
+    return keyed_digest(secret, "secret", "")[:8]
+
+
+def _of_unknown_secret(setting: SecretStr) -> Any:
+    marks = [*map(_mark, each_secret(setting)), LOST]
+    return fn.SPLIT_PART(Erasure.key_hmac, ".", 2).not_in(marks)
+
+
+def require_known_secrets(setting: SecretStr) -> None:
+    """Raise SettingsError if the ledger has erasures with a secret that the setting lacks.
+
+    With another secret, an erasure after a restore would not find the subjects that these have erased.
+    """
+    with database.using(MAIN), translate_postgres_errors():
+        number = Erasure.select().where(_of_unknown_secret(setting)).count()
+    if number:
+        raise SettingsError(
+            f"HOUSEKEEPING_ERASURE_KEY lacks the secret of {counted(number, 'earlier erasure')}; write it after a "
+            "comma behind the current one, or, if it is lost: housekeeping erase --rekey"
+        )
+
+
+def give_up_unknown_secrets(setting: SecretStr) -> int:
+    """Mark the erasures whose secret the setting lacks as lost, so that new ones are possible; return their number."""
+    with database.using(MAIN), translate_postgres_errors():
+        lost: Any = fn.SPLIT_PART(Erasure.key_hmac, ".", 1).concat(f".{LOST}")
+        return int(Erasure.update(key_hmac=lost).where(_of_unknown_secret(setting)).execute())
+
+
+@dataclass(frozen=True, slots=True)
+class LateErasures:
+    """Erasures that were requested too long ago and are not done, also by a later erasure of the same subject.
+
+    Attributes:
+      oldest_id, oldest_at, oldest_state: The oldest of them; None without any.
+    """
+
+    number: int = 0
+    oldest_id: int | None = None
+    oldest_at: datetime | None = None
+    oldest_state: str | None = None
+
+
+def late_erasures(limit: timedelta, now: datetime) -> LateErasures:
+    """Return the erasures that were requested longer ago than the limit; the current database must be ``main``.
+
+    A refused erasure is not among them, because somebody has decided about it.
+    """
+    later: Any = Erasure.alias()
+    done = later.select().where(
+        later.subject == Erasure.subject,
+        later.key_hmac == Erasure.key_hmac,
+        later.id > Erasure.id,
+        later.state == "done",
+    )
+    late: Any = (
+        Erasure.select(fn.COUNT(Erasure.id).over(), Erasure.id, Erasure.requested_at, Erasure.state)
+        .where(
+            Erasure.state.not_in(("done", "refused")),
+            Erasure.requested_at < now - limit,
+            ~fn.EXISTS(done),
+        )
+        .order_by(Erasure.requested_at, Erasure.id)
+        .limit(1)
+    )
+    return next((LateErasures(*row) for row in late.tuples()), LateErasures())

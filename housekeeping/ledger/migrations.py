@@ -216,6 +216,7 @@ MIGRATIONS: Final = (
     COMMENT ON COLUMN {schema}.erasures.found IS 'values of the subject that references lead to; removed at the end';
     CREATE UNIQUE INDEX erasures_unfinished ON {schema}.erasures (subject, key_hmac) WHERE ended_at IS NULL;
     CREATE INDEX erasures_hmac ON {schema}.erasures (key_hmac, subject, id);
+    CREATE INDEX erasures_not_done ON {schema}.erasures (requested_at) WHERE state NOT IN ('done', 'refused');
     CREATE INDEX erasures_ended_at ON {schema}.erasures (ended_at);
     """,
 )

@@ -45,6 +45,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.web.alerts import add_acknowledging, are_open, group_alerts
 from housekeeping.web.charts import add_charts, add_coverage, add_database, backlog_chart, runs_chart
 from housekeeping.web.dead_letters import add_dead_letters, add_errors
+from housekeeping.web.erasures import add_erasures
 from housekeeping.web.runs import add_action_log, add_processes, add_runs
 from housekeeping.web.security import protect
 from housekeeping.web.snapshot import SnapshotCache
@@ -231,6 +232,7 @@ def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open
     add_dead_letters(app, snapshots)
     add_actions(app, snapshots)
     add_action_log(app)
+    add_erasures(app, settings)
     add_acknowledging(app, snapshots)
     _add_errors(app, snapshots)
     return app

@@ -42,7 +42,7 @@ LOGGED: Final = {
 }
 
 #: Exit status of reading commands on a read-only database without a dead letter.
-STATUS: Final = {("doctor",): 1, ("deadletters", "show"): 2}
+STATUS: Final = {("doctor",): 1, ("deadletters", "show"): 2, ("receipt",): 2}
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.acceptance.conftest import Command
 from tests.integration.middleware.step_worker import StepWorker, installed
 from tests.internals.database import Database, database
 from tests.internals.insight import LockWait, as_json
-from tests.internals.ledger import NOW, Heartbeat, RedisHeartbeats, Run
+from tests.internals.ledger import NOW, Erasure, Heartbeat, RedisHeartbeats, Run
 from tests.unit.docs.json_page import PAGE, Shape, faults, objects, shape
 
 #: Starts many processes.
@@ -69,7 +69,7 @@ INSERT INTO calls SELECT n, now() - n * interval '1 hour' FROM generate_series(1
 
 
 #: Objects that are no part of another one.
-WHOLE: Final = {"lock wait", "plan", "result", "single run", "whole dead letter"}
+WHOLE: Final = {"lock wait", "plan", "result", "receipt", "single run", "whole dead letter"}
 
 
 class Checked:
@@ -171,6 +171,9 @@ def test_every_command_prints_the_shape_on_the_page(
     checked("deadletters delete --all --yes", "deadletters delete")
     checked("leases release reports", "leases release")
     checked("actions")
+    Erasure.create(subject="person", key_hmac="5f", requester="me", state="done", requested_at=NOW, ended_at=NOW)
+    checked("erasures")
+    checked("receipt 1", "receipt", ERASURE_KEY="a-secret-of-the-tests-of-erasures")
 
     wait = LockWait(7, ours=True, table=None, blockers=[8], application="shop", waited_s=1.5)
     checked.faults += faults(as_json(wait), shape("lock wait"), checked.seen, "lock wait")

@@ -40,6 +40,7 @@ from housekeeping.ledger.schema import (
     AlertRow,
     Completion,
     DetachedPartition,
+    Erasure,
     Evaluation,
     OutboxRow,
     Rejection,

@@ -13,7 +13,7 @@ from tests.integration.conftest import Beat, Locked, Plant
 from tests.internals.core import MAIN
 from tests.internals.database import Database, connect_to, database
 from tests.internals.embedded import embedded
-from tests.internals.ledger import Evaluation, Heartbeat, Run
+from tests.internals.ledger import Erasure, Evaluation, Heartbeat, Run
 from tests.internals.web import SnapshotReader, database_server
 from tests.internals.workers import status_sweep as sweep
 
@@ -169,3 +169,67 @@ def test_worker_whose_ticks_were_all_missed_is_overdue(reader: SnapshotReader) -
     found = reader.read(None)
 
     assert [each.name for each in found.statuses[sweep.name].alarms] == ["overdue"]
+
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "is_late"),
+    [
+        ("requested", 24 * HOUR - timedelta(minutes=1), False),
+        ("requested", 24 * HOUR + timedelta(minutes=1), True),
+        ("running", 25 * HOUR, True),
+        ("incomplete", 25 * HOUR, True),
+        ("failed", 25 * HOUR, True),
+        ("refused", 25 * HOUR, False),
+        ("done", 25 * HOUR, False),
+    ],
+)
+def test_erasure_that_is_not_done_in_a_day_is_late(
+    reader: SnapshotReader, state: str, age: timedelta, is_late: bool
+) -> None:
+    _erasure(state, age)
+
+    alerts = [each for each in reader.read(None).alerts if each.name == "erasure_late"]
+
+    assert bool(alerts) is is_late
+    assert [each.limit for each in alerts] == [86_400.0] * is_late
+
+
+def test_late_erasure_is_explained_until_a_later_one_is_done(reader: SnapshotReader) -> None:
+    failed = _erasure("failed", 50 * HOUR)
+    _erasure("requested", 25 * HOUR)
+    _erasure("done", 25 * HOUR, key_hmac="of another subject")
+
+    [alert] = [each for each in reader.read(None).alerts if each.name == "erasure_late"]
+    _erasure("done", 0 * HOUR)
+    later = reader.read(None)
+
+    assert str(alert) == (
+        f"2 erasures are not done after 24 h; erasure {failed} was requested 2.1 d ago and is failed: "
+        "housekeeping erasures"
+    )
+    assert [each for each in later.alerts if each.name == "erasure_late"] == []
+
+
+def test_late_erasure_stays_while_the_database_is_unavailable(reader: SnapshotReader, postgres: Database) -> None:
+    _erasure("requested", 25 * HOUR)
+    before = reader.read(None)
+    with database.using(MAIN):
+        database.initialize(connect_to("postgresql://127.0.0.1:1/nowhere"))
+    try:
+        during = reader.read(before)
+    finally:
+        database.initialize(postgres)
+
+    assert (during.late_erasures, "erasure_late" in {each.name for each in during.alerts}) == (None, True)
+
+
+def _erasure(state: str, age: timedelta, key_hmac: str = "5f") -> int:
+    ended = {} if state in ("requested", "running") else {"ended_at": NOW}
+    key = None if ended else ["4711"]
+    made = Erasure.create(
+        subject="person", key=key, key_hmac=key_hmac, requester="eva", state=state, requested_at=NOW - age, **ended
+    )
+    return int(made.id)

@@ -1,0 +1,188 @@
+"""Erasures as operators read them: their list, and receipts that are signed and checked with the secret of erasures.
+
+A receipt says what was erased, when and on whose request, what is kept and why, and what was asked at the end. Instead
+of the subject's key it has an HMAC.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+from housekeeping.core.errors import Refused, WrongArgument
+from housekeeping.core.logs import counted
+from housekeeping.core.settings import MAIN
+from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.insight.wording import as_json
+from housekeeping.ledger.erasures import each_secret, keyed_digest
+from housekeeping.ledger.schema import Erasure
+
+#: Version of the form of receipts.
+_FORM: Final = 1
+_SIGNATURE: Final = "signature"
+_PAGE: Final = 1000  # erasures that are read at once
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRecord:
+    """One erasure; the attributes are those of the `Erasure` of the ledger, without what identifies the subject."""
+
+    erasure_id: int
+    subject: str
+    state: str
+    key_hmac: str
+    requester: str
+    reason: str | None
+    requested_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    counts: dict[str, Any]
+    kept: dict[str, str]
+    proof: dict[str, Any] | None
+    outside: list[str]
+    error: str | None
+
+    @classmethod
+    def of(cls, row: Any) -> ErasureRecord:
+        """Return the record of a row of the ledger."""
+        return cls(row.id, *(getattr(row, name) for name in cls.__slots__[1:]))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is a receipt."""
+        return self.ended_at is not None
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds from the request to the end; None if it has not ended."""
+        return None if self.ended_at is None else (self.ended_at - self.requested_at).total_seconds()
+
+    @property
+    def proof_in_words(self) -> str:
+        """What was found when every table was asked again at the end."""
+        if self.proof is None:
+            return "-"
+        left = {table: rows for table, rows in self.proof.get("left", {}).items() if rows}
+        if left:
+            return f"left: {', '.join(f'{table} {rows:,}' for table, rows in left.items())}"
+        return f"nothing is left in {counted(len(self.proof.get('left', {})), 'table')}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``housekeeping erasures --json``."""
+        return {"id": self.erasure_id, **{name: getattr(self, name) for name in self.__slots__[1:]}}
+
+    def receipt(self, secret: SecretStr) -> dict[str, Any]:
+        """Return the receipt, signed.
+
+        Raises:
+          WrongArgument: The erasure has not ended.
+        """
+        if not self.has_ended:
+            raise WrongArgument(f"erasure {self.erasure_id} is {self.state}; there is a receipt once it has ended")
+        content: dict[str, Any] = as_json({"receipt": _FORM, **self.as_json()})
+        content = json.loads(json.dumps(content, default=str))
+        return {**content, _SIGNATURE: _sign(secret, content)}
+
+
+def describe_counts(counts: Any) -> str:
+    """Return what became of the rows of a table: ``deleted 12, anonymised 3``."""
+    shown = counts.items() if isinstance(counts, dict) else ()
+    return ", ".join(f"{name} {number:,}" for name, number in shown if number) or "-"
+
+
+def read_erasures(
+    limit: int,
+    *,
+    before: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    subject: str | None = None,
+) -> list[ErasureRecord]:
+    """Return the newest erasures, newest first.
+
+    Parameters:
+      before: Only older ones than the one with this id.
+      since, until: Only those that were requested at the first time or later, and before the second one.
+      subject: Only those of this kind.
+
+    Raises:
+      DatabaseUnavailable: The database ``main`` does not answer.
+    """
+    with database.using(MAIN), translate_postgres_errors():
+        rows: Any = Erasure.select().order_by(Erasure.id.desc()).limit(limit)
+        conditions: list[tuple[Any, Any]] = [
+            (before, Erasure.id < before),
+            (since, Erasure.requested_at >= since),
+            (until, Erasure.requested_at < until),
+            (subject, Erasure.subject == subject),
+        ]
+        for value, condition in conditions:
+            rows = rows if value is None else rows.where(condition)
+        return [ErasureRecord.of(row) for row in rows]
+
+
+def all_erasures(
+    since: datetime | None = None, until: datetime | None = None, subject: str | None = None
+) -> Iterator[ErasureRecord]:
+    """Yield all erasures, newest first, page by page; see `read_erasures`."""
+    before = None
+    while page := read_erasures(_PAGE, before=before, since=since, until=until, subject=subject):
+        yield from page
+        before = page[-1].erasure_id
+
+
+def find_erasure(text: str) -> ErasureRecord:
+    """Return the erasure with this id, or raise WrongArgument."""
+    found: Sequence[Any] = ()
+    if text.isdecimal() and len(text) < 19:
+        with database.using(MAIN), translate_postgres_errors():
+            found = list(Erasure.select().where(Erasure.id == int(text)))
+    if not found:
+        raise WrongArgument(f"there is no erasure {text!r}; housekeeping erasures lists them")
+    return ErasureRecord.of(found[0])
+
+
+class ReceiptChanged(Refused):
+    """A receipt is not as it was signed, or no configured secret has signed it."""
+
+    exit_code = 1
+
+
+def verified(text: str | bytes, secret: SecretStr) -> dict[str, Any]:
+    """Return the receipt that was signed with the secret, or with a former one.
+
+    Raises:
+      ReceiptChanged: The text is no receipt, was changed, or was signed with another secret.
+    """
+    try:
+        given = json.loads(text, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError):
+        given = None
+    receipt: dict[str, Any] = given if isinstance(given, dict) else {}
+    signature = receipt.get(_SIGNATURE)
+    if not isinstance(signature, str):
+        raise ReceiptChanged("this is no receipt: it should be what housekeeping receipt ID --json prints")
+    signed = {name: value for name, value in receipt.items() if name != _SIGNATURE}
+    if not any(hmac.compare_digest(_sign(each, signed).encode(), signature.encode()) for each in each_secret(secret)):
+        raise ReceiptChanged(
+            "the receipt was changed after it was signed, or was signed with another HOUSEKEEPING_ERASURE_KEY"
+        )
+    return receipt
+
+
+def _sign(secret: SecretStr, content: Any) -> str:
+    return keyed_digest(secret, "receipt", json.dumps(content, sort_keys=True, separators=(",", ":")))
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object. Of two values of one key a reader may see the one that was not signed."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
