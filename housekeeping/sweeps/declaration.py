@@ -544,6 +544,8 @@ class Sweep:
         Raises:
           SettingsError: A setting does not apply to this worker, or its value cannot work.
         """
+        if not settings.model_fields_set:
+            return self
         try:
             return _changed(self, settings, settings.model_fields_set)
         except DeclarationError as error:
