@@ -511,15 +511,19 @@ def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
     """Lock and change rows that nothing can depend on, in one statement."""
     statements = walk.statements
     chain = {**walk.chain(chunk.level, chunk.numbers), chunk.level: chunk.numbers}
-    parts, places = [], dict[int, int]()
+    parts = []
     for level in range(chunk.level + 1):
         of, numbers = walk.stack[level], chain[level]
-        owners = [places[of.owners[number]] for number in numbers] if level else ()
-        lock = "UPDATE" if level == chunk.level else "SHARE"
-        below = f"l{level - 1}" if level else ""
-        sql = statements.locked(of, of.values(numbers), lock, owners=owners, below=below)
+        is_own = level == chunk.level
+        following = None if is_own else walk.stack[level + 1].link
+        sql = statements.locked(
+            of,
+            of.values(numbers),
+            "UPDATE" if is_own else "SHARE",
+            below=f"l{level - 1}" if level else "",
+            above=following.parent_columns if following else (),
+        )
         parts.append((sql, len(numbers)))
-        places = {number: place for place, number in enumerate(numbers, start=1)}
     *locked, changed = statements.lock(window.table.database, parts, window)
     numbers = chunk.numbers
     outcome = Outcome([numbers[place - 1] for place in changed])

@@ -121,14 +121,15 @@ class CascadeTable:
     def selected(self, alias: str, columns: Sequence[str]) -> str:
         return ", ".join(f"{alias}.{sql_name(each)}{'' if self.is_integer(each) else '::text'}" for each in columns)
 
-    def given(self, columns: Sequence[str], rows: Sequence[Values], *further: Sequence[int]) -> Sql:
-        """Return the rows of these values as a table ``u (v0, v1, ..., p, n)``; `n` is their number, from 1."""
-        by_column = zip(columns, zip(*rows, strict=True), strict=False)  # a row may have more values
-        arrays = [(self.types[each], list(values)) for each, values in by_column]
-        arrays += [("integer", list(each)) for each in further]
-        names = [*(f"v{number}" for number in range(len(columns))), *("p" for _ in further), "n"]
-        text = ", ".join(f"%s::{kind}[]" for kind, _ in arrays)
-        return f"unnest({text}) WITH ORDINALITY AS u ({', '.join(names)})", [_array(*each) for each in arrays]
+    def given(self, columns: Sequence[str], rows: Sequence[Values]) -> Sql:
+        """Return the rows, whose first values are those of the columns, as a table ``u (v0, v1, ..., n)``.
+
+        `n` is their number, from 1.
+        """
+        arrays = [_array(self.types[each], [row[place] for row in rows]) for place, each in enumerate(columns)]
+        names = [*(f"v{number}" for number in range(len(columns))), "n"]
+        text = ", ".join(f"%s::{self.types[each]}[]" for each in columns)
+        return f"unnest({text}) WITH ORDINALITY AS u ({', '.join(names)})", arrays
 
 
 def _escaped(text: str) -> str:
@@ -381,33 +382,38 @@ class Statements:
             conditions += [self.is_free(each, alias) for each in kept]
         return conditions
 
-    def locked(
-        self, window: Window, rows: Sequence[Values], lock: str, *, owners: Sequence[int] = (), below: str = ""
-    ) -> Sql:
-        """Return the query that locks the rows whose references are unchanged, and that are not on hold.
+    def locked(self, window: Window, rows: Sequence[Values], lock: str, *, below: str = "", above: Sequence[str] = ()) -> Sql:
+        """Return the query that locks the rows which still depend on what they depended on, and are not on hold.
 
         Parameters:
-          owners: The place of each row's owner among the rows that `below` has locked, from 1.
-          below: Name of the CTE of the rows that they depend on; only rows with an owner there are locked.
+          below: Name of the CTE that has locked the rows of the window below; only rows that depend on one of them are
+            locked. Without one, rows whose references have the same values as in `rows`.
+          above: The columns that rows of the window above refer to; the query returns them.
         """
         alias, table = window.alias, window.table
-        given, values = table.given(window.columns, rows, *([owners] if owners else []))
+        columns = table.key if below else window.columns
+        given, values = table.given(columns, rows)
         key = [f"{alias}.{sql_name(each)} = u.v{number}" for number, each in enumerate(table.key)]
         same = [
             f"{alias}.{sql_name(each)} IS NOT DISTINCT FROM u.v{number}"
-            for number, each in enumerate(window.columns)
+            for number, each in enumerate(columns)
             if number >= len(table.key)
         ]
-        same += [f"u.p = ANY(ARRAY(SELECT n FROM {below}))"] if below else []
+        if below:
+            assert window.link is not None
+            references = ", ".join(f"{alias}.{sql_name(each)}" for each in window.link.columns)
+            referenced = ", ".join(f"r{number}" for number in range(len(window.link.columns)))
+            same.append(f"({references}) IN (SELECT {referenced} FROM {below})")
         for text, parameters in self._may_change(window):
             same.append(text)
             values = [*values, *parameters]
         ctid = f", {alias}.ctid" if table.plain else ""
         keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
+        referenced = "".join(f", {alias}.{sql_name(each)} AS r{number}" for number, each in enumerate(above))
         where = f" WHERE {' AND '.join(same)}" if same else ""
         return (
-            f"SELECT u.n, {keys}{ctid} FROM {given} JOIN {table.sql} AS {alias} ON {' AND '.join(key)}{where} "
-            f"FOR {lock} OF {alias} SKIP LOCKED",
+            f"SELECT u.n, {keys}{referenced}{ctid} FROM {given} JOIN {table.sql} AS {alias} ON {' AND '.join(key)}"
+            f"{where} FOR {lock} OF {alias} SKIP LOCKED",
             values,
         )
 
