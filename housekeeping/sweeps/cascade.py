@@ -34,7 +34,7 @@ from housekeeping.sweeps.actions import (
 )
 from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
 from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk, key_text
-from housekeeping.sweeps.dependents import Graph
+from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, ExplainQuery, Failure, Position, merged
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, NOT_CHANGED, TableStage
 
@@ -54,7 +54,7 @@ class _RowPosition(tuple[Any, ...]):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """What the next transaction does.
 
@@ -332,7 +332,7 @@ class CascadeStage(TableStage):
             return result
         chunk = self._part(walk, prepared.chunk, batch)
         window = walk.stack[chunk.level]
-        read = self._read_parents(walk, chunk) if self.needs_rows() and chunk.level == 0 else {}
+        read = self._read_parents(walk, chunk) if self.needs_rows() and chunk.level == 0 and chunk.link is None else {}
         outcome = _change(walk, window, chunk)
         walk.outcome = outcome
         failures = [self._unchanged(window, number) for number in outcome.unchanged]
@@ -344,7 +344,7 @@ class CascadeStage(TableStage):
         return replace(
             result,
             unreachable=walk.unreachable,
-            counts=merged(merged(result.counts, _counts_of(self.delete, window, outcome)), rejected),
+            counts=merged(merged(result.counts, _counts_of(self.delete, chunk, window, outcome)), rejected),
             rows=self.records([read[key] for key in gone if key in read]),
             failures=[*result.failures, *failures],
         )
@@ -386,6 +386,9 @@ class CascadeStage(TableStage):
         return _RowPosition((f"{_ROW_OF}{table.name}", table.database, *table.key_in(row)))
 
     def positions(self, batch: Batch, prepared: Step | None = None) -> list[Position]:
+        if prepared is not None and prepared.chunk is not None and prepared.chunk.link is not None:
+            walk = self._walk(batch)
+            prepared.chunk = walk.chunk = walk.list_dependents(prepared.chunk)
         if prepared is None or prepared.chunk is None:
             return []
         window = self._walk(batch).stack[prepared.chunk.level]
@@ -446,20 +449,22 @@ def _blocked_since(batch: Batch, table: str, key: str) -> str:
     return batch.now.isoformat()
 
 
-def _counts_of(delete: Any, window: Window, outcome: Outcome) -> dict[str, Any]:
-    parents = len(outcome.done) if window.link is None else 0
+def _counts_of(delete: Any, chunk: Chunk, window: Window, outcome: Outcome) -> dict[str, Any]:
+    """Return the counts of a transaction, and those of the dependents by table."""
+    changed: list[tuple[Link | None, int]] = [(window.link, len(outcome.done))]
+    changed += [(of.link, 1) for of, _ in outcome.aside]
+    if outcome.dependents is not None:
+        changed.append((chunk.link, outcome.dependents[1]))
+    counts: dict[str, int] = {delete.rows_counted_as: 0}
     by_table: dict[str, dict[str, int]] = {}
-    rows = [] if window.link is None else [(window, len(outcome.done))]
-    for of, _ in outcome.aside:
-        parents += of.link is None
-        rows += [] if of.link is None else [(of, 1)]
-    counts: dict[str, int] = {delete.rows_counted_as: parents}
-    for of, number in rows:
-        if number:
-            assert of.link is not None
-            name, kind = (CLEARED_DEPENDENTS, "cleared") if of.clears else (DELETED_DEPENDENTS, "deleted")
+    for link, number in changed:
+        if link is None:
+            counts[delete.rows_counted_as] += number
+        elif number:
+            clears = link.decision == "clear"
+            name, kind = (CLEARED_DEPENDENTS, "cleared") if clears else (DELETED_DEPENDENTS, "deleted")
             counts[name] = counts.get(name, 0) + number
-            of_table = by_table.setdefault(of.link.table, {})
+            of_table = by_table.setdefault(link.table, {})
             of_table[kind] = of_table.get(kind, 0) + number
     if delete.archive_to is not None:
         counts[ARCHIVED_ROWS] = sum(counts.values())
@@ -473,6 +478,8 @@ def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
     """
     if not chunk.numbers:
         return Outcome()
+    if chunk.link is not None:
+        return _change_unseen(walk, chunk, chunk.link)
     chain = walk.stack[: chunk.level + 1]
     others = {each.table.database for each in chain} - {walk.statements.root.database}
     is_flat = not (others or chunk.units or any(each.is_tree for each in chain))
@@ -495,7 +502,7 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
     locked, gone = _lock(walk, window, chunk)
     for link in () if window.clears else window.table.links:
         if locked and not is_local(link):
-            bound = {locked[place - 1] for place in walk.statements.kept(link, window, locked)}
+            bound = {locked[place - 1] for place in walk.statements.having(link, window, locked)}
             locked = [number for number in locked if number not in bound]
     if window.table.circular and not window.clears:
         outcome = _delete_together(walk, window, chunk, locked)
@@ -509,28 +516,10 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
 
 def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
     """Lock and change rows that nothing can depend on, in one statement."""
-    statements = walk.statements
-    chain = {**walk.chain(chunk.level, chunk.numbers), chunk.level: chunk.numbers}
-    parts = []
-    for level in range(chunk.level + 1):
-        of, numbers = walk.stack[level], chain[level]
-        is_own = level == chunk.level
-        following = None if is_own else walk.stack[level + 1].link
-        sql = statements.locked(
-            of,
-            of.values(numbers),
-            "UPDATE" if is_own else "SHARE",
-            below=f"l{level - 1}" if level else "",
-            above=following.parent_columns if following else (),
-        )
-        parts.append((sql, len(numbers)))
+    statements, numbers = walk.statements, chunk.numbers
+    levels, parts = _chain(walk, chunk, "UPDATE")
     *locked, changed = statements.lock(window.table.database, parts, window)
-    numbers = chunk.numbers
-    outcome = Outcome([numbers[place - 1] for place in changed])
-    for level, found in enumerate(locked[:-1]):
-        if len(found) < len(chain[level]):
-            kept = {chain[level][place - 1] for place in found}
-            outcome.gone |= {(level, number) for number in chain[level] if number not in kept}
+    outcome = Outcome([numbers[place - 1] for place in changed], gone=_gone(levels[:-1], locked))
     missing = [numbers[place - 1] for place in set(locked[-1]) - set(changed)]
     if missing:
         # Another transaction has changed them since the statement began; a new one sees them as they are.
@@ -538,6 +527,45 @@ def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         outcome.done += [missing[place - 1] for place in again]
         outcome.unchanged = sorted(set(missing) - set(outcome.done))
     return outcome
+
+
+def _change_unseen(walk: Walk, chunk: Chunk, link: Link) -> Outcome:
+    """Lock rows with their chain, and change dependents of them, in one statement."""
+    levels, parts = _chain(walk, chunk, "SHARE")
+    locked, dependents = walk.statements.change_unseen(link, parts, chunk.most)
+    return Outcome(dependents=dependents, gone=_gone(levels, locked))
+
+
+def _chain(walk: Walk, chunk: Chunk, lock: str) -> tuple[list[list[int]], list[tuple[Any, int]]]:
+    """Return the rows that the rows of a chunk depend on, by level, with the rows themselves, and queries to lock them.
+
+    Parameters:
+      lock: The lock of the rows themselves.
+    """
+    chain = {**walk.chain(chunk.level, chunk.numbers), chunk.level: chunk.numbers}
+    levels = [chain[level] for level in range(chunk.level + 1)]
+    parts = []
+    for level, numbers in enumerate(levels):
+        of, is_own = walk.stack[level], level == chunk.level
+        following = chunk.link if is_own else walk.stack[level + 1].link
+        sql = walk.statements.locked(
+            of,
+            of.values(numbers),
+            lock if is_own else "SHARE",
+            below=f"l{level - 1}" if level else "",
+            above=following.parent_columns if following else (),
+        )
+        parts.append((sql, len(numbers)))
+    return levels, parts
+
+
+def _gone(levels: Sequence[Sequence[int]], locked: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+    """Return the rows of the chain that were not locked."""
+    gone: set[tuple[int, int]] = set()
+    for level, (numbers, places) in enumerate(zip(levels, locked, strict=False)):
+        if len(places) < len(numbers):
+            gone |= {(level, number) for number in numbers} - {(level, numbers[place - 1]) for place in places}
+    return gone
 
 
 def _lock(walk: Walk, window: Window, chunk: Chunk) -> tuple[list[int], set[tuple[int, int]]]:
@@ -597,7 +625,7 @@ def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[
             keys = {name: [key for at, key in ordered if at == name] for name in keys}
             if walk.statements.delete_together(keys) < sum(map(len, keys.values())):
                 raise RowNotChanged(NOT_CHANGED)
-            return Outcome(ids, asides)
+            return Outcome(ids, aside=asides)
         # The rows that a remaining row depends on have to remain as well.
         for number in reversed(ids):
             owner = walk.owner((chunk.level, number))

@@ -151,6 +151,22 @@ def _array(kind: str, values: list[Any]) -> str:
     return "{" + ",".join(texts) + "}"
 
 
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A link by which rows of a window may have dependents that were not looked for yet.
+
+    Attributes:
+      numbers: The rows to look at; None for all of the window.
+      has_dependents: Whether each of these rows was found to have one, so that the dependents can be changed unseen.
+      is_listed: Whether the dependents are read first and then changed by their keys.
+    """
+
+    link: Link
+    numbers: list[int] | None = None
+    has_dependents: bool = False
+    is_listed: bool = False
+
+
 @dataclass(slots=True)
 class Window:
     """Rows of one table that depend on rows of the window below, by one link.
@@ -160,7 +176,7 @@ class Window:
       columns: The columns of `rows`; the key first.
       rows: None for a row that is done, or left for this run.
       owners: The row of the window below that each row depends on, by its number; ``-1 - number``: of this window.
-      pending: Links by which dependents may be left, with the numbers of the rows to look at (None: all).
+      pending: Links by which dependents may be left.
       is_tree: Whether its rows may depend on each other.
     """
 
@@ -169,7 +185,7 @@ class Window:
     columns: tuple[str, ...]
     rows: list[Values | None]
     owners: list[int]
-    pending: list[tuple[Link, list[int] | None]]
+    pending: list[Pending]
     is_tree: bool = False
 
     @property
@@ -284,10 +300,10 @@ class Statements:
                 yield page
             handle.execute_sql(f"CLOSE {cursor}", ())
 
-    def kept(self, link: Link, window: Window, numbers: Sequence[int]) -> list[int]:
+    def having(self, link: Link, window: Window, numbers: Sequence[int], *, with_held: bool = True) -> list[int]:
         """Return the places, from 1, of the rows that have a dependent by the link."""
         given, values = self._given_owners(link, window, numbers)
-        source, conditions, further = self._dependents(link, "c", (), with_held=True)
+        source, conditions, further = self._dependents(link, "c", (), with_held=with_held)
         on = [f"c.{sql_name(each)} = u.v{number}" for number, each in enumerate(link.columns)]
         where = " AND ".join((*on, *conditions))
         sql = f"SELECT u.n FROM {given} CROSS JOIN LATERAL (SELECT FROM {source} WHERE {where} LIMIT 1) AS c"
@@ -382,7 +398,9 @@ class Statements:
             conditions += [self.is_free(each, alias) for each in kept]
         return conditions
 
-    def locked(self, window: Window, rows: Sequence[Values], lock: str, *, below: str = "", above: Sequence[str] = ()) -> Sql:
+    def locked(
+        self, window: Window, rows: Sequence[Values], lock: str, *, below: str = "", above: Sequence[str] = ()
+    ) -> Sql:
         """Return the query that locks the rows which still depend on what they depended on, and are not on hold.
 
         Parameters:
@@ -403,7 +421,8 @@ class Statements:
             assert window.link is not None
             references = ", ".join(f"{alias}.{sql_name(each)}" for each in window.link.columns)
             referenced = ", ".join(f"r{number}" for number in range(len(window.link.columns)))
-            same.append(f"({references}) IN (SELECT {referenced} FROM {below})")
+            # COALESCE keeps PostgreSQL from reading all dependents of these rows instead of the rows given.
+            same.append(f"COALESCE(({references}) IN (SELECT {referenced} FROM {below}), FALSE)")
         for text, parameters in self._may_change(window):
             same.append(text)
             values = [*values, *parameters]
@@ -463,14 +482,6 @@ class Statements:
         now = COLUMNS_NOW.replace("%s", f"'{quoted_name(table.model)}'".replace("%", "%%"))
         is_whole = f"(SELECT count(*) FROM archived{suffix}) = (SELECT count(*) FROM gone{suffix})"
         return ctes, f"{is_whole} AND {now} = {_texts(columns)}"
-
-    @staticmethod
-    def _chosen_of(window: Window, cte: str) -> str:
-        """Return the condition that a row is one of those that a CTE of `locked` has."""
-        table = window.table
-        if table.plain:
-            return f"t.ctid = ANY(ARRAY(SELECT ctid FROM {cte}))"
-        return _among(table, f"SELECT {table.numbered_key} FROM {cte}")
 
     def change_free(self, window: Window, rows: Sequence[Values], *, checked: bool = True) -> list[int]:
         """Delete or clear the locked rows without dependents. Return their places, from 1.
@@ -541,27 +552,91 @@ class Statements:
           parts: The queries with the number of their rows. They are the CTEs ``l0``, ``l1`` and so on.
           changed: The window of the last query, to delete or clear its rows at once; which ones is returned last.
         """
-        ctes = [f"l{number} AS MATERIALIZED ({text})" for number, ((text, _), _) in enumerate(parts)]
-        locked = [
-            f"CASE WHEN (SELECT count(*) FROM l{number}) < {rows} THEN ARRAY(SELECT n FROM l{number}) END"
-            for number, (_, rows) in enumerate(parts)
-        ]
+        ctes, locked, values = _locks(parts)
         sizes = [rows for _, rows in parts]
         is_archived = "TRUE"
         if changed is not None:
             own = f"l{len(parts) - 1}"
-            changes, is_archived = self.change(changed.table, changed.clearing, self._chosen_of(changed, own), own)
+            changes, is_archived = self.change(changed.table, changed.clearing, _chosen_of(changed.table, own), own)
             ctes += changes
             locked.append(
                 f"CASE WHEN (SELECT count(*) FROM gone) < {sizes[-1]} "
                 f"THEN ARRAY(SELECT n FROM {own} JOIN gone USING ({changed.table.numbered_key})) END"
             )
             sizes.append(sizes[-1])
-        values = [value for (_, parameters), _ in parts for value in parameters]
         (row,) = _rows(of_database, f"WITH {', '.join(ctes)} SELECT {', '.join(locked)}, {is_archived}", values)
         if changed is not None:
             _require(row[-1], changed.table)
         return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)]
+
+    def changes_unseen(self, link: Link) -> bool:
+        """Return whether dependents by the link can be changed without being read first.
+
+        Nothing depends on them, and after the change they are no dependents any more.
+        """
+        if not is_local(link) or link.database != self.root.database or self.recurses(link):
+            return False
+        return not link.defaults if link.decision == "clear" else not self.of_link(link).links
+
+    def change_unseen(
+        self, link: Link, parts: Sequence[tuple[Sql, int]], most: int
+    ) -> tuple[list[list[int]], tuple[int, int, int, int]]:
+        """Lock rows with their chain, and delete or clear dependents of them by a link.
+
+        Return the places of the locked rows of each part, from 1, and what was changed: the number of dependents that
+        were locked, and of those that were changed, and the places of the first and the last row that had some.
+
+        Parameters:
+          parts: See `lock`; the dependents are those of the rows of the last one, in its order.
+          most: The most dependents.
+        """
+        table = self.of_link(link)
+        ctes, locked, values = _locks(parts)
+        alias = "c" if link.where is None else table.alias
+        conditions = [f"{alias}.{sql_name(each)} = o.r{number}" for number, each in enumerate(link.columns)]
+        conditions += [] if link.where is None else [f"({_escaped(link.where)})"]
+        for text, parameters in self._not_held(table, alias):
+            conditions.append(text)
+            values += parameters
+        keys = ", ".join(f"{alias}.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key))
+        place = f", {alias}.ctid" if table.plain else ""
+        referenced = ", ".join(f"r{number}" for number in range(len(link.columns)))
+        # The rows come in the order of those that they depend on, and LIMIT makes PostgreSQL read no more of them.
+        ctes.append(
+            f"own AS MATERIALIZED (SELECT o.n AS owner, row_number() OVER () AS n, c.* "
+            f"FROM (SELECT n, {referenced} FROM l{len(parts) - 1} ORDER BY n) AS o "
+            f"CROSS JOIN LATERAL (SELECT {keys}{place} FROM {table.sql} AS {alias} WHERE {' AND '.join(conditions)} "
+            f"LIMIT {most} FOR UPDATE OF {alias} SKIP LOCKED) AS c LIMIT {most})"
+        )
+        changes, is_archived = self.change(
+            table, link if link.decision == "clear" else None, _chosen_of(table, "own"), "own"
+        )
+        ctes += changes
+        taken = "(SELECT ARRAY[count(*), (SELECT count(*) FROM gone), min(owner), max(owner)] FROM own)"
+        sql = f"WITH {', '.join(ctes)} SELECT {', '.join([*locked, taken, is_archived])}"
+        (row,) = _rows(table.database, sql, values)
+        _require(row[-1], table)
+        return [_places(found, rows) for found, (_, rows) in zip(row, parts, strict=False)], tuple(row[-2])
+
+
+def _locks(parts: Sequence[tuple[Sql, int]]) -> tuple[list[str], list[str], list[Any]]:
+    """Return the CTEs of queries, the SQL of the places that each has found, and their parameters.
+
+    The SQL of the places is NULL if a query has found all of its rows.
+    """
+    ctes = [f"l{number} AS MATERIALIZED ({text})" for number, ((text, _), _) in enumerate(parts)]
+    locked = [
+        f"CASE WHEN (SELECT count(*) FROM l{number}) < {rows} THEN ARRAY(SELECT n FROM l{number}) END"
+        for number, (_, rows) in enumerate(parts)
+    ]
+    return ctes, locked, [value for (_, parameters), _ in parts for value in parameters]
+
+
+def _chosen_of(table: CascadeTable, cte: str) -> str:
+    """Return the condition that a row is one of those of a CTE with their places or keys."""
+    if table.plain:
+        return f"t.ctid = ANY(ARRAY(SELECT ctid FROM {cte}))"
+    return _among(table, f"SELECT {table.numbered_key} FROM {cte}")
 
 
 def _require(is_archived: bool, table: CascadeTable) -> None:

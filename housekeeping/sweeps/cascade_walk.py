@@ -6,6 +6,7 @@ until it has rows without any, and returns some of these; `Walk.settle` applies 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +15,7 @@ from peewee import PeeweeException
 
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.errors import is_unavailable
-from housekeeping.sweeps.cascade_statements import Statements, Values, Window, is_local
+from housekeeping.sweeps.cascade_statements import Pending, Statements, Values, Window, is_local
 from housekeeping.sweeps.dependents import Link
 from housekeeping.sweeps.stage import Failure, Position
 
@@ -53,16 +54,20 @@ class Unit:
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of the top window without remaining dependents.
+    """Rows of the top window without remaining dependents, or rows whose dependents are changed without being read.
 
     Attributes:
       numbers: Their numbers, in the order of the window.
       units: The circles among them, by number.
+      link: The link of the dependents to change; None to change the rows themselves.
+      most: The most dependents.
     """
 
     level: int
     numbers: list[int]
-    units: dict[int, Unit]
+    units: dict[int, Unit] = field(default_factory=dict)
+    link: Link | None = None
+    most: int = 0
 
 
 @dataclass(slots=True)
@@ -71,12 +76,15 @@ class Outcome:
 
     Attributes:
       done: Numbers of the rows that were deleted or cleared.
+      dependents: The number of dependents that were locked, and of those that were changed, and the places of the first
+        and the last row of the chunk that had some.
       aside: The rows that went with them in circles.
       unchanged: Numbers of the rows that PostgreSQL left as they were, without an error.
       gone: Rows of the chain that are locked by others, moved, fresh or deleted.
     """
 
     done: list[int] = field(default_factory=list)
+    dependents: tuple[int, int, int, int] | None = None
     aside: list[tuple[Window, Values]] = field(default_factory=list)
     unchanged: list[int] = field(default_factory=list)
     gone: set[Place] = field(default_factory=set)
@@ -150,6 +158,8 @@ class Walk:
         self._above: dict[_RowId, list[_RowId]] = {}
         #: Rows that stay in this run; queries leave them out.
         self._left: dict[_TableId, dict[Values, None]] = {}
+        #: The last known number of dependents of a row that has some, by link.
+        self._dependents_per_row: dict[str, float] = {}
         #: Rows that a link has already reached and that still have the reference; queries leave them out, too.
         self._known: dict[str, dict[Values, None]] = {}
 
@@ -157,7 +167,7 @@ class Walk:
         """Begin with these parents."""
         root = self.statements.root
         self.group = group
-        pending: list[tuple[Link, list[int] | None]] = [(link, None) for link in root.follows()]
+        pending = [Pending(link) for link in root.follows()]
         self.stack = [Window(root, None, root.columns_by(None), list(rows), [0] * len(rows), pending)]
         self._places, self._units, self._above, self._left, self._known = {}, {}, {}, {}, {}
         if root.circular:
@@ -208,7 +218,9 @@ class Walk:
             if window.pending:
                 if not may_continue():
                     raise TimeIsUp
-                self._look_below(window, *window.pending[0])
+                chunk = self._unseen_below(window, window.pending[0], size)
+                if chunk is not None:
+                    return chunk
                 continue
             chunk = self._chunk(window, size)
             if chunk is not None:
@@ -219,7 +231,7 @@ class Walk:
     def is_last(self, chunk: Chunk) -> bool:
         """Return whether the group is done once this chunk is."""
         rows = self.stack[0].rows
-        return chunk.level == 0 and sum(row is not None for row in rows) <= len(chunk.numbers)
+        return chunk.level == 0 and chunk.link is None and sum(row is not None for row in rows) <= len(chunk.numbers)
 
     def blocked(self, may_continue: Callable[[], bool]) -> dict[int, Link]:
         """Return the parents with a dependent that is kept, at any depth, and the link to it. Changes nothing.
@@ -249,7 +261,7 @@ class Walk:
             if link not in leading or not live:
                 continue
             if link.decision == "keep":
-                for place in self.statements.kept(link, window, live):
+                for place in self.statements.having(link, window, live):
                     found.setdefault(roots[live[place - 1]], link)
                 continue
             table = self.statements.of_link(link)
@@ -266,12 +278,31 @@ class Walk:
 
     # -- down
 
-    def _look_below(self, window: Window, link: Link, numbers: list[int] | None) -> None:
-        """Look for dependents by a link, and push them as a window."""
-        below = len(self.stack) - 1
+    def _unseen_below(self, window: Window, pending: Pending, size: int) -> Chunk | None:
+        """Return rows whose dependents by a link can be changed unseen. Without any, look further below."""
+        link, numbers = pending.link, pending.numbers
         live = [n for n in (range(len(window.rows)) if numbers is None else numbers) if window.rows[n] is not None]
+        own = self.statements.root.database
+        is_flat = not self._units and all(not each.is_tree and each.table.database == own for each in self.stack)
+        if pending.is_listed or not is_flat or not self.statements.changes_unseen(link):
+            self._look_below(window, pending, live)
+            return None
+        if live and not pending.has_dependents:
+            places = self.statements.having(link, window, live, with_held=False)
+            live, pending.has_dependents = [live[place - 1] for place in sorted(places)], True
+        pending.numbers = live
         if not live:
-            window.pending.pop(0)
+            window.pending.remove(pending)
+            return None
+        # One more, as the first ones may have fewer dependents left.
+        rows = math.ceil(size / self._dependents_per_row.get(link.name, 1.0)) + 1
+        return Chunk(len(self.stack) - 1, live[:rows], link=link, most=size)
+
+    def _look_below(self, window: Window, pending: Pending, live: list[int]) -> None:
+        """Look for dependents of these rows by a link, and push them as a window."""
+        link, below = pending.link, len(self.stack) - 1
+        if not live:
+            window.pending.remove(pending)
             return
         table = self.statements.of_link(link)
         known = self._known.setdefault(link.name, {})
@@ -327,14 +358,14 @@ class Walk:
                 assert places is not None and dropped is not None
                 del places[dropped[:key]]
             hits = [each for each in hits if each[1] < last]
-        following: list[tuple[Link, list[int] | None]] = [
-            (each, None) for each in (() if pushed.clears else table.follows()) if not (recurses and each is link)
+        following = [
+            Pending(each) for each in (() if pushed.clears else table.follows()) if not (recurses and each is link)
         ]
         if recurses and not is_whole:
             edge = [n for n, each in enumerate(generations) if each == last - 1] if last > 1 else None
-            following.insert(0, (link, edge))
+            following.insert(0, Pending(link, edge))
         if is_whole or last > 1 or not (pushed.rows or hits):
-            window.pending.pop(0)
+            window.pending.remove(pending)
         if pushed.rows:
             pushed.pending = following
             self.stack.append(pushed)
@@ -473,6 +504,9 @@ class Walk:
 
     def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
         """Apply the outcome of a transaction, and skip the other rows of the chunk for the rest of the run."""
+        if chunk.link is not None:
+            self._settle_unseen(chunk, outcome)
+            return
         window = self.stack[chunk.level]
         done = outcome.done if outcome else ()
         if window.clears and window.link is not None and window.link.defaults:
@@ -488,6 +522,32 @@ class Walk:
         for number in numbers:
             if window.rows[number] is not None:
                 self._leave(chunk.level, number)
+
+    def list_dependents(self, chunk: Chunk) -> Chunk | None:
+        """Read the dependents that a chunk changes, and return a chunk of those; None if there are none any more."""
+        assert chunk.link is not None
+        window, numbers = self.stack[chunk.level], chunk.numbers
+        window.pending[0].numbers = (window.pending[0].numbers or [])[len(numbers) :]
+        window.pending.insert(0, Pending(chunk.link, numbers, is_listed=True))
+        self._look_below(window, window.pending[0], [number for number in numbers if window.rows[number] is not None])
+        return self._chunk(self.stack[-1], chunk.most) if len(self.stack) > chunk.level + 1 else None
+
+    def _settle_unseen(self, chunk: Chunk, outcome: Outcome | None) -> None:
+        """Continue behind the rows whose dependents are gone. Have the dependents read where that is not certain."""
+        assert chunk.link is not None
+        pending = self.stack[chunk.level].pending
+        pending[0].numbers = (pending[0].numbers or [])[len(chunk.numbers) :]
+        locked, changed, first, last = outcome.dependents if outcome and outcome.dependents else (0, 0, 0, 0)
+        if outcome and outcome.gone:
+            self._drop(set(outcome.gone))
+        if outcome is None or changed < locked or (locked == chunk.most and first == last):
+            # A dependent cannot be changed, or there are so many of one row that changed ones would be read each time.
+            pending.insert(0, Pending(chunk.link, chunk.numbers[(first or 1) - 1 :], is_listed=True))
+        elif locked == chunk.most:
+            pending[0].numbers = [*chunk.numbers[last - 1 :], *pending[0].numbers]
+        if locked:
+            rows = (last - first + 1) if locked == chunk.most else len(chunk.numbers)
+            self._dependents_per_row[chunk.link.name] = locked / rows
 
     def _leave(self, level: int, number: int) -> None:
         """Skip a row for the rest of the run. The rows that it still depends on stay, too."""
