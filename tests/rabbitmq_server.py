@@ -109,6 +109,12 @@ class Node:
         # pika has much to say of each port that does not listen yet.
         self._wait_until(lambda: _listens(self.port) and self._answers(), self._server)
 
+    @property
+    def pid(self) -> int:
+        """Its process, which has started."""
+        assert self._server is not None
+        return self._server.pid
+
     def join(self, peer: Node) -> None:
         """Become a node of the cluster of this one."""
         for command in (["stop_app"], ["join_cluster", peer.environment["RABBITMQ_NODENAME"]], ["start_app"]):

@@ -504,17 +504,18 @@ class RabbitmqDeadLetters:
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:
-        from pika.exceptions import AMQPError  # an extra
+        from housekeeping.brokers.rabbitmq import PIKA_ERRORS  # needs an extra
 
         try:
-            # The old connection may be lost, because an idle thread answers no heartbeats.
-            channel = self._broker._retry(lambda: self._broker.connection.channel())
-            try:
-                yield channel
-            finally:
-                with suppress(AMQPError):
-                    channel.close()
-        except (AMQPError, ConnectionClosed, OSError, AssertionError) as error:  # as in translate_rabbitmq_errors
+            with self._broker.waiting():
+                # The old connection may be lost, because an idle thread answers no heartbeats.
+                channel = self._broker._retry(lambda: self._broker.connection.channel())
+                try:
+                    yield channel
+                finally:
+                    with suppress(*PIKA_ERRORS):
+                        channel.close()
+        except (ConnectionClosed, *PIKA_ERRORS) as error:
             del self._broker.connection
             text = error_line(error).removeprefix("RabbitMQ: ")
             raise BrokerUnavailable(f"RabbitMQ did not answer: {text}") from error

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 from uuid import uuid4
 from weakref import WeakSet
@@ -27,14 +30,15 @@ from dramatiq import Broker, Consumer, Message, MessageProxy
 from dramatiq.brokers.rabbitmq import DEAD_MESSAGE_TTL, RabbitmqBroker, _RabbitmqConsumer, _RabbitmqMessage
 from dramatiq.common import current_millis, dq_name, q_name, xq_name
 from dramatiq.errors import ConnectionClosed
+from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
 from housekeeping.brokers.dramatiq_internals import change_class
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, read
+from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, waiting
 from housekeeping.core.errors import BrokerUnavailable, SettingsError
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.patience import PATIENCE_S, asking, silent_servers
 from housekeeping.core.settings import Settings
 
 #: Seconds that a message waits in each level: from a minute to about three days, each four times the previous one. A
@@ -62,6 +66,10 @@ def level_queues(delay_queue: str) -> list[str]:
 
 
 T = TypeVar("T")
+_SERVER: Final = "RabbitMQ"
+#: Errors of pika if RabbitMQ does not answer. It raises AssertionError on a half-closed connection, and its only error
+#: that is no AMQPError if the server accepts a connection and then hangs.
+PIKA_ERRORS: Final = (AMQPError, AMQPConnectorException, OSError, AssertionError)
 _PRECONDITION_FAILED: Final = 406  # AMQP's code for: declared before, with other arguments
 
 
@@ -81,7 +89,7 @@ def translate_rabbitmq_errors(step: Callable[[], T]) -> T:
     """
     try:
         return step()
-    except (AMQPError, OSError, AssertionError) as error:  # pika raises AssertionError on a half-closed connection
+    except PIKA_ERRORS as error:
         raise _closed(error) from None
 
 
@@ -97,15 +105,18 @@ def _closed(error: BaseException) -> ConnectionClosed:
 
 def close_connection(connection: Any) -> None:
     """Close a pika connection with all its sockets, in whatever state it is."""
-    try:
-        connection.close()
-    except (AMQPError, OSError, AssertionError):
-        # pika leaves some of a lost connection to the garbage collector.
-        connection._cleanup()
+    with suppress(*PIKA_ERRORS):
+        if not is_silent(_SERVER):  # it would not confirm the end
+            connection.close()
+            return
+    # pika leaves some of a lost connection to the garbage collector.
+    connection._cleanup()
 
 
 def pika_error_line(error: BaseException) -> str:
     """Return a pika error's text in one line; that of a failed connection is in its argument."""
+    if isinstance(error, AMQPConnectorStackTimeout):
+        return "timeout while connecting"  # its text has pika's own objects
     inner = error.args[0] if error.args and not str(error) else error
     return error_line(getattr(inner, "exception", inner))
 
@@ -142,7 +153,7 @@ class ReliableConsumer(_RabbitmqConsumer):
     def __next__(self) -> MessageProxy | None:
         try:
             method, _, body = next(self.iterator)
-        except (AssertionError, AMQPError, OSError) as error:
+        except PIKA_ERRORS as error:
             if getattr(error, "reply_code", None) == 404:  # the queue was deleted
                 self.broker.queues_pending.add(q_name(self.queue_name))
             raise ConnectionClosed(f"RabbitMQ: {pika_error_line(error)}") from None
@@ -436,7 +447,8 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         """Return this thread's connection. Before a new one is opened, connections of ended threads are closed."""
         if getattr(self.state, "connection", None) is None:
             self._close_connections_of_ended_threads()
-        connection = _CONNECTION.fget(self)
+        with contacting(_SERVER, PIKA_ERRORS):
+            connection = _CONNECTION.fget(self)
         self._owners[connection] = threading.current_thread()
         return connection
 
@@ -446,6 +458,28 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         _CONNECTION.fdel(self)
         if connection is not None:
             close_connection(connection)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Connect and wait for answers in the block. Within `impatient`, end it with an error if RabbitMQ hangs."""
+        if is_impatient():
+            for parameters in self.parameters:
+                parameters.socket_timeout = parameters.stack_timeout = PATIENCE_S
+        with waiting(_SERVER, partial(self._hang_up_if_silent, vars(self.state))):
+            yield
+
+    def _hang_up_if_silent(self, state: dict[str, Any]) -> None:
+        """Shut down the connection of a thread if RabbitMQ no longer accepts new ones."""
+        connection = state.get("connection")
+        if connection is None:
+            return  # pika limits the time for a new one
+        try:
+            with contacting(_SERVER, PIKA_ERRORS):
+                close_connection(pika.BlockingConnection(self.parameters))
+        except PIKA_ERRORS:
+            if is_silent(_SERVER):
+                with suppress(OSError, AttributeError):  # closed meanwhile
+                    connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connections of all threads."""
@@ -515,8 +549,6 @@ def rabbitmq_broker(settings: Settings) -> ReliableRabbitmqBroker:
             parameters.heartbeat = HEARTBEAT_S
         if "blocked_connection_timeout=" not in url:
             parameters.blocked_connection_timeout = BLOCKED_S
-        if silent_servers() is not None:
-            parameters.socket_timeout = parameters.stack_timeout = PATIENCE_S
     return broker
 
 
@@ -530,15 +562,14 @@ def lengths(settings: Settings, names: list[str]) -> dict[str, tuple[int, int, i
       BrokerUnavailable: When RabbitMQ does not answer, also without names.
     """
     broker = rabbitmq_broker(settings)
-    if silent_servers() is not None:
-        for parameters in broker.parameters:
-            parameters.heartbeat = PATIENCE_S  # ends the wait for a server that hangs once it is connected
     try:
-        with asking("RabbitMQ", (AMQPError, ConnectionClosed)):
-            translate_rabbitmq_errors(lambda: broker.channel)
-        return {name: (_length(broker, name), _delayed(broker, name), _length(broker, xq_name(name))) for name in names}
-    except (AMQPError, ConnectionClosed) as error:
-        raise BrokerUnavailable(f"RabbitMQ did not answer: {str(error).removeprefix('RabbitMQ: ')}") from error
+        with broker.waiting():
+            assert broker.channel
+            return {
+                name: (_length(broker, name), _delayed(broker, name), _length(broker, xq_name(name))) for name in names
+            }
+    except PIKA_ERRORS as error:
+        raise BrokerUnavailable(f"RabbitMQ did not answer: {pika_error_line(error)}") from error
     finally:
         broker.close()
 

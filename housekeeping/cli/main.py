@@ -15,9 +15,9 @@ import click
 
 import housekeeping
 from housekeeping.core import logs
+from housekeeping.core.clock import impatient
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.logs import error_line, printable
-from housekeeping.core.patience import impatient
 
 if TYPE_CHECKING:
     from housekeeping.core.settings import Settings

@@ -29,9 +29,9 @@ from housekeeping.cli.output import (
     table,
     wants_json,
 )
+from housekeeping.core.clock import impatient
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.logs import counted, error_line, format_duration, format_size, in_one_line, printable, shortened
-from housekeeping.core.patience import impatient
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database
 from housekeeping.engine.failures import Standing

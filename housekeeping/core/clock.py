@@ -1,8 +1,15 @@
-"""Clocks that are passed as arguments, so that a test decides what time it is."""
+"""Time: clocks, the time limit of a run, and how long an interactive command or page waits for a server.
+
+Clocks are passed as arguments, so that a test decides what time it is.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -85,3 +92,121 @@ class RunBudget:
     def exceeded(self) -> bool:
         """Return whether *more* than the limit has elapsed; exactly the limit has not."""
         return self.spent() > self._limit_s
+
+
+#: Seconds that an interactive command or page waits for a server. libpq has no shorter timeout for connecting.
+PATIENCE_S: Final = 2
+#: Seconds after which a failed attempt was a timeout. A server that is down refuses at once.
+_WAITED_S: Final = 0.5
+
+
+class _Impatience:
+    """State of a block of `impatient`.
+
+    Attributes:
+      silent: Server -> the error of the attempt that it has not answered.
+    """
+
+    def __init__(self) -> None:
+        self.silent: dict[str, Exception] = {}
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._wait: tuple[float, Callable[[], object]] | None = None
+
+    @contextmanager
+    def watch(self, look: Callable[[], object]) -> Iterator[None]:
+        if self._watcher is None:
+            # In the block's context, so that both know the same silent servers.
+            run = copy_context().run
+            self._watcher = threading.Thread(target=run, args=(self._watch,), name="housekeeping-patience", daemon=True)
+            self._watcher.start()
+        self._wait = time.monotonic(), look
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        left_s: float = PATIENCE_S
+        while not self._ended.wait(left_s):
+            wait, left_s = self._wait, PATIENCE_S
+            if wait is None:
+                continue
+            began, look = wait
+            if (waited_s := time.monotonic() - began) < PATIENCE_S:
+                left_s -= waited_s
+            else:
+                look()
+
+
+_impatience: Final[ContextVar[_Impatience | None]] = ContextVar("impatience", default=None)
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Wait at most two seconds for each server in the block, and contact no server again that has not answered.
+
+    A worker waits longer, because a timeout would discard the work it has begun. An operator who looks for the reason
+    why nothing runs needs the answer now, above all while a server hangs.
+    """
+    block = _Impatience()
+    before = _impatience.set(block)
+    try:
+        yield
+    finally:
+        _impatience.reset(before)
+        block.end()
+
+
+def is_impatient() -> bool:
+    """Return whether the code is within `impatient`."""
+    return _impatience.get() is not None
+
+
+def is_silent(server: str) -> bool:
+    """Return whether the server has not answered within the block of `impatient`."""
+    block = _impatience.get()
+    return block is not None and server in block.silent
+
+
+@contextmanager
+def contacting(server: str, errors: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """Contact a server in the block. Within `impatient`, raise the earlier error again if it has timed out before.
+
+    Parameters:
+      errors: The errors that an attempt raises if the server does not answer.
+    """
+    block = _impatience.get()
+    if block is None:
+        yield
+        return
+    if server in block.silent:
+        raise block.silent[server]
+    began = time.monotonic()
+    try:
+        yield
+    except errors as error:
+        if time.monotonic() - began >= _WAITED_S:
+            block.silent[server] = error
+        raise
+
+
+@contextmanager
+def waiting(server: str, hang_up_if_silent: Callable[[], object]) -> Iterator[None]:
+    """Wait for the answer of a connected server in the block, which may take long.
+
+    Neither a client library nor the kernel ends the wait for a server whose processes are suspended.
+
+    Parameters:
+      hang_up_if_silent: Within `impatient`, called in another thread after each two seconds of waiting. It tries a new
+        connection by `contacting`, and closes the one that waits if the server is silent.
+    """
+    block = _impatience.get()
+    if block is None or server in block.silent:
+        yield
+        return
+    with block.watch(hang_up_if_silent):
+        yield

@@ -19,9 +19,9 @@ from redis.connection import ConnectionPool, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import error_line
-from housekeeping.core.patience import PATIENCE_S, asking, silent_servers
 from housekeeping.core.settings import NO_CLUSTER, is_sentinel_url, parse_sentinel_url
 from housekeeping.core.telemetry import waiting_for
 
@@ -168,7 +168,7 @@ _TIMEOUT_S: Final = 5
 
 def client_for(url: str) -> redis.Redis:
     """Return a client that connects with its first command; see `redis_client`."""
-    timeout_s = _TIMEOUT_S if silent_servers() is None else PATIENCE_S
+    timeout_s = PATIENCE_S if is_impatient() else _TIMEOUT_S
     options: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": timeout_s,
@@ -205,7 +205,7 @@ class _TimedRedis(redis.Redis):
         self._idle: deque[tuple[Any, float]] = deque()  # connections of scripts, and when each was used last
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        with asking(_server(self.connection_pool), _NO_ANSWER), waiting_for("redis"):
+        with contacting(_server(self.connection_pool), _NO_ANSWER), waiting_for("redis"):
             return super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
@@ -254,5 +254,5 @@ class _TimedRedis(redis.Redis):
 
 class _TimedPipeline(redis.client.Pipeline):
     def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with asking(_server(self.connection_pool), _NO_ANSWER), waiting_for("redis"):
+        with contacting(_server(self.connection_pool), _NO_ANSWER), waiting_for("redis"):
             return super().execute(raise_on_error)

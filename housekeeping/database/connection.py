@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from uuid import uuid4
 
@@ -43,9 +44,9 @@ from psycopg2.extensions import (
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
+from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, waiting
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError, TransactionEnded
 from housekeeping.core.logs import error_line, mask_secrets
-from housekeeping.core.patience import PATIENCE_S, asking, impatient, silent_servers
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import waiting_for
 from housekeeping.database.errors import is_connection_lost as is_connection_lost
@@ -253,7 +254,7 @@ class Database(PostgresqlDatabase):
 
     def _connect(self) -> Any:
         # peewee's own `_connect` cannot leave out the parameter ``options``.
-        with asking(self._server, DriverOperationalError):
+        with contacting(self._server, DriverOperationalError):
             connection = None if self.prepared_statements == "off" else self._connect_with_options()
             if connection is None:
                 connection = self._open(options=None)
@@ -282,7 +283,7 @@ class Database(PostgresqlDatabase):
         return connection
 
     def _open(self, **changes: Any) -> Any:
-        if silent_servers() is not None:
+        if is_impatient():
             changes["connect_timeout"] = str(PATIENCE_S)
         connection = self._adapter.connect(self, **self.connect_params | changes)
         if self._isolation_level:
@@ -314,14 +315,15 @@ class Database(PostgresqlDatabase):
     def commit(self) -> None:
         if self._take_pending_begin():
             return
-        with waiting_for("database"):
+        with self._waiting():
             super().commit()
 
     def rollback(self) -> None:
         if self._take_pending_begin():
             return
         try:
-            super().rollback()
+            with self._waiting():
+                super().rollback()
         except (OperationalError, InterfaceError):
             # A dead connection is rolled back already, and the error that ended it is the one to raise.
             if self.is_connection_usable():
@@ -363,8 +365,8 @@ class Database(PostgresqlDatabase):
 
     @contextmanager
     def _statement(self) -> Iterator[None]:
-        """Count the time of the block, and whether its statement names a column that does not exist."""
-        with waiting_for("database"), self._with_patience():
+        """Wait for a statement in the block, and count it if it names a column that does not exist."""
+        with self._waiting():
             try:
                 yield
             except ProgrammingError as error:
@@ -373,40 +375,22 @@ class Database(PostgresqlDatabase):
                 raise
 
     @contextmanager
-    def _with_patience(self) -> Iterator[None]:
-        """Within `impatient`, shut down the connection if the server hangs during the block.
-
-        Neither libpq nor the kernel ends the wait for a server whose processes are suspended. A statement may take
-        longer than this timeout, so a second connection is tried first.
-        """
-        silent = silent_servers()
-        if silent is None or self._server in silent:
+    def _waiting(self) -> Iterator[None]:
+        """Count the time of the block, in which the server answers. Within `impatient`, end it if the server hangs."""
+        with waiting_for("database"), waiting(self._server, partial(self._hang_up_if_silent, vars(self._state))):
             yield
-            return
-        state, ended = vars(self._state), threading.Event()
 
-        def watch() -> None:
-            with impatient():
-                while not ended.wait(PATIENCE_S):
-                    connection = state.get("conn")
-                    if connection is None or connection.closed:
-                        continue  # libpq limits the time for a new one
-                    try:
-                        with asking(self._server, DriverOperationalError):
-                            self._open(options=None).close()
-                    except DriverOperationalError as error:
-                        if self._server not in (silent_servers() or ()):
-                            continue  # it answers, such as that it has too many connections
-                        if not ended.is_set():
-                            silent[self._server] = error
-                            _hang_up(connection)
-                        return
-
-        threading.Thread(target=watch, name="housekeeping-patience", daemon=True).start()
+    def _hang_up_if_silent(self, state: dict[str, Any]) -> None:
+        """Shut down the connection of a thread if the server no longer accepts new ones; a statement may take long."""
+        connection = state.get("conn")
+        if connection is None or connection.closed:
+            return  # libpq limits the time for a new one
         try:
-            yield
-        finally:
-            ended.set()
+            with contacting(self._server, DriverOperationalError):
+                self._open(options=None).close()
+        except DriverOperationalError:
+            if is_silent(self._server):  # otherwise it answers, such as that it has too many connections
+                _hang_up(connection)
 
     def _execute_sql(self, sql: str, params: Any) -> Any:
         if begin := self._take_pending_begin():
@@ -421,7 +405,7 @@ class Database(PostgresqlDatabase):
 
     def _send_pending_begin(self) -> None:
         if begin := self._take_pending_begin():
-            with waiting_for("database"):
+            with self._waiting():
                 self._execute_first(begin, begin)
 
     def _execute_first(self, begin: str, sql: str, params: Any = None) -> Any:

@@ -26,10 +26,10 @@ from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.times import database_now
 from housekeeping.engine.registry import Family, columns_of, misfit
+from housekeeping.insight.backlogs import hint_of
 from housekeeping.insight.load import table_states
 from housekeeping.ledger import schema
 from housekeeping.sweeps.declaration import Sweep, setting_of
-from housekeeping.sweeps.partition_catalog import hint_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.table_stage import TableStage

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from itertools import islice, takewhile
 from typing import Any, Final, Protocol, get_args
 
@@ -19,22 +18,23 @@ from housekeeping.core.clock import Clock
 from housekeeping.core.cron import Cron
 from housekeeping.core.logs import counted, error_line, format_duration, shortened
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.telemetry import WaitTimes
 from housekeeping.database.connection import database
 from housekeeping.database.times import TOLERATED
 from housekeeping.engine import CLOCK_SKEWS, RunResult
 from housekeeping.engine.failures import Failing, failing
-from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded
-from housekeeping.engine.lateness import LATE, late_alert, late_limit, unknown_age
+from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded, reads_time
 from housekeeping.ledger import history
 from housekeeping.ledger.alerts import Alert as Alert
 from housekeeping.ledger.erasures import LateErasures
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.processes import LONG_BUSY, UNKNOWN, BusyThread, Process, Processes
-from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, STOPPED, Outcome
+from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, Outcome
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.stage import Backlog
+from housekeeping.sweeps.keyset import ExceptHeld
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.stage import Backlog, Stage
+from housekeeping.sweeps.table_stage import TableStage
 
 logger = named_logger(__name__)
 
@@ -60,6 +60,7 @@ TAKEOVER: Final = 2 * SILENCE
 HELD_BACK: Final = ("disabled", "paused", UNCONFIRMED)
 NO_WORKER: Final = "no_worker"
 NO_SCHEDULER: Final = "no_scheduler"
+LATE: Final = "late"
 UNAVAILABLE: Final = "unavailable"
 NO_SPACE: Final = "no_space"
 SATURATED: Final = "saturated"
@@ -176,6 +177,61 @@ def _late(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
         yield seen.late
     elif seen.uncounted is not None and sweep.alerts.late is not None:
         yield unknown_age(sweep, seen.uncounted)
+
+
+def late_limit(sweep: Sweep) -> timedelta | None:
+    """Return the age from which a row is late; None if the sweep promises no age."""
+    promised = sweep.alerts.late
+    return None if promised is None else promised + (sweep.stale_after or timedelta())
+
+
+def late_alert(sweep: Sweep, now: datetime) -> Alert | None:
+    """Return the alert about stale rows older than promised, without those on hold; None if there are none.
+
+    Raises:
+      peewee.PeeweeException, Exception: The rows cannot be read, or a predicate fails.
+    """
+    promised, limit = sweep.alerts.late, late_limit(sweep)
+    if promised is None or limit is None:
+        return None
+    late, times = False, list[datetime]()
+    for stage in sweep.stages_for_run():
+        if not stage.backlog(now - promised, 1).rows:
+            continue
+        since, is_late = _as_time(stage.oldest(now - promised)), _reads_time(stage)
+        if since is None and not is_late:
+            return unknown_age(sweep, f"stage {stage.name} is not ordered by a time, and `stale` does not use its time")
+        # If `stale` does not use the time, the age is that of the order column.
+        if is_late or (since is not None and since <= now - promised):
+            late = True
+            times += [] if since is None else [since]
+    if not late:
+        return None
+    text, value = f"rows stay stale for over {format_duration(promised.total_seconds())}", None
+    if times:
+        age_s = (now - min(times)).total_seconds()
+        text += f"; the oldest one is from {min(times):%Y-%m-%d %H:%M:%S} UTC, {format_duration(age_s)} ago"
+        value = age_s if age_s > limit.total_seconds() else None
+    return Alert(LATE, text, limit.total_seconds(), value)
+
+
+def unknown_age(sweep: Sweep, why: str) -> Alert:
+    """Return the alert of a sweep whose oldest stale row has an unknown age."""
+    limit = late_limit(sweep) or timedelta()
+    return Alert(LATE, f"the age of the oldest stale row cannot be read: {why}", limit.total_seconds())
+
+
+def _reads_time(stage: Stage) -> bool:
+    """Return whether the stale condition of a stage depends on the time."""
+    if not isinstance(stage, TableStage):
+        return isinstance(stage, PartitionStage)
+    return reads_time(stage.stale.stale if isinstance(stage.stale, ExceptHeld) else stage.stale)
+
+
+def _as_time(value: Any) -> datetime | None:
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    return datetime.combine(value, datetime.min.time(), UTC) if isinstance(value, date) else None
 
 
 def failing_arguments(sweeps: Iterable[Sweep]) -> Mapping[str, tuple[Sequence[Failing], int]]:
@@ -559,11 +615,6 @@ def runs_looked_at(sweep: Sweep) -> int:
     return max(MOST_RUNS, sweep.alerts.failed_runs or 0)
 
 
-#: Start of each open run of this process, by worker and run id; in seconds since 1970.
-_open_runs: Final[dict[tuple[str, int], float]] = {}
-_open_runs_lock: Final = threading.Lock()
-
-
 def declare_metrics(sweep: Sweep, cron: Cron | None) -> None:
     """Export a worker's metrics as 0 before its first run, so that ``increase()`` counts even the first error.
 
@@ -575,7 +626,7 @@ def declare_metrics(sweep: Sweep, cron: Cron | None) -> None:
         telemetry.WORKER_DATABASE.set(1, sweep.name, sweep.database)
     for outcome in OUTCOMES:
         telemetry.RUNS.add(sweep.name, outcome, number=0)
-    for name in _counted(sweep):
+    for name in counted_by(sweep):
         telemetry.ROWS.add(sweep.name, name, number=0)
     for alert, limit in _limits_of(sweep).items():
         telemetry.ALARM.set(0, sweep.name, alert)
@@ -586,51 +637,6 @@ def declare_metrics(sweep: Sweep, cron: Cron | None) -> None:
     if sweep.alerts.overdue is not None and cron is not None:
         period_s = cron.period(datetime.now(UTC)).total_seconds()
         telemetry.ALARM_LIMIT.set(sweep.alerts.overdue * period_s, sweep.name, "overdue")
-
-
-def record_clock_skew(sweep: Sweep, ahead_s: float) -> None:
-    """Set the metric of how far this machine's clock is ahead of the server's from which it differs most."""
-    telemetry.CLOCK_SKEW.set(ahead_s, sweep.name)
-
-
-def record_begin(sweep: Sweep, run_id: int) -> None:
-    """Record that a run has begun."""
-    now = time.time()
-    telemetry.LAST_ATTEMPT.set(now, sweep.name)
-    with _open_runs_lock:
-        _open_runs[sweep.name, run_id] = now
-        _set_open_run(sweep)
-
-
-def _set_open_run(sweep: Sweep) -> None:
-    telemetry.OPEN_RUN.set(
-        min((at for (worker, _), at in _open_runs.items() if worker == sweep.name), default=0), sweep.name
-    )
-
-
-def record_run(sweep: Sweep, result: RunResult, waited: WaitTimes) -> None:
-    """Record the end of a run of any outcome."""
-    now = time.time()
-    telemetry.RUNS.add(sweep.name, result.outcome)
-    with _open_runs_lock:
-        has_begun = _open_runs.pop((sweep.name, result.run_id or 0), None) is not None
-        _set_open_run(sweep)
-    if not has_begun and (result.outcome != "skipped" or result.reason in HELD_BACK):
-        telemetry.LAST_ATTEMPT.set(now, sweep.name)
-    if result.outcome == "skipped":
-        return
-    telemetry.DURATION.observe(result.duration_s, sweep.name)
-    telemetry.DATABASE_TIME.add(sweep.name, number=waited.database_s)
-    telemetry.REDIS_TIME.add(sweep.name, number=waited.redis_s)
-    for name in dict.fromkeys((*_counted(sweep), *result.counts)):
-        number = result.counts.get(name, 0)  # 0 replaces the number of an earlier run
-        if name not in CLOCK_SKEWS.values() and _is_number(number):
-            telemetry.ROWS.add(sweep.name, name, number=number)
-            telemetry.LAST_RUN_ROWS.set(number, sweep.name, name)
-    telemetry.LAST_RUN_DURATION.set(result.duration_s, sweep.name)
-    telemetry.LAST_RUN.set(now, sweep.name)
-    if result.outcome == "done" or (result.outcome == "partial" and result.reason not in STOPPED):
-        telemetry.LAST_SUCCESS.set(now, sweep.name)
 
 
 def record_backlog(sweep: Sweep, waiting: Backlog, oldest: Any, now: datetime) -> None:
@@ -655,7 +661,7 @@ def record_alerts(sweep: Sweep, alerts: Iterable[Alert], *, clear_others: bool =
         telemetry.ALARM.set(name in active, sweep.name, name)
 
 
-def _counted(sweep: Sweep) -> Iterator[str]:
+def counted_by(sweep: Sweep) -> Iterator[str]:
     """Yield the counts that are numbers, with ``failed``, which every worker has."""
     numbers = (name for name in sweep.counts if name not in ("out_of_time", "execution_timeout"))
     yield from dict.fromkeys((*numbers, "failed"))
@@ -680,5 +686,5 @@ def _limits_of(sweep: Sweep) -> dict[str, float | None]:
     return found
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import structlog
 from dramatiq.middleware import Shutdown
 from peewee import PeeweeException, ProgrammingError
 
+from housekeeping.core import telemetry
 from housekeeping.core.clock import Clock, RunBudget
 from housekeeping.core.errors import (
     BreakerTripped,
@@ -57,6 +59,9 @@ _COUNTS_OF_A_BROKEN_RUN: Final = ("failed", "breaker", UNCONFIRMED, *CLOCK_SKEWS
 _FRAMES: Final = 30  # of a traceback, the innermost ones
 _LONGEST_TRACEBACK: Final = 10_000  # characters
 _MASKED: Final = 10 * _LONGEST_TRACEBACK  # characters of a huge error text that are searched for passwords
+#: Start of each open run of this process, by worker and run id; in seconds since 1970.
+_open_runs: Final[dict[tuple[str, int], float]] = {}
+_open_runs_lock: Final = threading.Lock()
 
 
 def run_sweep(
@@ -193,7 +198,7 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
         # Gates: clocks, archives, first run, breaker. They need the row: its time, and the runs before it.
         stages = stages_of(sweep)
         skews = [begun.clock_skew, *other_clocks(stages)]
-        alerts.record_clock_skew(sweep, max((skew.seconds for skew in skews), key=abs))
+        telemetry.CLOCK_SKEW.set(max((skew.seconds for skew in skews), key=abs), sweep.name)
         now = request.clock.now() if request.clock else begun.started_at
         guard = RowGuard(sweep, stages, now, request.argument, confirmed=request.confirmed)
         state.rejections = Rejections(sweep.name, begun.run_id, request.argument)
@@ -266,7 +271,11 @@ def _send_without_database(sweep: Sweep, state: RunState) -> None:
 
 def _report_begin(request: RunRequest, state: RunState, begun: runs.RunStart) -> None:
     state.recorded(request, begun.run_id, begun.started_at)
-    alerts.record_begin(request.sweep, begun.run_id)
+    now = time.time()
+    telemetry.LAST_ATTEMPT.set(now, request.sweep.name)
+    with _open_runs_lock:
+        _open_runs[request.sweep.name, begun.run_id] = now
+        _set_open_run(request.sweep)
     state.rejected_before = begun.rejected
     if request.on_begin is not None:
         request.on_begin(begun.run_id)
@@ -533,7 +542,38 @@ def _report(request: RunRequest, state: RunState, result: RunResult, io_time: Wa
         message.failed.set()
     if result.outcome in ("done", "partial", "failed"):  # a run that lost its lease goes on in another process
         pings.send(result.worker, failed=result.outcome == "failed")
-    alerts.record_run(request.sweep, result, io_time)
+    record_run(request.sweep, result, io_time)
     if with_alerts:
         alerts.send_alerts(request.sweep, result, state.clock)
     structlog.contextvars.unbind_contextvars("run_id")
+
+
+def _set_open_run(sweep: Sweep) -> None:
+    telemetry.OPEN_RUN.set(
+        min((at for (worker, _), at in _open_runs.items() if worker == sweep.name), default=0), sweep.name
+    )
+
+
+def record_run(sweep: Sweep, result: RunResult, waited: WaitTimes) -> None:
+    """Record the end of a run of any outcome."""
+    now = time.time()
+    telemetry.RUNS.add(sweep.name, result.outcome)
+    with _open_runs_lock:
+        has_begun = _open_runs.pop((sweep.name, result.run_id or 0), None) is not None
+        _set_open_run(sweep)
+    if not has_begun and (result.outcome != "skipped" or result.reason in alerts.HELD_BACK):
+        telemetry.LAST_ATTEMPT.set(now, sweep.name)
+    if result.outcome == "skipped":
+        return
+    telemetry.DURATION.observe(result.duration_s, sweep.name)
+    telemetry.DATABASE_TIME.add(sweep.name, number=waited.database_s)
+    telemetry.REDIS_TIME.add(sweep.name, number=waited.redis_s)
+    for name in dict.fromkeys((*alerts.counted_by(sweep), *result.counts)):
+        number = result.counts.get(name, 0)  # 0 replaces the number of an earlier run
+        if name not in CLOCK_SKEWS.values() and alerts.is_number(number):
+            telemetry.ROWS.add(sweep.name, name, number=number)
+            telemetry.LAST_RUN_ROWS.set(number, sweep.name, name)
+    telemetry.LAST_RUN_DURATION.set(result.duration_s, sweep.name)
+    telemetry.LAST_RUN.set(now, sweep.name)
+    if result.outcome == "done" or (result.outcome == "partial" and result.reason not in runs.STOPPED):
+        telemetry.LAST_SUCCESS.set(now, sweep.name)

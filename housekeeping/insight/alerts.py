@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import Final
 
 from housekeeping.core.logs import counted
-from housekeeping.engine.alerts import GRACE, NO_SCHEDULER, NO_SPACE, NO_WORKER, SATURATED, UNAVAILABLE
+from housekeeping.engine.alerts import GRACE, LATE, NO_SCHEDULER, NO_SPACE, NO_WORKER, SATURATED, UNAVAILABLE
 from housekeeping.engine.guard import UNCONFIRMED
-from housekeeping.engine.lateness import LATE
 from housekeeping.insight.wording import format_age
 from housekeeping.ledger.alerts import Alert, AlertKey
 from housekeeping.sweeps.declaration import Sweep

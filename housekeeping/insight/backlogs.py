@@ -2,23 +2,28 @@
 
 If a statement fails, because one table is locked, slow or broken, its workers are read in groups, and those of a group
 that fails one by one. So each failure is that of one worker, and the healthy ones cost one statement together.
+
+`hint_of` finds whole partitions in a backlog.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from peewee import SQL, Select
+from peewee import SQL, OperationalError, Select
 
+from housekeeping.core.errors import DeclarationError
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
-from housekeeping.database.errors import is_unavailable
-from housekeeping.engine.alerts import DEFAULT_COUNT_LIMIT, first_of, total_held, up_to
+from housekeeping.database.errors import is_timeout, is_unavailable
+from housekeeping.engine.alerts import DEFAULT_COUNT_LIMIT, Alert, first_of, late_alert, total_held, up_to
+from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.partition_catalog import Partition, fails, read_partitions, reason_of_rows
 from housekeeping.sweeps.stage import Backlog, Stage
 from housekeeping.sweeps.table_stage import TableStage, read_together
 from housekeeping.sweeps.validate_tables import stages_of
@@ -30,6 +35,10 @@ _TOGETHER: Final = 100
 _HOUR: Final = timedelta(hours=1)
 #: Smaller groups are not divided into groups again.
 _SMALL: Final = 10
+#: Interval at which the oldest rows are read again while no run ends.
+_INTERVAL: Final = timedelta(minutes=5)
+#: Worker -> its promise and the end of its last run, when its rows were read, and the alert.
+_late: Final[dict[str, tuple[tuple[timedelta | None, datetime], datetime, Alert | None]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,22 @@ def planned_rows(
       peewee.PeeweeException: The database does not answer.
     """
     return _read_apart(sweeps, lambda some: _estimate(some, now), until)
+
+
+def known_late_alert(sweep: Sweep, ended_at: datetime | None, now: datetime) -> Alert | None:
+    """Return `late_alert` from a cache, which is read again after each run and every five minutes, in limited time.
+
+    Parameters:
+      ended_at: When the worker's last run ended; None before the first one, when nothing is cached.
+    """
+    if sweep.alerts.late is None:
+        return None
+    key, known = (sweep.alerts.late, ended_at or now), _late.get(sweep.name)
+    is_old = known is None or known[0] != key or not timedelta() <= now - known[1] < _INTERVAL
+    if known is None or is_old or ended_at is None:
+        with time_limit(STATEMENT_TIME, LOCK_TIME):
+            known = _late[sweep.name] = key, now, late_alert(sweep, now)
+    return known[2]
 
 
 def _read_apart(
@@ -148,3 +173,52 @@ def _estimate(sweeps: Sequence[Sweep], now: datetime) -> dict[str, tuple[int, in
         name: (sum(next(rows) for _ in range(share)), sum(next(rows) for _ in range(share)))
         for name, share in shares.items()
     }
+
+
+#: Partitions that a hint looks at, the oldest ones.
+_EXAMINED: Final = 12
+#: Time limit for one partition, whose rows are read unless an index or its bounds answer.
+_TIME_LIMIT: Final = timedelta(seconds=1)
+
+
+def hint_of(stage: Stage, now: datetime) -> str | None:
+    """Return which whole partitions are stale and could be dropped instead of their rows; None if there are none.
+
+    Only for a plain `Delete` on a table that is partitioned by ranges of time. Requires a transaction, and leaves it
+    usable.
+    """
+    if not isinstance(stage, TableStage) or type(stage.action) is not Delete or stage.action.archive_to is not None:
+        return None
+    try:
+        found = list(_stale_partitions(stage, now))
+    except DeclarationError:  # not partitioned, or not by ranges of time
+        return None
+    if not found:
+        return None
+    size = f"{sum(each.bytes for each in found):,} bytes"
+    if len(found) == 1:
+        return f"every row of the partition {found[0].name} is stale ({size}), so that DropPartitions could drop it"
+    number = f"{'' if len(found) < _EXAMINED else 'at least '}{len(found)} partitions"
+    names = f"{found[0].name} to {found[-1].name}"
+    return f"every row of {number} is stale ({names}, {size}), so that DropPartitions could drop them"
+
+
+def _stale_partitions(stage: TableStage, now: datetime) -> Iterator[Partition]:
+    """Yield the oldest partitions with rows, up to the first that is not stale as a whole."""
+    table = read_partitions(stage.model)
+    condition = fails(stage.stale(now), table.column)
+    filled = [
+        each
+        for each in table.partitions
+        if table.is_older(each, now) and each.rows != 0 and not (each.pending or each.is_foreign)
+    ]
+    for partition in filled[:_EXAMINED]:
+        try:
+            with time_limit(_TIME_LIMIT):
+                if reason_of_rows(stage.model, partition, {"not stale": condition}) is not None:
+                    return
+        except OperationalError as error:
+            if not is_timeout(error):
+                raise
+            return
+        yield partition

@@ -50,7 +50,7 @@ from housekeeping.engine.purge import PurgeRequest, PurgeSweep, refuse_large_tab
 from housekeeping.engine.run import classify_error
 from housekeeping.engine.speed import batch_sizes
 from housekeeping.insight.alerts import what_stops
-from housekeeping.insight.backlogs import planned_rows
+from housekeeping.insight.backlogs import hint_of, planned_rows
 from housekeeping.insight.causes import failing_row
 from housekeeping.insight.status import database_server
 from housekeeping.insight.trends import BacklogForecast, forecast_backlog, pace
@@ -62,7 +62,6 @@ from housekeeping.ledger.processes import Processes
 from housekeeping.ledger.runs import NOT_SENT, Outcome
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import is_not_true, may_be_null
-from housekeeping.sweeps.partition_catalog import hint_of
 from housekeeping.sweeps.stage import Backlog, Stage, StagePlan, as_cursor, other_clocks
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tree import Branch, counted_branches, read_known_tables, sampled_branches

@@ -44,10 +44,9 @@ from housekeeping.engine.alerts import (
 from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.gates import LockGate
 from housekeeping.engine.guard import UNCONFIRMED
-from housekeeping.engine.lateness import known_late_alert
 from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.insight.alerts import Headline, explained, what_is_wrong, what_stops
-from housekeeping.insight.backlogs import Counted, count_backlogs, planned_rows
+from housekeeping.insight.backlogs import Counted, count_backlogs, known_late_alert, planned_rows
 from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, Rates, forecast_backlog, rates
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs

@@ -17,14 +17,11 @@ from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalErr
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.catalog import foreign_keys_to, quoted, quoted_name
-from housekeeping.database.connection import database, time_limit
+from housekeeping.database.connection import database
 from housekeeping.database.errors import is_conflict, is_timeout, sqlstate
 from housekeeping.database.queries import Recorder
 from housekeeping.ledger.schema import DetachedPartition
-from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.keyset import is_not_true, is_nullable
-from housekeeping.sweeps.stage import Stage
-from housekeeping.sweeps.table_stage import TableStage
 
 #: Types of the partition key that are a time, and SQL for a bound of that type.
 _TIMES: Final = {
@@ -417,52 +414,3 @@ class _Rows(Node):
         context: Any = ctx
         alias = context.alias_manager[self._table]
         return context.literal(f"{self._name.replace('%', '%%')} AS ").sql(Entity(alias))
-
-
-#: Partitions that a hint looks at, the oldest ones.
-_EXAMINED: Final = 12
-#: Time limit for one partition, whose rows are read unless an index or its bounds answer.
-_TIME_LIMIT: Final = timedelta(seconds=1)
-
-
-def hint_of(stage: Stage, now: datetime) -> str | None:
-    """Return which whole partitions are stale and could be dropped instead of their rows; None if there are none.
-
-    Only for a plain `Delete` on a table that is partitioned by ranges of time. Requires a transaction, and leaves it
-    usable.
-    """
-    if not isinstance(stage, TableStage) or type(stage.action) is not Delete or stage.action.archive_to is not None:
-        return None
-    try:
-        found = list(_stale_partitions(stage, now))
-    except DeclarationError:  # not partitioned, or not by ranges of time
-        return None
-    if not found:
-        return None
-    size = f"{sum(each.bytes for each in found):,} bytes"
-    if len(found) == 1:
-        return f"every row of the partition {found[0].name} is stale ({size}), so that DropPartitions could drop it"
-    number = f"{'' if len(found) < _EXAMINED else 'at least '}{len(found)} partitions"
-    names = f"{found[0].name} to {found[-1].name}"
-    return f"every row of {number} is stale ({names}, {size}), so that DropPartitions could drop them"
-
-
-def _stale_partitions(stage: TableStage, now: datetime) -> Iterator[Partition]:
-    """Yield the oldest partitions with rows, up to the first that is not stale as a whole."""
-    table = read_partitions(stage.model)
-    condition = fails(stage.stale(now), table.column)
-    filled = [
-        each
-        for each in table.partitions
-        if table.is_older(each, now) and each.rows != 0 and not (each.pending or each.is_foreign)
-    ]
-    for partition in filled[:_EXAMINED]:
-        try:
-            with time_limit(_TIME_LIMIT):
-                if reason_of_rows(stage.model, partition, {"not stale": condition}) is not None:
-                    return
-        except OperationalError as error:
-            if not is_timeout(error):
-                raise
-            return
-        yield partition

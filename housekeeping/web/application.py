@@ -29,11 +29,10 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 from housekeeping.brokers import QueueLengths
-from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.clock import SYSTEM_CLOCK, impatient
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, format_size, printable
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.patience import impatient
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.insight.alerts import ALERTS, advice, help_for, topic

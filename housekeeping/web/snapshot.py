@@ -16,9 +16,8 @@ from flask import abort
 
 from housekeeping.app import broker_without_database
 from housekeeping.brokers.dead_letters import DeadLetterStore, dead_letters_of
-from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock, impatient
 from housekeeping.core.errors import DatabaseUnavailable
-from housekeeping.core.patience import impatient
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import (

@@ -10,11 +10,16 @@ import psycopg2
 import pytest
 import redis
 
+from housekeeping import Settings
 from tests.acceptance.conftest import Command
 from tests.integration.costs.round_trips import round_trips
-from tests.internals.core import DatabaseUnavailable, impatient
+from tests.internals.brokers import DeadLetterStore, dead_letters_of, message_broker
+from tests.internals.core import BrokerUnavailable, DatabaseUnavailable, impatient
 from tests.internals.database import connect_to, database, translate_postgres_errors
 from tests.internals.embedded import embedded
+from tests.internals.web import create_app
+from tests.internals.workers import configured_sweeps
+from tests.rabbitmq_server import Node, node
 
 #: Starts servers.
 pytestmark = pytest.mark.slow
@@ -119,3 +124,54 @@ def test_slow_statement_of_a_server_that_answers_is_waited_for(servers: embedded
         database.initialize(before)
 
     assert row == (7,)
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """A node that a test may suspend."""
+    if request.config.getoption("broker") != "rabbitmq":
+        pytest.skip("RabbitMQ was not requested: --broker=rabbitmq")
+    with node() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["doctor"], ["plan", WORKER], ["why", WORKER], ["deadletters", "list"]], ids=" ".join
+)
+def test_hung_rabbitmq_is_asked_once(command: Command, made: None, rabbitmq: Node, words: list[str]) -> None:
+    with suspended(rabbitmq.pid), round_trips(rabbitmq.url) as attempts:
+        finished = command(*words, BROKER_URL=attempts.url)
+
+    said = finished.stdout + finished.stderr
+    assert said.count("RabbitMQ did not answer") == 1, said
+    assert attempts.count == 1
+
+
+def test_page_says_that_rabbitmq_hangs(made: None, settings: Settings, rabbitmq: Node) -> None:
+    only = {WORKER: configured_sweeps(settings)[WORKER]}
+    with suspended(rabbitmq.pid), round_trips(rabbitmq.url) as attempts:
+        there = settings.model_copy(update={"broker_url": attempts.url})
+        page = create_app(there, only, "a-token-of-the-tests", open_to_read=True).test_client().get("/")
+
+    text = page.get_data(as_text=True)
+    assert (page.status_code, text.count("RabbitMQ did not answer"), attempts.count) == (200, 1, 1)
+
+
+@pytest.fixture
+def letters(settings: Settings, rabbitmq: Node) -> Iterator[DeadLetterStore]:
+    """Dead letters whose reader is connected."""
+    # Without heartbeats, which would end the wait after a minute.
+    there = settings.model_copy(update={"broker_url": f"{rabbitmq.url}?heartbeat=0"})
+    broker = message_broker(there)
+    broker.declare_queue("default")
+    store = dead_letters_of(broker)
+    assert store.counts() == {}
+    yield store
+    broker.close()
+
+
+def test_rabbitmq_that_hangs_after_connecting_is_given_up(rabbitmq: Node, letters: DeadLetterStore) -> None:
+    with suspended(rabbitmq.pid), impatient():
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable, match="RabbitMQ did not answer"):
+                letters.counts()

@@ -7,7 +7,7 @@ from housekeeping.core import interrupts as thread_interrupt
 from housekeeping.core import logs
 from housekeeping.core import telemetry as error_reporting
 from housekeeping.core import telemetry as metrics
-from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget, ServerClock, SystemClock
+from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget, ServerClock, SystemClock, impatient
 from housekeeping.core.cron import Cron, in_words
 from housekeeping.core.errors import (
     BreakerTripped,
@@ -48,7 +48,6 @@ from housekeeping.core.logs import (
     printable,
     typed_error_line,
 )
-from housekeeping.core.patience import impatient
 from housekeeping.core.pings import pings
 from housekeeping.core.redis import GIVEN, milliseconds, named, redis_client, shared_redis, text
 from housekeeping.core.settings import (

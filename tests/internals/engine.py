@@ -13,7 +13,7 @@ from housekeeping.engine.guard import AT_LEAST, FLOOR, ONE_IN, RowGuard, fingerp
 from housekeeping.engine.purge import PurgeRequest, recorded_request, request_of, sweep_of
 from housekeeping.engine.registry import archive_sweep, by_database, declared_by, family_of, register
 from housekeeping.engine.restore import Restore, restoration_of
-from housekeeping.engine.run import run_sweep, stored_traceback
+from housekeeping.engine.run import record_run, run_sweep, stored_traceback
 from housekeeping.engine.speed import DbHealth, Speed, Throttle, WalRate, WalState, read_health, read_wal
 from housekeeping.sweeps import send as actor_registry
 from housekeeping.sweeps.send import actor_named

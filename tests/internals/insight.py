@@ -19,6 +19,7 @@ from housekeeping.engine.alerts import (
 from housekeeping.engine.gates import Check
 from housekeeping.engine.purge import SORTED_ROWS
 from housekeeping.insight import status, trends
+from housekeeping.insight.backlogs import hint_of
 from housekeeping.insight.causes import read_causes
 from housekeeping.insight.coverage import CoveredTable, read_coverage
 from housekeeping.insight.erasures import ReceiptChanged, verified

@@ -9,7 +9,6 @@ from housekeeping.sweeps.cascade_statements import Statements
 from housekeeping.sweeps.conditions import as_condition, check_expression
 from housekeeping.sweeps.dependents import Graph, Link, read_graph
 from housekeeping.sweeps.keyset import held_condition, hold_of_another_table, is_not_held
-from housekeeping.sweeps.partition_catalog import hint_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import CallStage, takes_time
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, Failure, RowLog, Stage, StagePlan

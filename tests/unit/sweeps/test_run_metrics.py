@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.internals.core import WaitTimes, metrics
-from tests.internals.engine import RunResult
-from tests.internals.insight import run_metrics
+from tests.internals.engine import RunResult, record_run
 from tests.internals.workers import status_sweep as sweep
 
 
@@ -34,6 +33,6 @@ def test_last_success_is_the_last_run_that_reached_its_end_or_limits(
     monkeypatch.setattr(metrics, "LAST_SUCCESS", SimpleNamespace(set=lambda *what: told.append(what)))
     ended = RunResult(sweep.name, outcome, reason, 1, datetime.now(UTC), 1.0, {})
 
-    run_metrics.record_run(sweep, ended, WaitTimes())
+    record_run(sweep, ended, WaitTimes())
 
     assert bool(told) == moved

@@ -13,8 +13,7 @@ from housekeeping.testing.stubs import ManualClock
 from tests.integration.sweeps.partitions.events import NOW, Event, create, sweep
 from tests.internals.database import Database, database
 from tests.internals.doctor import partitions as doctor
-from tests.internals.insight import plan
-from tests.internals.sweeps import hint_of
+from tests.internals.insight import hint_of, plan
 from tests.session_settings import set_in_session
 
 
