@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from housekeeping.database.times import statement_time as statement_time
     from housekeeping.engine import RunResult as RunResult
     from housekeeping.engine.run import run_sweep as run_sweep
+    from housekeeping.erasures import erase as erase
     from housekeeping.leases.lease import ExclusiveLease as ExclusiveLease
     from housekeeping.leases.lease import fence as fence
     from housekeeping.ledger.outbox import store_in_outbox as store_in_outbox
@@ -127,6 +128,7 @@ _HOMES: Final = {
     ),
     "housekeeping.engine": "RunResult",
     "housekeeping.engine.run": "run_sweep",
+    "housekeeping.erasures": "erase",
     "housekeeping.leases.lease": "ExclusiveLease fence",
     "housekeeping.ledger.outbox": "store_in_outbox",
     "housekeeping.ledger.runs": "HEARTBEAT at_work deferred",
@@ -224,6 +226,7 @@ __all__ = [
     "current_database",
     "deferred",
     "enqueue_many",
+    "erase",
     "error_line",
     "events",
     "fence",

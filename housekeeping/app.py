@@ -28,6 +28,7 @@ from housekeeping.core.pings import pings
 from housekeeping.core.redis import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.engine.registry import register
+from housekeeping.erasures import declare
 from housekeeping.ledger.schema import use_database
 from housekeeping.middleware import standard_middleware
 from housekeeping.middleware.enqueue import replace_enqueue
@@ -77,7 +78,8 @@ def install(
     pings.use(settings)
     if settings.database_url is not None:
         use_database(settings)
-    return {name: register(broker, sweep) for name, sweep in declared.items()}
+    actors = {name: register(broker, sweep) for name, sweep in declared.items()}
+    return {**actors, **declare(broker, settings, declared.values())}
 
 
 class _Watch:
@@ -105,6 +107,7 @@ def broker_without_database(settings: Settings, sweeps: Mapping[str, Sweep]) -> 
     install(broker, without, workers=False)
     for sweep in sweeps.values():
         register(broker, sweep)
+    declare(broker, settings, sweeps.values())
     return broker
 
 

@@ -119,6 +119,22 @@ class RunTakenOver(HousekeepingError):
     """Another run considered this one dead and continues it; the current batch is rolled back."""
 
 
+class UnknownSubject(Refused):
+    """Nothing of this kind can be erased, or there is no row with this key and none was erased."""
+
+
+class ErasureInterrupted(HousekeepingError):
+    """An erasure has not ended and is continued later.
+
+    Attributes:
+      after_s: Seconds until it can go on.
+    """
+
+    def __init__(self, text: str, after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.after_s = after_s
+
+
 class ObjectNotDeleted(HousekeepingError):
     """A store refused to delete one object, which may still exist."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -17,7 +17,7 @@ from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.ledger.schema import Erasure
+from housekeeping.ledger.schema import NOW, Erasure, Run
 
 STATES: Final = ("requested", "running", "done", "incomplete", "failed", "refused")
 
@@ -119,3 +119,83 @@ def late_erasures(limit: timedelta, now: datetime) -> LateErasures:
         .limit(1)
     )
     return next((LateErasures(*row) for row in late.tuples()), LateErasures())
+
+
+def request(subject: str, key: Sequence[str], digest: str, *, requester: str, reason: str | None) -> int:
+    """Record that a subject is to be erased. Return the number of its erasure: that of one that has not ended, if any.
+
+    Parameters:
+      key: Values of the subject's primary key, as PostgreSQL writes them.
+      digest: Its `key_hmac`.
+
+    Raises:
+      peewee.PeeweeException: The database ``main`` does not answer.
+    """
+    row = {"subject": subject, "key": list(key), "key_hmac": digest, "requester": requester, "reason": reason}
+    unfinished = (Erasure.subject == subject) & (Erasure.key_hmac == digest) & Erasure.ended_at.is_null()
+    with database.using(MAIN):
+        while True:
+            inserted = Erasure.insert(**row, requested_at=NOW).on_conflict_ignore().returning(Erasure.id).tuples()
+            for (number,) in inserted.execute():
+                return int(number)
+            number = Erasure.select(Erasure.id).where(unfinished).scalar()
+            if number is not None:  # else it has ended meanwhile
+                return int(number)
+
+
+def was_erased(subject: str, digests: Sequence[str]) -> bool:
+    """Return whether an erasure of this subject is done, given its `key_hmac` by each secret."""
+    same = (Erasure.subject == subject) & Erasure.key_hmac.in_(digests) & (Erasure.state == "done")
+    with database.using(MAIN):
+        return bool(Erasure.select(Erasure.id).where(same).exists())
+
+
+def begin(number: int) -> Erasure | None:
+    """Record that an erasure is running, and return it; None if it has ended, or there is none."""
+    started = {"state": "running", "started_at": fn.COALESCE(Erasure.started_at, NOW)}
+    with database.using(MAIN):
+        Erasure.update(**started).where((Erasure.id == number) & Erasure.ended_at.is_null()).execute()
+        return Erasure.get_or_none((Erasure.id == number) & Erasure.ended_at.is_null())
+
+
+def note(number: int, **values: Any) -> None:
+    """Write values of an erasure that has not ended."""
+    with database.using(MAIN):
+        Erasure.update(**values).where((Erasure.id == number) & Erasure.ended_at.is_null()).execute()
+
+
+def end(number: int, state: str, error: str | None = None, **values: Any) -> None:
+    """Record how an erasure has ended, and remove what identifies its subject."""
+    note(number, state=state, error=error, ended_at=NOW, key=None, found=None, **values)
+
+
+def unfinished() -> list[int]:
+    """Return the numbers of the erasures that have not ended, oldest first."""
+    with database.using(MAIN):
+        found: Any = Erasure.select(Erasure.id).where(Erasure.ended_at.is_null()).order_by(Erasure.id).tuples()
+        return [number for (number,) in found]
+
+
+#: Key among the counts of a run: the number of the erasure that it belongs to.
+OF_ERASURE: Final = "erasure"
+
+
+def counts_of_runs(number: int, worker: str, databases: Iterable[str]) -> list[Mapping[str, Any]]:
+    """Return the counts of all runs of an erasure, from the ledgers of these databases."""
+    found: list[Mapping[str, Any]] = []
+    for name in databases:
+        with database.using(name):
+            rows: Any = Run.select(Run.counts).where(_of_erasure(number, worker)).tuples()
+            found += [counts for (counts,) in rows]
+    return found
+
+
+def forget_rows(number: int, worker: str, databases: Iterable[str]) -> None:
+    """Remove from the runs of an erasure what may identify rows."""
+    for name in databases:
+        with database.using(name):
+            Run.update(cursor=None, traceback=None).where(_of_erasure(number, worker)).execute()
+
+
+def _of_erasure(number: int, worker: str) -> Any:
+    return (Run.worker == worker) & (fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, OF_ERASURE) == str(number))

@@ -205,7 +205,7 @@ def read_graph(
         has the line to add.
       peewee.PeeweeException: The catalog cannot be read.
     """
-    reader = _Reader(dependents if isinstance(dependents, Mapping) else {}, references)
+    reader = GraphReader(dependents if isinstance(dependents, Mapping) else {}, references)
     graph = reader.read(model)
     if dependents is not None:
         reader.refuse_problems(graph)
@@ -250,10 +250,18 @@ class _Edge:
     where: str | None = None
 
 
-class _Reader:
-    """Reader of one graph."""
+class GraphReader:
+    """Reader of one graph.
 
-    def __init__(self, decisions: Mapping[str, Decision], references: Sequence[Reference]) -> None:
+    Parameters:
+      decisions: Decisions by the names of links.
+      otherwise: Decision about all other links; None for those of the constraints.
+    """
+
+    def __init__(
+        self, decisions: Mapping[str, Decision], references: Sequence[Reference], otherwise: Decision | None = None
+    ) -> None:
+        self._otherwise = otherwise
         self._decisions = {_without_spaces(name): decision for name, decision in decisions.items()}
         self._references = references
         self._own = database.selected
@@ -417,7 +425,9 @@ class _Reader:
     def _link(self, edge: _Edge) -> Link:
         table, parent = self._tables[edge.node], self._tables[edge.parent]
         own = CONSTRAINT_DECIDES.get(edge.on_delete)
-        decision = next((self._decisions[name] for name in _names(table, edge) if name in self._decisions), own)
+        decision = next(
+            (self._decisions[name] for name in names_of(table, edge) if name in self._decisions), self._otherwise or own
+        )
         nullable = tuple(each for each in edge.columns if not table.columns[each].not_null)
         columns = ", ".join(table.columns[each].sql_name for each in edge.columns)
         concurrently = "" if table.is_partitioned else " CONCURRENTLY"
@@ -446,8 +456,8 @@ class _Reader:
         """Raise DependentsRefused for the first kind of problem that a run would meet."""
         self._refuse_undecided(graph)
         self._refuse_unfit_names(graph)
-        self._refuse_missing_rights(graph)  # it tells which tables cannot be looked up
-        self._refuse_hidden_rows(graph)
+        self.refuse_missing_rights(graph)  # it tells which tables cannot be looked up
+        self.refuse_hidden_rows(graph)
         self._refuse_impossible(graph)
 
     def _refuse_undecided(self, graph: Graph) -> None:
@@ -477,11 +487,11 @@ class _Reader:
                 )
 
     def _names_of(self, edge: _Edge) -> tuple[str, ...]:
-        return _names(self._tables[edge.node], edge)
+        return names_of(self._tables[edge.node], edge)
 
     def _refuse_impossible(self, graph: Graph) -> None:
         for link in graph.links:
-            facts = self._facts_of(link)
+            facts = self.facts_of(link)
             if not set(link.parent_columns) <= self._columns_of(link.parent_database, link.parent):
                 raise DependentsRefused(
                     f"{link.name} refers to a column that {link.parent} lacks, of a table that inherits from it",
@@ -506,10 +516,11 @@ class _Reader:
                         "make existing columns its primary key",
                     ) from None
 
-    def _refuse_missing_rights(self, graph: Graph) -> None:
+    def refuse_missing_rights(self, graph: Graph) -> None:
+        """Raise DependentsRefused if the role may not read or change a table as decided."""
         needed: dict[str, tuple[TableFacts, dict[str, None]]] = {}
         for link in graph.links:
-            facts = self._facts_of(link)
+            facts = self.facts_of(link)
             _, rights = needed.setdefault(f"{link.database} {link.table}", (facts, {}))
             rights["SELECT"] = None
             if link.decision == "delete":
@@ -531,9 +542,10 @@ class _Reader:
         if tables:
             raise DependentsRefused(f"the role lacks rights on {', '.join(tables)}", "; ".join(statements))
 
-    def _refuse_hidden_rows(self, graph: Graph) -> None:
+    def refuse_hidden_rows(self, graph: Graph) -> None:
+        """Raise DependentsRefused if policies hide rows of a table from the role."""
         for link in graph.links:
-            if not self._facts_of(link).has_policies:
+            if not self.facts_of(link).has_policies:
                 continue
             with database.using(link.database):
                 role = role_without_rows(link.table_id)
@@ -544,7 +556,8 @@ class _Reader:
                     f"ALTER ROLE {role} BYPASSRLS, or {policy}",
                 )
 
-    def _facts_of(self, link: Link) -> TableFacts:
+    def facts_of(self, link: Link) -> TableFacts:
+        """Return the facts of the dependents' table."""
         return self._tables[link.database, link.table_id]
 
     def _columns_of(self, of_database: str, table: str) -> set[str]:
@@ -564,7 +577,7 @@ def _merged(one: _Edge, other: _Edge) -> _Edge:
     return replace(one, on_delete=" and ".join(rules), indexed=one.indexed and other.indexed)
 
 
-def _names(table: TableFacts, edge: _Edge) -> tuple[str, ...]:
+def names_of(table: TableFacts, edge: _Edge | Link) -> tuple[str, ...]:
     """Return the names that a mapping can use for the link, the most specific first."""
     columns = ",".join(edge.columns)
     return (*(f"{each}.{columns}" for each in table.spellings), *table.spellings)

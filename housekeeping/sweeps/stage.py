@@ -61,6 +61,12 @@ DETAILS: Final = "details"
 Position = tuple[Any, ...]
 
 
+class Unrecorded(tuple[Any, ...]):
+    """Position that the ledger does not get, because its values identify a person."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One batch to process.
@@ -331,7 +337,7 @@ class Explainable(Protocol):
 
 def as_cursor(position: Position | None) -> list[Any] | None:
     """Return a position in a form that JSON can hold and PostgreSQL reads unchanged."""
-    if position is None:
+    if position is None or isinstance(position, Unrecorded):
         return None
     return [_plain(value) for value in position]
 

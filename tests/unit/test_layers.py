@@ -26,6 +26,7 @@ _ORDER: Final = (
     "engine",
     "workers",
     "recipes",
+    "erasures",
     "insight",
     "doctor",
     "app",

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -148,6 +148,21 @@ class ObjectStore:
             key: HTTPStore.from_url(address, client_options=options, retry_config=_RETRY)
             for key, address in zip(keys, addresses, strict=True)
         }
+
+    def paths_below(self, prefix: str) -> Iterator[list[str]]:
+        """Yield the paths of the objects whose path begins with a prefix that ends with a slash, some at a time.
+
+        Raises:
+          ObjectStoreUnavailable: When the store does not list them.
+        """
+        import obstore
+
+        self.check_access()
+        try:
+            for found in obstore.list(self.client(), f"{self.prefix}{prefix}"):
+                yield [each["path"].removeprefix(self.prefix) for each in found]
+        except Exception as error:
+            raise self.unavailable(type(error).__name__) from None  # its text may have the prefix
 
     def unavailable(self, reason: object) -> ObjectStoreUnavailable:
         """Return the error for an unavailable store, without secrets."""

@@ -1,0 +1,130 @@
+"""Erasure of persons and tenants: `erase` requests one, and the actors of `declare` execute it.
+
+| Chapter | Answers |
+|---|---|
+| `graph` | which tables reach a subject, and what is decided about each |
+| `stages` | which rows belong to it, and how they are changed |
+| `work` | what happens in which order, and how it is proved that nothing is left |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from housekeeping.core.errors import ErasureInterrupted, UnknownSubject
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.logs import typed_error_line
+from housekeeping.core.settings import Settings
+from housekeeping.ledger import erasures
+from housekeeping.ledger.operators import command_line_user
+from housekeeping.sweeps.declaration import QUEUE, Sweep
+from housekeeping.sweeps.send import actor_named, remember
+from housekeeping.workers import subjects_of
+
+if TYPE_CHECKING:
+    from dramatiq import Actor, Broker
+
+    from housekeeping.sweeps.subjects import Subject
+
+logger = named_logger(__name__)
+
+ERASE: Final = "housekeeping.erase"
+ERASURES: Final = "housekeeping.erasures"
+#: Of `housekeeping.erase`: it is longer than any erasure, whose runs end by themselves.
+_TIME_LIMIT: Final = timedelta(days=1)
+
+_settings: Settings | None = None
+
+
+def erase(subject: str, key: Any, *, reason: str | None = None, requester: str | None = None) -> int:
+    """Request the erasure of a person or tenant, and return its number. A worker executes it.
+
+    ::
+
+        housekeeping.erase("person", 4711, reason="request of 2026-05-01")
+
+    The message has the number alone. If it is lost, a scheduler sends it again. While an erasure of the same subject
+    has not ended, its number is returned.
+
+    Parameters:
+      subject: Name of a `Subject` in ``SUBJECTS`` of a module of ``HOUSEKEEPING_SWEEPS``.
+      key: Its primary key, several values as a tuple; or the value of its column `by`.
+      reason: Why it is erased; in the receipt. It must not identify the person.
+      requester: Who requests it; in the receipt. Default: the user of this process.
+
+    Raises:
+      UnknownSubject: There is no subject of this name, or no such row, and none was erased.
+      SettingsError: ``HOUSEKEEPING_ERASURE_KEY`` is missing, or lacks the secret of an earlier erasure.
+      peewee.PeeweeException: A database does not answer.
+    """
+    settings = _settings or Settings.load()
+    number = request(subjects_of(settings), settings, subject, key, requester or command_line_user(), reason)
+    send(number)
+    return number
+
+
+def request(
+    subjects: Mapping[str, Subject], settings: Settings, name: str, key: Any, requester: str, reason: str | None
+) -> int:
+    """Record that a subject is to be erased, and return the number of its erasure. See `erase`."""
+    from housekeeping.erasures.work import find_key
+
+    secret = settings.require_erasure_key()
+    if name not in subjects:
+        raise UnknownSubject(f"there is no subject {name!r}; the subjects are {', '.join(subjects) or 'none'}")
+    texts, exists = find_key(subjects[name], key)
+    erasures.require_known_secrets(secret)
+    digests = [erasures.key_hmac(each, name, texts) for each in erasures.each_secret(secret)]
+    if not exists and not erasures.was_erased(name, digests):
+        raise UnknownSubject(f"there is no {name} with this key")
+    return erasures.request(name, texts, digests[0], requester=requester, reason=reason)
+
+
+def send(number: int) -> None:
+    """Send the message that executes an erasure. If that fails, the scheduler sends it later."""
+    try:
+        actor_named(ERASE).send(number)
+    except Exception as error:
+        logger.warning("Message not sent; the scheduler sends it", actor=ERASE, error=typed_error_line(error))
+
+
+def declare(broker: Broker, settings: Settings, sweeps: Collection[Sweep]) -> dict[str, Actor[..., Any]]:
+    """Declare the actors that execute erasures, if subjects are declared; return them by name.
+
+    Parameters:
+      sweeps: All declared sweeps, whose holds erasures respect.
+
+    Raises:
+      SettingsError, DeclarationError: As `subjects_of`.
+    """
+    global _settings
+    subjects = subjects_of(settings) if settings.database_url is not None else {}
+    if not subjects:
+        return {}
+    _settings = settings
+    import dramatiq
+
+    def execute(number: int) -> None:
+        from housekeeping.brokers.middleware_errors import Requeue
+        from housekeeping.core.telemetry import current_message
+        from housekeeping.erasures import work
+
+        message = current_message.get()
+        try:
+            work.execute(number, settings, subjects, sweeps, message.stopping if message else None)
+        except ErasureInterrupted as error:
+            raise Requeue(str(error), timedelta(seconds=error.after_s)) from None
+
+    def resend() -> None:
+        for number in erasures.unfinished():
+            send(number)
+
+    options: dict[str, Any] = {"broker": broker, "queue_name": QUEUE, "idempotent": True}
+    limit = int(_TIME_LIMIT.total_seconds() * 1000)
+    erasing = dramatiq.actor(actor_name=ERASE, deduplicate="until_executed", time_limit=limit, **options)
+    found: list[Any] = [erasing(execute), dramatiq.actor(actor_name=ERASURES, schedule="* * * * *", **options)(resend)]
+    for each in found:
+        remember(each)
+    return {each.actor_name: each for each in found}

@@ -1,0 +1,416 @@
+"""Tables that reach a subject, at any depth, with the decision about each link; refused unless all are decided.
+
+`read_reach` reads the graph of cascades (`sweeps.dependents`). A cascade ends at rows that it keeps; here rows that are
+kept lead on to their own dependents. Links that lead back, towards the subject, do not: replies to a comment that is
+kept are not the subject's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from peewee import Model, PeeweeException
+
+from housekeeping.core.errors import DeclarationError, DependentsRefused
+from housekeeping.core.logs import counted
+from housekeeping.database.catalog import TableFacts
+from housekeeping.database.connection import database
+from housekeeping.database.errors import Kind, kind_of
+from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.dependents import Graph, GraphReader, Link, names_of
+from housekeeping.sweeps.subjects import Keep, Subject, TableDecision
+
+#: A table: names of its database and its own.
+Table = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A link that leads to the subject, and what becomes of the rows by it.
+
+    Attributes:
+      reason: Why the rows are kept; None if they are deleted.
+      values: The new values of columns, as PostgreSQL writes them; empty if the rows are deleted, or kept as they are.
+      leads_on: Whether what depends on the rows is erased as well.
+      leads_back: Whether it is a link of a table to itself, or to a table that depends on it.
+      types: Column -> type of each column of the table.
+    """
+
+    link: Link
+    reason: str | None
+    values: Mapping[str, str | None]
+    leads_on: bool
+    leads_back: bool
+    types: Mapping[str, str] = field(repr=False)
+
+    @property
+    def deletes(self) -> bool:
+        return self.reason is None
+
+    @property
+    def table(self) -> Table:
+        return self.link.database, self.link.table
+
+    @property
+    def parent(self) -> Table:
+        return self.link.parent_database, self.link.parent
+
+    @property
+    def is_local(self) -> bool:
+        """Whether both tables are in one database."""
+        return self.link.database == self.link.parent_database
+
+    @property
+    def releases(self) -> bool:
+        """Whether the new values end the reference."""
+        return any(each in self.values for each in self.link.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The tables that reach a subject.
+
+    Attributes:
+      branches: All links that are decided, nearest first.
+      root: The subject's table.
+    """
+
+    subject: Subject
+    root: Table
+    branches: tuple[Branch, ...]
+    _graph: Graph
+
+    def below(self, table: Table) -> list[Branch]:
+        """Return the links to rows of a table."""
+        return [each for each in self.branches if each.parent == table]
+
+    def into(self, table: Table) -> list[Branch]:
+        """Return the links by which rows of a table lead on, without those that lead back."""
+        return [each for each in self.branches if each.table == table and each.leads_on and not each.leads_back]
+
+    def trees_of(self, table: Table) -> list[Branch]:
+        """Return the links of a table to itself by which rows are deleted."""
+        return [each for each in self.below(table) if each.table == table and each.deletes]
+
+    def model_of(self, table: Table) -> type[Model]:
+        """Return a model of a table; see `Graph.model_of`."""
+        return self._graph.model_of(table[1], table[0])
+
+    def cascade_of(self, table: Table) -> Graph:
+        """Return the graph of the rows that are deleted with rows of a table of the same database.
+
+        A row that is kept, or that another database has, prevents the deletion as long as it refers to a deleted one.
+        By then it has been changed so that it does not.
+        """
+        links, seen, waiting = list[Link](), {table}, deque([table])
+        while waiting:
+            for branch in self.below(waiting.popleft()):
+                if branch.deletes and branch.is_local:
+                    links.append(replace(branch.link, decision="delete"))
+                    if branch.table not in seen:
+                        seen.add(branch.table)
+                        waiting.append(branch.table)
+                elif branch.deletes or branch.releases:
+                    links.append(replace(branch.link, decision="keep"))
+        return Graph(table[1], tuple(links), table[0], 0, self.model_of(table))
+
+    def steps(self) -> Iterator[Branch]:
+        """Yield the links whose rows are changed, or deleted by themselves, each after those that depend on them.
+
+        Rows that are deleted because of a deleted row of the same database belong to the cascade of that one.
+        """
+        visited: set[Table] = set()
+
+        def visit(table: Table) -> Iterator[Branch]:
+            visited.add(table)
+            for branch in self.below(table):
+                if branch.table not in visited and branch.leads_on:
+                    yield from visit(branch.table)
+            for branch in self.below(table):
+                is_of_cascade = branch.deletes and branch.is_local and self.is_deleted(table)
+                if branch.values or (branch.deletes and not is_of_cascade):
+                    yield branch
+
+        yield from visit(self.root)
+
+    def is_deleted(self, table: Table) -> bool:
+        """Return whether every row of a table that belongs to the subject is deleted."""
+        return table == self.root or all(each.deletes for each in self.branches if each.table == table)
+
+    def may_be_deleted(self, table: Table) -> bool:
+        """Return whether rows of a table are deleted."""
+        return table == self.root or any(each.deletes for each in self.branches if each.table == table)
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, the subject's first."""
+        return list(dict.fromkeys((self.root, *(each.table for each in self.branches))))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the subject's row by which references lead to it, and which name its objects."""
+        compared = [name for each in self.below(self.root) for name in each.link.parent_columns]
+        named = [name for each in self.subject.objects for name in each.columns]
+        return tuple(dict.fromkeys((*compared, *named)))
+
+
+def read_reach(subject: Subject) -> Reach:
+    """Read the tables that reach a subject, with a decision about each link.
+
+    Raises:
+      DependentsRefused: A link has no decision, or one cannot be carried out; nothing was changed. The text has the
+        line to add.
+      peewee.PeeweeException: A catalog cannot be read.
+    """
+    with database.using(subject.database):
+        reader = GraphReader({}, subject.references, otherwise="delete")
+        graph = reader.read(subject.model)
+    return _Decider(subject, reader, graph).decide()
+
+
+def _distances(start: Table, below: Mapping[Table, Sequence[Branch]]) -> dict[Table, int]:
+    """Return the tables that lead to a table, with their distance from it."""
+    found, waiting = {start: 0}, deque([start])
+    while waiting:
+        at = waiting.popleft()
+        for branch in below.get(at, ()):
+            if branch.leads_on and branch.table not in found:
+                found[branch.table] = found[at] + 1
+                waiting.append(branch.table)
+    return found
+
+
+class _Decider:
+    """Decisions of a subject about the links of its graph."""
+
+    def __init__(self, subject: Subject, reader: GraphReader, graph: Graph) -> None:
+        self._subject, self._reader, self._graph = subject, reader, graph
+        self._decisions = {name.replace(" ", ""): decision for name, decision in subject.tables.items()}
+        #: Name in `tables` -> what is undecided, and the decision to write.
+        self._missing: dict[str, tuple[str, str]] = {}
+
+    def decide(self) -> Reach:
+        root = (self._graph.database, self._graph.root)
+        branches, seen, waiting = list[Branch](), {root}, deque([root])
+        while waiting:
+            at = waiting.popleft()
+            for link in self._graph.links_of(at[1], at[0]):
+                branch = self._branch(link)
+                branches.append(branch)
+                if branch.leads_on and branch.table not in seen:
+                    seen.add(branch.table)
+                    waiting.append(branch.table)
+        reach = self._without_returns(Reach(self._subject, root, tuple(branches), self._graph))
+        self._refuse_missing()
+        self._refuse_unfit_names()
+        reach = replace(reach, branches=tuple(self._checked(reach, each) for each in reach.branches))
+        for branch in reach.branches:
+            self._refuse_lost(reach, branch)
+        decided = [replace(each.link, decision="delete" if each.deletes else "keep") for each in reach.branches]
+        whole = replace(self._graph, links=tuple(decided))
+        self._reader.refuse_missing_rights(whole)
+        self._reader.refuse_hidden_rows(whole)
+        return reach
+
+    def _decision(self, link: Link) -> tuple[TableDecision | None, bool]:
+        """Return the decision about a link, and whether it is about this link alone."""
+        facts = self._reader.facts_of(link)
+        for name in names_of(facts, link):
+            if name in self._decisions:
+                return self._decisions[name], name not in facts.spellings
+        return None, False
+
+    def _branch(self, link: Link) -> Branch:
+        decision, is_of_link = self._decision(link)
+        types = {name: each.sql_type for name, each in self._reader.facts_of(link).columns.items()}
+        if decision is None or isinstance(decision, Delete):
+            if decision is None:
+                is_root = (link.database, link.table) == (self._graph.database, self._graph.root)
+                self._miss(link.name if is_root else link.table, link, is_return=is_root)
+            return Branch(link, None, {}, leads_on=True, leads_back=False, types=types)
+        ends = is_of_link and isinstance(decision, Keep) and not decision.anonymise
+        return Branch(link, decision.reason, decision.anonymise, leads_on=not ends, leads_back=False, types=types)
+
+    def _without_returns(self, reach: Reach) -> Reach:
+        """Let rows that are kept lead on to nothing by links that lead back."""
+        below: dict[Table, list[Branch]] = {}
+        for branch in reach.branches:
+            below.setdefault(branch.parent, []).append(branch)
+        distance, leading = _distances(reach.root, below), {each: _distances(each, below) for each in below}
+        found = []
+        for branch in reach.branches:
+            is_closer = distance.get(branch.table, 0) <= distance[branch.parent]
+            if branch.leads_on and is_closer and branch.parent in leading.get(branch.table, {branch.table: 0}):
+                self._refuse_return(reach, branch, leading)
+                branch = replace(branch, leads_on=branch.deletes, leads_back=True)
+            found.append(branch)
+        return replace(reach, branches=tuple(found))
+
+    def _refuse_return(self, reach: Reach, branch: Branch, leading: Mapping[Table, Mapping[Table, int]]) -> None:
+        link = branch.link
+        way_out = f'write "{link.name}": Anonymise({link.columns[0]}=None)'
+        _, is_of_link = self._decision(link)
+        if not is_of_link and (not branch.deletes or branch.table == reach.root):
+            self._missing.pop(link.table, None)
+            self._miss(link.name, link, is_return=True)
+        elif branch.deletes and branch.table == reach.root:
+            raise DependentsRefused(f"{link.name}: Delete() would erase further rows of {link.table}", way_out)
+        elif branch.deletes and branch.table != branch.parent:
+            circle = leading[branch.table]
+            if any(not each.deletes or not each.is_local for each in reach.branches if each.parent in circle):
+                raise DependentsRefused(
+                    f"{link.name} closes a circle of deleted rows, on which rows that are kept depend", way_out
+                )
+
+    def _miss(self, name: str, link: Link, *, is_return: bool) -> None:
+        decision = f"Anonymise({link.columns[0]}=None)" if is_return else "Delete()"
+        self._missing.setdefault(name, (f"{link.name} (references {link.parent}, {link.rule})", decision))
+
+    def _refuse_missing(self) -> None:
+        if self._missing:
+            lines = ", ".join(f'"{name}": {decision}' for name, (_, decision) in self._missing.items())
+            texts = "; ".join(text for text, _ in self._missing.values())
+            raise DependentsRefused(
+                f"{counted(len(self._missing), 'link')} without a decision: {texts}",
+                f'add to `tables` of Subject("{self._subject.name}"): {lines}; or Keep("why") or '
+                "Anonymise(column=value), for each",
+            )
+
+    def _refuse_unfit_names(self) -> None:
+        known = {name for link in self._graph.links for name in names_of(self._reader.facts_of(link), link)}
+        for name in self._decisions:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                fitting = ", ".join(dict.fromkeys(each.name for each in self._graph.links)) or "none"
+                raise DependentsRefused(
+                    f'`tables` of Subject("{self._subject.name}") names {name!r}, which does not reach the subject',
+                    f"did you mean {near[0]!r}?" if near else f"the links are {fitting}",
+                )
+
+    def _checked(self, reach: Reach, branch: Branch) -> Branch:
+        """Return a branch whose new values PostgreSQL takes, as far as that can be known."""
+        link, facts = branch.link, self._reader.facts_of(branch.link)
+        if branch.deletes or branch.values or link.on_delete is not None:
+            try:
+                reach.model_of(branch.table)
+            except DeclarationError as error:
+                raise DependentsRefused(str(error).partition(";")[0], "add a primary key") from None
+        values = dict(branch.values)
+        is_bound = not branch.deletes and link.on_delete is not None and reach.may_be_deleted(branch.parent)
+        if is_bound and not branch.releases:
+            if link.on_delete != "SET NULL":
+                raise _must_release(link, facts, f"its foreign key is ON DELETE {link.on_delete}")
+            values |= dict.fromkeys(link.cleared or link.columns)
+        with database.using(link.database):
+            return replace(branch, values=_taken(link, facts, values))
+
+    def _refuse_lost(self, reach: Reach, branch: Branch) -> None:
+        """Refuse rows that are kept and would not be found any more once a row that they refer to is deleted."""
+        if branch.deletes or branch.releases or branch.parent == reach.root or not reach.may_be_deleted(branch.parent):
+            return
+        if branch.values or (branch.leads_on and reach.below(branch.table)):
+            raise _must_release(
+                branch.link,
+                self._reader.facts_of(branch.link),
+                f"they are not found any more once rows of {branch.link.parent} are deleted",
+            )
+
+
+def _must_release(link: Link, facts: TableFacts, why: str) -> DependentsRefused:
+    free = next((each for each in link.columns if not facts.columns[each].not_null), None)
+    way_out = f'add anonymise={{"{free or link.columns[0]}": None}} to the decision about {link.table}'
+    if free is None:
+        way_out = f"ALTER TABLE {link.table} ALTER COLUMN {link.columns[0]} DROP NOT NULL, and {way_out}"
+    return DependentsRefused(
+        f"rows of {link.table} are kept although {link.name} refers to deleted rows: {why}", way_out
+    )
+
+
+_COLUMNS: Final = """
+SELECT array(
+    SELECT attname::text FROM pg_attribute
+    WHERE attrelid = %(id)s AND attnum > 0 AND (attgenerated <> '' OR attidentity = 'a') AND attname = ANY (%(names)s)
+), array(
+    SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = %(id)s AND indisunique AND indpred IS NULL
+    AND indexprs IS NULL AND NOT EXISTS (
+        SELECT FROM unnest(indkey::smallint[]) WITH ORDINALITY AS one (number, place)
+        JOIN pg_attribute ON attrelid = indrelid AND attnum = number
+        WHERE place <= indnkeyatts AND attname <> ALL (%(written)s)
+    )
+), coalesce((
+    SELECT jsonb_object_agg(conname, pg_get_expr(conbin, conrelid)) FROM pg_constraint
+    WHERE conrelid = %(id)s AND contype = 'c' AND NOT EXISTS (
+        SELECT FROM unnest(conkey) AS number JOIN pg_attribute ON attrelid = conrelid AND attnum = number
+        WHERE attname <> ALL (%(names)s)
+    )
+), '{}')
+"""
+
+
+def _taken(link: Link, facts: TableFacts, values: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return new values as PostgreSQL writes them, once it is known that the columns take them.
+
+    Raises:
+      DependentsRefused: A column does not exist or does not take its value, or a constraint forbids it.
+    """
+    found: dict[str, str | None] = {}
+    for name, value in values.items():
+        column = facts.columns.get(name)
+        if column is None:
+            raise DependentsRefused(
+                f"{facts.name} has no column {name!r} to anonymise", f"it has {', '.join(sorted(facts.columns))}"
+            )
+        if value is None and column.not_null:
+            raise DependentsRefused(
+                f"{facts.name}.{name} cannot be anonymised with None, because it is NOT NULL", "write another value"
+            )
+        if not column.may_update:
+            raise DependentsRefused(
+                f"the role may not update {facts.name}.{name}",
+                f"GRANT UPDATE ({column.sql_name}) ON {facts.name} TO {facts.role}",
+            )
+        found[name] = None if value is None else _as_text(facts.name, name, value, column.sql_type)
+    if not found:
+        return found
+    written = [name for name, value in found.items() if value is not None]
+    given = {"id": link.table_id, "names": list(found), "written": written}
+    row: Any = database.execute_sql(_COLUMNS, given).fetchone()
+    fixed, unique, checks = row
+    if fixed:
+        raise DependentsRefused(f"{facts.name}.{fixed[0]} is generated", "leave it out of the values")
+    if unique:
+        raise DependentsRefused(
+            f"{facts.name}: only one row can take these values, because of the unique index {unique[0]}", "write None"
+        )
+    for name, expression in checks.items():
+        columns = ", ".join(
+            f"CAST(%s AS {facts.columns[each].sql_type}) AS {facts.columns[each].sql_name}" for each in found
+        )
+        sql = f"SELECT ({expression.replace('%', '%%')}) IS NOT FALSE FROM (SELECT {columns}) AS given"  # noqa: S608
+        ((allowed,),) = database.execute_sql(sql, list(found.values())).fetchall()
+        if not allowed:
+            raise DependentsRefused(f"{facts.name}: the constraint {name} forbids these values", "write other values")
+    return found
+
+
+def _as_text(table: str, name: str, value: Any, sql_type: str) -> str:
+    """Return a value as PostgreSQL writes it in a column of this type."""
+    given = json.dumps(value) if isinstance(value, bool | dict | list) else str(value)
+    problem = f"{table}.{name} does not take the value {value!r}"
+    try:
+        with database.atomic():
+            row: Any = database.execute_sql(f"SELECT CAST(%s::text AS {sql_type})::text", (given,)).fetchone()
+    except PeeweeException as error:
+        if kind_of(error) not in (Kind.STATEMENT, Kind.ROW):
+            raise
+        raise DependentsRefused(problem, f"write a value of the type {sql_type}") from None
+    text = str(row[0])
+    # A cast cuts a text that is too long for its column; an UPDATE would fail.
+    if isinstance(value, str) and sql_type.startswith("character") and text.rstrip() != value.rstrip():
+        raise DependentsRefused(problem, f"write a shorter text: its type is {sql_type}")
+    return text

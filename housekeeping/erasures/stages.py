@@ -1,0 +1,368 @@
+"""Stages of an erasure, and the conditions that the rows of a table belong to a subject.
+
+A row belongs to it if links lead from the row to the subject's row, whose values the erasure has stored. So the
+conditions hold as well after that row was deleted. Rows are changed or deleted before those that they depend on, and a
+row that is kept is changed only once nothing that depends on it is left to do.
+"""
+
+# ruff: noqa: S608 - names come from the catalog, quoted; values are parameters
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from peewee import SQL, Column, EnclosedNodeList, Expression, Model, Tuple
+
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.database.catalog import key_of, quoted_name, table_of
+from housekeeping.database.connection import database, handle_of
+from housekeeping.database.errors import sqlstate, without_values
+from housekeeping.erasures.graph import Branch, Reach, Table
+from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.cascade import CascadeStage
+from housekeeping.sweeps.cascade_statements import Sql, sql_name
+from housekeeping.sweeps.keyset import Hold
+from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Position, Unrecorded, merged
+from housekeeping.sweeps.table_stage import TableStage, Write
+
+T = TypeVar("T")
+
+#: Values of a link in another database that are passed as one array.
+_MOST_VALUES: Final = 100_000
+_NOTHING: Final[Sql] = ("FALSE", [])
+
+
+@dataclass(slots=True)
+class Conditions:
+    """Conditions on the rows that belong to a subject.
+
+    Attributes:
+      found: Values of the subject's row by column, as PostgreSQL writes them.
+    """
+
+    reach: Reach
+    found: Mapping[str, str | None]
+    _aliases: int = field(default=0, init=False)
+    #: Link of another database -> the values to which its rows refer.
+    _known: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict, init=False)
+
+    def of_root(self, alias: str) -> Sql:
+        """Return the condition that a row is the subject's."""
+        model = self.reach.model_of(self.reach.root)
+        with database.using(self.reach.root[0]):
+            types = table_of(model).columns
+        names = [each.column_name for each in key_of(model)]
+        texts = [f"{alias}.{sql_name(name)} = ANY(%s::text[]::{types[name]}[])" for name in names]
+        return " AND ".join(texts), [[self.found[name]] for name in names]
+
+    def belongs(self, branch: Branch, alias: str) -> Sql:
+        """Return the condition that a row of the link's `source` belongs to the subject by this link."""
+        link = branch.link
+        own = [f"{alias}.{sql_name(each)}" for each in link.columns]
+        if branch.parent == self.reach.root:
+            values = [self.found.get(each) for each in link.parent_columns]
+            return _NOTHING if None in values else self._among(branch, own, [values])
+        if not branch.is_local:
+            return self._among(branch, own, self._values(branch))
+        parent = self._alias()
+        member, parameters = self.member(branch.parent, parent)
+        above = ", ".join(f"{parent}.{sql_name(each)}" for each in link.parent_columns)
+        table = link.parent.replace("%", "%%")
+        return f"({', '.join(own)}) IN (SELECT {above} FROM {table} AS {parent} WHERE {member})", parameters
+
+    def _among(self, branch: Branch, own: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sql:
+        # As arrays: the values of lists are not part of the fingerprint of a predicate.
+        types = [each.replace("%", "%%") for each in branch.link.parent_types]
+        arrays = [[row[number] for row in rows] for number in range(len(own))]
+        if len(own) == 1:
+            return f"{own[0]} = ANY(%s::text[]::{types[0]}[])", arrays
+        given = ", ".join(f"%s::text[]::{kind}[]" for kind in types)
+        return f"({', '.join(own)}) IN (SELECT * FROM unnest({given}))", arrays
+
+    def _values(self, branch: Branch) -> list[tuple[Any, ...]]:
+        """Return the values in the parent's database to which rows of another database refer."""
+        link, alias = branch.link, self._alias()
+        if link.name in self._known:
+            return self._known[link.name]
+        member, parameters = self.member(branch.parent, alias)
+        columns = ", ".join(f"{alias}.{sql_name(each)}::text" for each in link.parent_columns)
+        sql = f"SELECT DISTINCT {columns} FROM {link.parent} AS {alias} WHERE {member} LIMIT {_MOST_VALUES + 1}"
+        rows: list[tuple[Any, ...]] = handle_of(link.parent_database).execute_sql(sql, parameters).fetchall()
+        if len(rows) > _MOST_VALUES:
+            raise HousekeepingError(f"over {_MOST_VALUES:,} rows of {link.parent} are referred to by {link.name}")
+        self._known[link.name] = [row for row in rows if None not in row]
+        return self._known[link.name]
+
+    def member(self, table: Table, alias: str) -> Sql:
+        """Return the condition that a row of a table belongs to the subject, by any link."""
+        if table == self.reach.root:
+            return self.of_root(alias)
+        trees = self.reach.trees_of(table)
+        if not trees:
+            return _joined(" OR ", [self._part(branch, alias) for branch in self.reach.into(table)])
+        key, source = self._key(table), table[1].replace("%", "%%")
+        named = dict.fromkeys((*key, *(name for each in trees for name in each.link.parent_columns)))
+        child, (first, parameters) = (
+            self._alias(),
+            _joined(" OR ", [self._part(b, "t") for b in self.reach.into(table)]),
+        )
+        steps = [
+            " AND ".join(
+                f"{child}.{sql_name(a)} = tree.{sql_name(b)}"
+                for a, b in zip(each.link.columns, each.link.parent_columns, strict=True)
+            )
+            + ("" if each.link.where is None else f" AND {child}.ctid IN (SELECT ctid FROM {_source(each)} AS w)")
+            for each in trees
+        ]
+        of_base, of_child = (", ".join(f"{at}.{sql_name(name)}" for name in named) for at in ("t", child))
+        keys = ", ".join(map(sql_name, key))
+        own = ", ".join(f"{alias}.{sql_name(each)}" for each in key)
+        return (
+            f"({own}) IN (WITH RECURSIVE tree AS (SELECT {of_base} FROM {source} AS t WHERE {first} UNION "
+            f"SELECT {of_child} FROM {source} AS {child} JOIN tree ON {' OR '.join(steps)}) SELECT {keys} FROM tree)",
+            parameters,
+        )
+
+    def _part(self, branch: Branch, alias: str) -> Sql:
+        if branch.link.where is None:
+            return self.belongs(branch, alias)
+        inner, key = self._alias(), self._key(branch.table)
+        text, parameters = self.belongs(branch, inner)
+        own, keys = (", ".join(f"{at}.{sql_name(each)}" for each in key) for at in (alias, inner))
+        return f"({own}) IN (SELECT {keys} FROM {_source(branch)} AS {inner} WHERE {text})", parameters
+
+    def to_do(self, branch: Branch, alias: str) -> Sql:
+        """Return the condition that a row that belongs to the subject by this link is not what it should be yet."""
+        if branch.deletes:
+            return "TRUE", []
+        parts = [_differs(branch, alias)] if branch.values else []
+        return _joined(" OR ", [*parts, *self._blocking(branch, alias)])
+
+    def _blocking(self, branch: Branch, alias: str) -> list[Sql]:
+        """Return the conditions under which a row has dependents with which something is left to do."""
+        found = []
+        for below in self.reach.below(branch.table) if branch.leads_on and not branch.leads_back else ():
+            if not below.is_local:
+                continue
+            child, pairs = self._alias(), zip(below.link.columns, below.link.parent_columns, strict=True)
+            on = " AND ".join(f"{child}.{sql_name(a)} = {alias}.{sql_name(b)}" for a, b in pairs)
+            text, parameters = self.to_do(below, child)
+            if text != _NOTHING[0]:
+                found.append((f"EXISTS (SELECT FROM {_source(below)} AS {child} WHERE {on} AND ({text}))", parameters))
+        return found
+
+    def changeable(self, branch: Branch, alias: str) -> Sql:
+        """Return the condition on the rows of a link that can be changed now."""
+        parts = [self._part(branch, alias)]
+        if not branch.deletes:
+            parts.append(_differs(branch, alias))
+            blocking = _joined(" OR ", self._blocking(branch, alias))
+            if blocking != _NOTHING:
+                parts.append((f"NOT ({blocking[0]})", blocking[1]))
+        return _joined(" AND ", parts)
+
+    def left(self, branch: Branch, limit: int) -> int:
+        """Count the rows of a link that are not what they should be yet, up to a limit."""
+        alias = self._alias()
+        if not (branch.deletes or branch.values):
+            return 0
+        text, parameters = self._part(branch, alias)
+        more, further = ("TRUE", list[Any]()) if branch.deletes else _differs(branch, alias)
+        table = branch.link.table.replace("%", "%%")
+        sql = f"SELECT count(*) FROM (SELECT FROM {table} AS {alias} WHERE {text} AND ({more}) LIMIT {limit}) AS found"
+        row: Any = handle_of(branch.link.database).execute_sql(sql, [*parameters, *further]).fetchone()
+        return int(row[0])
+
+    def _key(self, table: Table) -> list[str]:
+        return [each.column_name for each in key_of(self.reach.model_of(table))]
+
+    def restart(self) -> None:
+        """Begin a statement, so that the same condition has the same text again."""
+        self._aliases = 0
+
+    def _alias(self) -> str:
+        self._aliases += 1
+        return f"r{self._aliases}"
+
+
+def _source(branch: Branch) -> str:
+    return branch.link.source.replace("%", "%%")
+
+
+def _joined(by: str, parts: Sequence[Sql]) -> Sql:
+    if not parts:
+        return _NOTHING
+    return f"({by.join(text for text, _ in parts)})", [value for _, values in parts for value in values]
+
+
+def _differs(branch: Branch, alias: str) -> Sql:
+    texts, parameters = [], list[Any]()
+    for name, value in branch.values.items():
+        column = f"{alias}.{sql_name(name)}"
+        texts.append(f"{column} IS NOT NULL" if value is None else f"{column}::text IS DISTINCT FROM %s")
+        parameters += [] if value is None else [value]
+    return f"({' OR '.join(texts)})", parameters
+
+
+@dataclass(frozen=True, slots=True)
+class WriteValues:
+    """Action that writes the new values of a link into its rows."""
+
+    branch: Branch
+
+    counted_as = ("anonymised_rows",)
+
+    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
+        columns: Any = table.model._meta.columns
+        values = {
+            columns.get(name, Column(table.model._meta.table, name)): SQL(
+                f"CAST(%s AS {self.branch.types[name].replace('%', '%%')})", (value,)
+            )
+            for name, value in self.branch.values.items()
+        }
+        update: Any = table.model.update(values).where(chosen).returning(*table.key)
+        return Write([update.cte("changed")], self.counted_as)
+
+    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> None:
+        return None
+
+
+class _WithoutIdentity:
+    """Part of a stage that keeps keys and values of rows out of the ledger, the log and errors."""
+
+    name: str
+    model: type[Model]
+
+    def prepare(self, batch: Batch) -> Any:
+        return without_identity(super().prepare, batch)  # type: ignore[misc]
+
+    def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
+        result: BatchResult = without_identity(super().apply, batch, prepared)  # type: ignore[misc]
+        return _unrecorded(self._by_table(result))
+
+    def after_all(self, batch: Batch, prepared: Any, positions: Sequence[Position]) -> BatchResult:
+        return _unrecorded(super().after_all(batch, prepared, positions))  # type: ignore[misc]
+
+    def positions(self, batch: Batch, prepared: Any = None) -> list[Position]:
+        found: list[Position] = without_identity(super().positions, batch, prepared)  # type: ignore[misc]
+        return found
+
+    def describe(self, position: Position) -> dict[str, Any]:
+        return {"table": self.model._meta.table_name}
+
+    def _by_table(self, result: BatchResult) -> BatchResult:
+        """Return the result with its own rows counted by table as well."""
+        table = self.model._meta.table_name
+        counts = dict(result.counts)
+        for name, kind in (("deleted_rows", "deleted"), ("anonymised_rows", "anonymised")):
+            if counts.get(name):
+                counts = merged(counts, {DETAILS: {"dependents": {table: {kind: counts[name]}}}})
+        return replace(result, counts=counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangingStage(_WithoutIdentity, TableStage):
+    """Stage that writes new values into rows that are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletingStage(_WithoutIdentity, CascadeStage):
+    """Stage that deletes rows with everything that depends on them."""
+
+    def _walk(self, batch: Batch) -> Any:
+        walk = super()._walk(batch)
+        walk.keys_noted = 10**9  # the keys of blocked rows are not noted
+        return walk
+
+
+def _unrecorded(result: BatchResult) -> BatchResult:
+    return result if result.position is None else replace(result, position=Unrecorded(result.position))
+
+
+def without_identity(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function. Its error keeps its type, but has neither values of rows nor the frames that have them."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        hide_values(error)
+        raise error.with_traceback(None)  # noqa: B904 - it is the same error
+
+
+def hide_values(error: BaseException) -> None:
+    """Replace the text of an error of the database, and of those that caused it, by one without values of rows."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        waiting += [each.__cause__, each.__context__, getattr(each, "orig", None)]
+        each.__traceback__ = None
+        if not isinstance(each, HousekeepingError):
+            each.args = (error_text(each),)
+
+
+def error_text(error: BaseException) -> str:
+    """Return what an error says in one line, without values of rows: constraint, table and column stay."""
+    diagnosis = getattr(getattr(error, "orig", error), "diag", None)
+    named = [getattr(diagnosis, name, None) for name in ("constraint_name", "table_name", "column_name")]
+    code = sqlstate(error) if diagnosis is not None else None
+    text = ", ".join(each for each in (code, *named) if each)
+    return text or without_values(str(error.args[0]) if error.args else type(error).__name__)
+
+
+def stage_of_root(conditions: Conditions, name: str, hold: Hold | None, batch: int) -> TableStage:
+    """Return the stage that deletes the subject's row, with everything that is deleted because of it."""
+    return _deleting(conditions, conditions.reach.root, name, conditions.of_root, hold, batch)
+
+
+def stage_of(conditions: Conditions, branch: Branch, name: str, hold: Hold | None, batch: int) -> TableStage:
+    """Return the stage that changes or deletes the rows of a link."""
+    if branch.deletes:
+        return _deleting(
+            conditions, branch.table, name, lambda alias: conditions.changeable(branch, alias), hold, batch
+        )
+    model = conditions.reach.model_of(branch.table)
+    stale = Stale(conditions, model, lambda alias: conditions.changeable(branch, alias))
+    return ChangingStage(
+        name=name, stale=stale, order=key_of(model), action=WriteValues(branch), batch_size=batch, hold=hold
+    )
+
+
+def _deleting(
+    conditions: Conditions, table: Table, name: str, condition: Any, hold: Hold | None, batch: int
+) -> TableStage:
+    model, delete = conditions.reach.model_of(table), Delete(dependents=True)
+    return DeletingStage(
+        name=name,
+        stale=Stale(conditions, model, condition),
+        order=key_of(model),
+        action=delete,
+        delete=delete,
+        graph=conditions.reach.cascade_of(table),
+        batch_size=batch,
+        hold=hold,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Predicate of the rows of a stage: their key is one of those that a condition finds."""
+
+    conditions: Conditions
+    model: type[Model]
+    condition: Any
+
+    def __call__(self, now: datetime) -> Any:
+        key = key_of(self.model)
+        self.conditions.restart()
+        text, parameters = self.condition("s")
+        names = ", ".join(f"s.{sql_name(each.column_name)}" for each in key)
+        table = quoted_name(self.model).replace("%", "%%")
+        found = SQL(f"(SELECT {names} FROM {table} AS s WHERE {text})", parameters)
+        own: Any = key[0] if len(key) == 1 else Tuple(*key)
+        return EnclosedNodeList([Expression(own, "IN", found)])

@@ -1,0 +1,456 @@
+"""Execution of one erasure: checks, objects, other systems, rows in passes, and the proof that nothing is left.
+
+`execute` does it for the number of an erasure. Everything that it does can be done again: the erasure's row in the
+ledger and the rows that are left are the only state, so a killed execution is repeated from its beginning.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import groupby
+from typing import Any, ClassVar, Final
+
+from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.errors import (
+    DeclarationError,
+    ErasureInterrupted,
+    HousekeepingError,
+    ObjectNotDeleted,
+    UnknownSubject,
+)
+from housekeeping.core.logs import counted
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.settings import Settings
+from housekeeping.core.telemetry import current_message
+from housekeeping.database.catalog import key_of, quoted_name, table_of
+from housekeeping.database.connection import database
+from housekeeping.database.errors import caused_by, is_unavailable
+from housekeeping.engine import RunResult
+from housekeeping.engine.purge import any_of, holds_on
+from housekeeping.engine.run import run_sweep
+from housekeeping.erasures.graph import Table, read_reach
+from housekeeping.erasures.stages import Conditions, Stale, error_text, stage_of, stage_of_root, without_identity
+from housekeeping.ledger import erasures
+from housekeeping.sweeps.cascade_statements import sql_name
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stage import DETAILS, merged
+from housekeeping.sweeps.subjects import Objects, Subject
+from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.values import Guard, Lease, Limits, Setup, declared
+from housekeeping.workers.object_storage.stores import Deletion, ObjectStore
+
+logger = named_logger(__name__)
+
+#: Passes over the rows. A pass finds what was locked, or written, during the one before.
+PASSES: Final = 5
+#: Seconds before the second pass; twice as many before each further one.
+FIRST_WAIT_S: Final = 0.5
+#: Rows up to which those that are left are counted.
+COUNTED: Final = 10_000
+_BATCH: Final = 1000
+#: A run of an erasure is continued by another one after this time.
+_RUNTIME: Final = timedelta(hours=1)
+_RETRY_S: Final = 60.0
+
+
+class HeldSubject(HousekeepingError):
+    """A declared sweep holds a row of the subject."""
+
+
+@declared
+class ErasureSweep(Sweep):
+    """Sweep of one run of an erasure. Its name has a colon, which declared names cannot have."""
+
+    _name_form: ClassVar[re.Pattern[str]] = re.compile(r"erase:[a-z0-9_]{1,63}")
+
+
+class Erasing:
+    """What belongs to one subject, and how it is erased.
+
+    Parameters:
+      key: Values of its primary key, as PostgreSQL writes them.
+      found: Values of its row that were read before; the row's own are added if it still exists.
+
+    Raises:
+      DependentsRefused: As `read_reach`.
+      peewee.PeeweeException: A database does not answer.
+    """
+
+    def __init__(
+        self, subject: Subject, key: Sequence[str], found: Mapping[str, str | None], sweeps: Collection[Sweep]
+    ) -> None:
+        self.subject, self._sweeps = subject, sweeps
+        self.reach = read_reach(subject)
+        with database.using(subject.database):
+            model = subject.model
+            names = [each.column_name for each in key_of(model)]
+        self.found = {**found, **dict(zip(names, key, strict=True))}
+        self.found |= self._read_row(names)
+        self._conditions = Conditions(self.reach, self.found)
+
+    def _read_row(self, key: Sequence[str]) -> dict[str, str | None]:
+        names = tuple(dict.fromkeys((*key, *self.reach.columns)))
+        with database.using(self.subject.database):
+            columns = ", ".join(f"{sql_name(each)}::text" for each in names)
+            where, values = Conditions(self.reach, self.found).of_root("s")
+            sql = f"SELECT {columns} FROM {quoted_name(self.subject.model)} AS s WHERE {where}"  # noqa: S608
+            row: Any = database.execute_sql(sql, values).fetchone()
+        return {} if row is None else dict(zip(names, row, strict=True))
+
+    @property
+    def exists(self) -> bool:
+        """Whether the subject's row exists."""
+        return self._root_rows() > 0
+
+    def left(self) -> dict[str, int]:
+        """Return by table how many rows are not what they should be, counted up to `COUNTED` for each link."""
+        self._conditions = Conditions(self.reach, self.found)
+        found = {self.reach.root[1]: self._root_rows()}
+        for branch in self.reach.branches:
+            name = branch.link.table
+            found[name] = found.get(name, 0) + self._conditions.left(branch, COUNTED)
+        return found
+
+    def _root_rows(self) -> int:
+        with database.using(self.subject.database):
+            where, values = self._conditions.of_root("s")
+            sql = f"SELECT count(*) FROM {quoted_name(self.subject.model)} AS s WHERE {where}"  # noqa: S608
+            row: Any = database.execute_sql(sql, values).fetchone()
+        return int(row[0])
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """The tables whose rows are kept, with the reason."""
+        return {each.link.table: each.reason for each in self.reach.branches if each.reason is not None}
+
+    @property
+    def outside(self) -> list[str]:
+        """What the erasure does not reach."""
+        databases = ", ".join(dict.fromkeys(name for name, _ in self.reach.tables))
+        called = [f"the system that {_name_of(each.function)} calls, beyond its answer" for each in self.subject.also]
+        stores = [f"versions of objects that the store {each.location} keeps" for each in self.subject.objects]
+        return [
+            f"backups, WAL and logs of the databases {databases}",
+            *stores,
+            *called,
+            "messages, logs and caches of the application",
+        ]
+
+    def holding(self) -> str | None:
+        """Return the sweep that holds a row of the subject, with the table; None if there is none."""
+        now = SYSTEM_CLOCK.now()
+        for table in self.reach.tables:
+            with database.using(table[0]):
+                model: Any = self.reach.model_of(table)
+                for name, hold in holds_on(model, table[0], self._sweeps).items():
+                    mine = Stale(self._conditions, model, lambda alias, at=table: self._conditions.member(at, alias))
+                    held = any_of({name: hold})
+                    assert held is not None
+                    if model.select(*key_of(model)).where(mine(now) & held(now)).limit(1).exists():
+                        return f"{table[1]}, by the hold of {name}"
+        return None
+
+    def sweeps(self, lease: str) -> Iterator[Sweep]:
+        """Yield the sweeps of one pass, each of one database, in order.
+
+        Parameters:
+          lease: Key of the lease that the runs need.
+        """
+        conditions = self._conditions = Conditions(self.reach, self.found)
+        steps: list[tuple[Table, Any]] = [(each.table, each) for each in self.reach.steps()]
+        steps.append((self.reach.root, None))
+        for name, group in groupby(enumerate(steps), lambda step: step[1][0][0]):
+            with database.using(name):
+                stages = [self._stage(conditions, number, *step) for number, step in group]
+            yield ErasureSweep(
+                f"erase:{self.subject.name}",
+                stages,
+                database=name,
+                lease=Lease(lease, 2 * _RUNTIME),
+                limits=Limits(_BATCH, _RUNTIME, resume="never"),
+                guard=Guard(times_history=None, first_run=False),
+                setup=Setup(declared=lambda: self._sweeps),
+            )
+
+    def _stage(self, conditions: Conditions, number: int, table: Table, branch: Any) -> TableStage:
+        hold = any_of(holds_on(self.reach.model_of(table), table[0], self._sweeps))
+        if branch is None:
+            return stage_of_root(conditions, "subject", hold, _BATCH)
+        return stage_of(conditions, branch, f"{number + 1} {branch.link.name}", hold, _BATCH)
+
+
+def execute(
+    number: int,
+    settings: Settings,
+    subjects: Mapping[str, Subject],
+    sweeps: Collection[Sweep] = (),
+    stopping: threading.Event | None = None,
+) -> None:
+    """Execute an erasure, and record how it ended. One that has ended, or does not exist, changes nothing.
+
+    Parameters:
+      subjects: Those that can be erased, by name.
+      sweeps: All declared sweeps, whose holds it respects.
+      stopping: Ends it after the current batch once it is set.
+
+    Raises:
+      ErasureInterrupted: It is to be continued later.
+      Exception: A server is unavailable; it is to be tried again.
+    """
+    row = erasures.begin(number)
+    if row is None:
+        return
+    subject = subjects.get(row.subject)
+    if subject is None:
+        erasures.end(number, "failed", f"there is no subject {row.subject!r}")
+        return
+    execution = _Execution(number, row, subject, settings, sweeps, stopping or threading.Event())
+    without_identity(execution.run)
+
+
+class _Execution:
+    """One execution of an erasure."""
+
+    def __init__(
+        self,
+        number: int,
+        row: Any,
+        subject: Subject,
+        settings: Settings,
+        sweeps: Collection[Sweep],
+        stopping: threading.Event,
+    ) -> None:
+        self._number, self._row, self._subject, self._settings = number, row, subject, settings
+        self._sweeps, self._stopping = sweeps, stopping
+        self._worker = f"erase:{subject.name}"
+        self._error: str | None = None
+
+    def run(self) -> None:
+        try:
+            erasing = Erasing(self._subject, self._row.key, self._row.found or {}, self._sweeps)
+            held = erasing.holding()
+            objects = [self._located(each, erasing.found) for each in self._subject.objects]
+        except DeclarationError as error:
+            self._refuse(str(error), None)
+            return
+        erasures.note(self._number, found=erasing.found, kept=erasing.kept, outside=erasing.outside)
+        if held is not None:
+            self._refuse(f"on hold: {held}", erasing)
+            return
+        try:
+            for each in objects:
+                self._delete_objects(*each)
+            for call in self._subject.also:
+                self._call(call)
+        except ObjectNotDeleted as error:
+            self._end(erasing, "failed", str(error))
+            return
+        self._erase_rows(erasing)
+
+    def _refuse(self, text: str, erasing: Erasing | None) -> None:
+        """End as refused, or as incomplete if an earlier execution has changed something."""
+        if self._counts():
+            self._end(erasing, "incomplete", text)
+        else:
+            self._end(erasing, "refused", text)
+
+    def _end(self, erasing: Erasing | None, state: str, error: str | None = None, proof: Any = None) -> None:
+        counts = self._counts()
+        databases = self._databases(erasing)
+        erasures.forget_rows(self._number, self._worker, databases)
+        erasures.end(self._number, state, error, counts=counts, proof=proof)
+        if state == "done":
+            logger.info("Erasure is done", erasure=self._number, kind=self._subject.name)
+        else:
+            logger.error("Erasure ended", erasure=self._number, kind=self._subject.name, state=state, error=error)
+
+    def _databases(self, erasing: Erasing | None) -> list[str]:
+        return (
+            list(database.by_name()) if erasing is None else list(dict.fromkeys(at for at, _ in erasing.reach.tables))
+        )
+
+    def _counts(self) -> dict[str, Any]:
+        """Return what all executions have changed, by table."""
+        found: dict[str, Any] = dict(self._row.counts)
+        for counts in erasures.counts_of_runs(self._number, self._worker, database.by_name()):
+            found = merged(found, (counts.get(DETAILS) or {}).get("dependents") or {})
+        return {name: each for name, each in found.items() if any(each.values())}
+
+    # -- objects and other systems
+
+    def _located(self, objects: Objects, found: Mapping[str, str | None]) -> tuple[ObjectStore, str]:
+        """Return the store of objects and their key or prefix.
+
+        Raises:
+          DeclarationError: There is no such location, or the key could be another one's.
+        """
+        given = self._settings.object_stores.get(objects.location)
+        if given is None or not given.enabled:
+            raise DeclarationError(f"HOUSEKEEPING_OBJECT_STORES has no location {objects.location!r}")
+        key = objects.key
+        for name in objects.columns:
+            value = found.get(name)
+            if not value or value in (".", "..") or "/" in value:
+                raise DeclarationError(
+                    f"Objects({objects.location!r}): the column {name} of the subject cannot be part of a key"
+                )
+            key = key.replace(f"{{{name}}}", value)
+        return ObjectStore(objects.location, given), key
+
+    def _delete_objects(self, store: ObjectStore, key: str) -> None:
+        deletion = Deletion(store)
+        pages = store.paths_below(key) if key.endswith("/") else iter([[key]])
+        for paths in pages:
+            while paths and deletion.unavailable is None:
+                some, paths = paths[: deletion.at_once], paths[deletion.at_once :]
+                deleted = deletion.delete(some)
+                if deleted.refused:
+                    raise ObjectNotDeleted(f"the store {store.location} refused {len(deleted.refused)} objects")
+                self._count(f"objects in {store.location}", deleted=len(deleted.gone))
+            if deletion.unavailable is not None:
+                raise ErasureInterrupted(f"the store {store.location} is unavailable", _RETRY_S)
+
+    def _call(self, call: Any) -> None:
+        name = _name_of(call.function)
+        try:
+            call.function(*self._row.key)
+        except Exception as error:
+            # Its text may have the key.
+            if call.is_unavailable(error):
+                raise ErasureInterrupted(f"{name}: {type(error).__name__}", _RETRY_S) from None
+            raise ObjectNotDeleted(f"{name} raised {type(error).__name__}") from None
+        self._count(f"call of {name}", called=1)
+
+    def _count(self, name: str, **numbers: int) -> None:
+        self._row.counts = merged(self._row.counts, {name: numbers})
+        erasures.note(self._number, counts=self._row.counts)
+
+    # -- rows
+
+    def _erase_rows(self, erasing: Erasing) -> None:
+        passes, wait_s = 0, FIRST_WAIT_S
+        while True:
+            passes += 1
+            if self._pass(erasing, passes):
+                self._error = None
+            left = erasing.left()
+            proof = {"passes": passes, "left": left}
+            if not any(left.values()):
+                self._end(erasing, "done", None, proof)
+                return
+            if passes >= PASSES:
+                rows = counted(sum(left.values()), "row is", "rows are")
+                why = f": {self._error}" if self._error else ""
+                held = erasing.holding()
+                why += f"; on hold: {held}" if held else ""
+                self._end(erasing, "incomplete", f"{rows} left{why}", proof)
+                return
+            if self._stopping.wait(wait_s):
+                raise ErasureInterrupted("the process stops")
+            wait_s *= 2
+
+    def _pass(self, erasing: Erasing, number: int) -> bool:
+        """Run the sweeps of one pass. Return whether no row has failed."""
+        is_fine = True
+        for place, sweep in enumerate(erasing.sweeps(f"erasure.{self._row.key_hmac[:32]}")):
+            while (result := self._run(sweep, f"{number}.{place}")).reason == "out_of_time":
+                logger.info("Erasure goes on in another run", erasure=self._number)
+            self._judge(result)
+            failed = result.outcome == "failed" or bool(result.counts.get("failed"))
+            is_fine = is_fine and not failed
+            if failed:
+                self._error = str(result.reason or counted(result.counts["failed"], "row") + " failed")
+        return is_fine
+
+    def _run(self, sweep: Sweep, part: str) -> RunResult:
+        with _part_of_message(part):
+            return run_sweep(sweep, noted={erasures.OF_ERASURE: self._number}, stopping=self._stopping)
+
+    def _judge(self, result: RunResult) -> None:
+        """Raise if the erasure cannot go on now."""
+        if result.outcome == "lost_lease" or (result.outcome == "skipped" and result.reason != "already_done"):
+            raise ErasureInterrupted(f"run skipped: {result.reason}", _RETRY_S)
+        if result.outcome == "partial":
+            raise ErasureInterrupted(f"run ended: {result.reason}")
+        if result.outcome == "failed" and result.error is not None and _is_outage(result.error):
+            raise result.error
+
+
+def _is_outage(error: BaseException) -> bool:
+    unavailable = isinstance(error, HousekeepingError) and type(error).__name__.endswith("Unavailable")
+    return unavailable or is_unavailable(error) or caused_by(error, (ConnectionError,))
+
+
+def _name_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+@contextmanager
+def _part_of_message(part: str) -> Iterator[None]:
+    """Give a run within the block a message id for itself, because the ledger has one completed run of each message."""
+    message = current_message.get()
+    if message is None:
+        yield
+        return
+    before = current_message.set(replace(message, message_id=f"{message.message_id}.{part}"))
+    try:
+        yield
+    finally:
+        current_message.reset(before)
+
+
+def find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
+    """Return the values of a subject's primary key as PostgreSQL writes them, and whether it has such a row.
+
+    Parameters:
+      key: A value, or several as a tuple or separated by commas; of the primary key, or of the column `by`.
+
+    Raises:
+      UnknownSubject: It cannot be a key.
+      peewee.PeeweeException: The database does not answer.
+    """
+    return without_identity(_find_key, subject, key)
+
+
+def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
+    with database.using(subject.database):
+        model = subject.model
+        names, types, table = [each.column_name for each in key_of(model)], table_of(model).columns, quoted_name(model)
+        given = [str(each) for each in (key if isinstance(key, tuple | list) else [key])]
+        if len(given) == 1 and len(names) > 1:
+            given = given[0].split(",")
+        columns = ", ".join(f"{sql_name(each)}::text" for each in names)
+        cast = ", ".join(f"%s::text::{types[each]}" for each in names)
+        texts = ", ".join(f"(%s::text::{types[each]})::text" for each in names)
+        if len(given) == len(names) and (values := _row(f"SELECT {texts}", given)) is not None:
+            own = ", ".join(map(sql_name, names))
+            row = _row(f"SELECT {columns} FROM {table} WHERE ({own}) = ({cast})", given)  # noqa: S608
+            if row is not None or subject.by is None:
+                return list(row or values), row is not None
+        if subject.by is not None and len(given) == 1:
+            where = f"{sql_name(subject.by)} = %s::text::{types[subject.by]}"
+            if (row := _row(f"SELECT {columns} FROM {table} WHERE {where}", given)) is not None:  # noqa: S608
+                return list(row), True
+            if len(names) == 1 and (values := _row(f"SELECT {texts}", given)) is not None:
+                return list(values), False
+    raise UnknownSubject(f"this cannot be the key of a {subject.name}")
+
+
+def _row(sql: str, values: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the first row of a query; None without one, or if a value is none of its type."""
+    from peewee import DataError
+
+    try:
+        with database.atomic():
+            row: Any = database.execute_sql(sql, list(values)).fetchone()
+    except DataError:
+        return None
+    return None if row is None else tuple(row)
+
+
+__all__ = ["Erasing", "ErasureSweep", "error_text", "execute", "find_key"]

@@ -1,0 +1,55 @@
+"""An erasure from its request to its receipt."""
+
+from __future__ import annotations
+
+import pytest
+
+from housekeeping import Settings
+from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, ask, erase, row, rows
+
+pytestmark = pytest.mark.usefixtures("customers")
+
+
+@pytest.mark.parametrize("key", [MARKER_ID, str(MARKER_ID), MARKER])
+def test_rows_are_deleted_kept_and_anonymised_as_decided(settings: Settings, key: object) -> None:
+    done = erase(settings, key=key)
+
+    assert (done.state, done.error) == ("done", None)
+    assert rows() == ERASED
+
+
+def test_receipt_has_counts_reasons_and_the_proof_and_no_key(settings: Settings) -> None:
+    done = erase(settings)
+
+    assert done.counts == {
+        "account": {"deleted": 1},
+        "session": {"deleted": 5},
+        "orders": {"anonymised": 4},
+        "item": {"deleted": 8},
+        "comment": {"anonymised": 2},
+        "attachment": {"deleted": 1},
+        "newsletter": {"deleted": 1},
+    }
+    assert done.kept == {
+        "orders": "tax law: 10 years",
+        "comment": "replies of others",
+        "audit_entry": "security log",
+    }
+    assert done.proof == {"passes": 1, "left": dict.fromkeys(ERASED, 0)}
+    assert (done.key, done.found, done.requester, done.reason) == (None, None, "somebody", "of May")
+    assert done.requested_at <= done.started_at <= done.ended_at
+    assert MARKER not in str(done.__data__) and str(MARKER_ID) not in str(done.__data__)
+
+
+def test_erased_twice_changes_nothing(settings: Settings) -> None:
+    first = erase(settings)
+
+    second = erase(settings)
+
+    assert (second.id > first.id, second.state, second.counts, second.key_hmac) == (True, "done", {}, first.key_hmac)
+    assert rows() == ERASED
+
+
+def test_request_of_an_unfinished_erasure_is_the_same(settings: Settings) -> None:
+    assert ask(settings) == ask(settings, key=MARKER)
+    assert row(ask(settings)).state == "requested"

@@ -1,0 +1,9 @@
+"""Parts of `housekeeping.erasures` that tests use."""
+
+from __future__ import annotations
+
+from housekeeping.erasures import ERASE, ERASURES, declare, request, work
+from housekeeping.erasures.graph import read_reach
+from housekeeping.erasures.work import Erasing, execute, find_key
+from housekeeping.ledger import erasures as ledger
+from housekeeping.ledger.schema import Erasure
