@@ -1,0 +1,152 @@
+"""A table that reaches the subject and has no decision stops the erasure, before anything changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from housekeeping import Anonymise, Delete, Keep, Reference, Settings, Subject
+from tests.integration.erasure.shop import MARKER_ID, PERSON, deciding, erase, rows
+from tests.integration.several_databases import CI
+from tests.internals.database import database
+
+pytestmark = pytest.mark.usefixtures("customers")
+
+
+def _refusal(settings: Settings, subject: Subject, key: Any = MARKER_ID) -> str:
+    before = rows()
+    refused = erase(settings, subject, key)
+    assert (refused.state, refused.counts, refused.key, rows()) == ("refused", {}, None, before)
+    return str(refused.error)
+
+
+def test_all_undecided_tables_are_named_with_the_lines_to_add(settings: Settings) -> None:
+    text = _refusal(settings, deciding(session=None, newsletter=None, item=None))
+
+    assert text.startswith("3 links without a decision: ")
+    assert "session.account_id (references account, ON DELETE CASCADE)" in text
+    assert "newsletter.email (references account, a Reference)" in text
+    assert 'add to `tables` of Subject("person"): ' in text
+    assert all(f'"{name}": Delete()' in text for name in ("session", "newsletter", "item"))
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        ("CREATE TABLE added (id int PRIMARY KEY, session_id bigint REFERENCES session ON DELETE CASCADE)", "added"),
+        ("CREATE TABLE added (id int PRIMARY KEY, item_id bigint REFERENCES item ON DELETE SET NULL)", "added"),
+        ("CREATE TABLE added (id int PRIMARY KEY, a_id bigint, FOREIGN KEY (a_id) REFERENCES account)", "added"),
+        ("CREATE SCHEMA late_{0}; CREATE TABLE late_{0}.added (id int, o bigint REFERENCES orders)", "late_{0}.added"),
+        ("ALTER TABLE account ADD invited_by bigint REFERENCES account", "account.invited_by"),
+    ],
+)
+def test_table_or_link_of_a_migration_stops_it(settings: Settings, statement: str, line: str) -> None:
+    schema = settings.namespace.replace("-", "_").replace(".", "_")
+    database.execute_sql(statement.format(schema))
+    try:
+        assert f'"{line.format(schema)}": ' in _refusal(settings, PERSON)
+    finally:
+        database.execute_sql(f"DROP SCHEMA IF EXISTS late_{schema} CASCADE")
+
+
+def _generated(tables: int) -> tuple[str, dict[str, Any]]:
+    """Return a schema of tables, each of which refers to an earlier one, and decisions about them."""
+    statements, decisions = ["CREATE TABLE t0 (id bigint PRIMARY KEY)"], dict[str, Any]()
+    for number in range(1, tables):
+        above = (number * 7) // 10
+        rule = ("CASCADE", "NO ACTION", "RESTRICT")[number % 3]
+        statements.append(
+            f"CREATE TABLE t{number} (id bigint PRIMARY KEY, up bigint REFERENCES t{above} ON DELETE {rule})"
+        )
+        decisions[f"t{number}"] = Keep("a reason", anonymise={"up": None}) if number % 4 == 1 else Delete()
+    statements += [
+        f"INSERT INTO t{n} SELECT m{', m' if n else ''} FROM generate_series(1, 3) AS m" for n in range(tables)
+    ]
+    return "; ".join(statements), decisions
+
+
+def test_forty_tables_and_one_that_was_added_after_the_declaration(settings: Settings) -> None:
+    statements, decisions = _generated(40)
+    database.execute_sql(statements)
+    subject = Subject("node", "t0", tables=decisions)
+    database.execute_sql("CREATE TABLE t40 (id bigint PRIMARY KEY, up bigint REFERENCES t39 ON DELETE CASCADE)")
+
+    refused = erase(settings, subject, 2)
+    database.execute_sql("DROP TABLE t40")
+    done = erase(settings, subject, 2)
+
+    assert (refused.state, done.state) == ("refused", "done"), (refused.error, done.error)
+    assert 't40.up (references t39, ON DELETE CASCADE); add to `tables` of Subject("node"): "t40": Delete()' in (
+        refused.error
+    )
+    found = {f"t{n}": rows(f"t{n}")[f"t{n}"] for n in range(1, 40)}
+    deleted = {name for name, each in found.items() if [row[0] for row in each] == [1, 3]}
+    assert deleted == {name for name, decision in decisions.items() if decision == Delete()}
+    assert all(row[1] != 2 for each in found.values() for row in each)
+
+
+@pytest.mark.parametrize(
+    ("references", "line"),
+    [
+        ([Reference("device.owner", "account.id", where="kind = 'person'")], "device"),
+        ([Reference("device.owner", "item.id")], "device"),
+        ([Reference("build.account", "account.id", database=CI)], "build"),
+        ([Reference("build.account", "orders.id", database=CI)], "build"),
+    ],
+)
+def test_declared_references_need_a_decision_as_well(two: Settings, references: list[Reference], line: str) -> None:
+    database.execute_sql("CREATE TABLE device (id bigint PRIMARY KEY, owner bigint, kind text)")
+    with database.using(CI):
+        database.execute_sql("CREATE TABLE build (id bigint PRIMARY KEY, account bigint)")
+
+    text = _refusal(two, replace(PERSON, references=[*PERSON.references, *references]))
+
+    assert f'"{line}": Delete()' in text
+
+
+def test_table_of_another_database_that_a_reference_leads_to_needs_one(two: Settings) -> None:
+    with database.using(CI):
+        database.execute_sql("CREATE TABLE build (id bigint PRIMARY KEY, account bigint)")
+        database.execute_sql("CREATE TABLE log (id bigint PRIMARY KEY, build_id bigint REFERENCES build)")
+    references = [*PERSON.references, Reference("build.account", "account.id", database=CI)]
+
+    assert '"log": Delete()' in _refusal(two, replace(deciding(build=Delete()), references=references))
+
+
+@pytest.mark.parametrize(
+    ("decisions", "text"),
+    [
+        ({"orders": Keep("tax law")}, 'ON DELETE NO ACTION; add anonymise={"account_id": None} to the decision'),
+        ({"session": Keep("x")}, "ALTER COLUMN account_id DROP NOT NULL, and add anonymise"),
+        ({"session": Anonymise(account_id=None)}, "session.account_id cannot be anonymised with None"),
+        ({"orders": Anonymise(account_id=None, name=None)}, "orders.name cannot be anonymised with None"),
+        ({"orders": Anonymise(account_id=None, nme="x")}, "orders has no column 'nme' to anonymise; it has account_id"),
+        ({"orders": Anonymise(account_id="x")}, "orders.account_id does not take the value 'x'; write a value of"),
+        ({"comment__author_id": Anonymise(author_id=None, text="x" * 21)}, "write a shorter text: its type is"),
+        ({"comment__parent_id": None, "comment": Delete(), "comment__author_id": None, "item": None}, '"item": D'),
+        ({"comment__parent_id": None, "comment": Anonymise(text="")}, '"comment.parent_id": Anonymise(parent_id=None)'),
+        ({"sesion": Delete()}, "names 'sesion', which does not reach the subject; did you mean 'session'?"),
+    ],
+)
+def test_decision_that_cannot_be_carried_out_is_refused(
+    settings: Settings, decisions: dict[str, Any], text: str
+) -> None:
+    assert text in _refusal(settings, deciding(**decisions))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("ADD CHECK (name <> 'erased')", "the constraint orders_name_check forbids these values"),
+        ("ADD UNIQUE (name)", "because of the unique index orders_name_key; write None"),
+        ("ADD copy text GENERATED ALWAYS AS (name) STORED", "orders.copy is generated; leave it out"),
+    ],
+)
+def test_constraint_that_forbids_the_new_values_is_known_before(settings: Settings, change: str, text: str) -> None:
+    database.execute_sql("UPDATE orders SET name = id::text")
+    database.execute_sql(f"ALTER TABLE orders {change}")
+    values = {"account_id": None, "name": "erased"} | ({"copy": "x"} if "copy" in change else {})
+
+    assert text in _refusal(settings, deciding(orders=Keep("tax law", anonymise=values)))
