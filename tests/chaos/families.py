@@ -97,7 +97,7 @@ class Family:
       models: Its tables.
       statement: Makes a round's rows.
       queries: Find what is left of them.
-      counts: Table -> the counts of a run that number its changed rows.
+      counts: Table -> the counts of a run that number its changed rows; keys at several depths are joined by commas.
       stale: Records of a round that are processed.
       settings: In ``HOUSEKEEPING_WORKERS``.
       setup: Statements that create its tables, if it has no models.
@@ -139,6 +139,10 @@ class Family:
     def fill(self, place: Place, round: int) -> None:
         """Create stale records of a round, and others that must stay."""
         place.do(self.statement.format(base=round * SPAN, stale=STALE, fresh=FRESH))
+
+    def complaints(self, place: Place) -> Iterator[str]:
+        """Yield what else is wrong with the records, or with the committed changes."""
+        return iter(())
 
     def left(self, place: Place, round: int) -> State:
         """Return the current records of the round."""

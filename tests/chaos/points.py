@@ -22,13 +22,13 @@ from housekeeping import ExclusiveLease
 from tests.internals.database import Database
 from tests.internals.engine import Commit
 from tests.internals.ledger import run_start, runs
-from tests.internals.sweeps import PartitionStage, TableStage
+from tests.internals.sweeps import CascadeStage, PartitionStage, TableStage
 from tests.internals.workers import Deletion, GitCli, PendingDeletions, PendingProjects, PendingUploadsStage
 
 FOLDER: Final = "CHAOS_FOLDER"
 GO: Final = "go"
 
-_PASSES: Final = (TableStage, PendingUploadsStage, PendingDeletions, PendingProjects)
+_PASSES: Final = (TableStage, CascadeStage, PendingUploadsStage, PendingDeletions, PendingProjects)
 
 
 class Points:

@@ -56,7 +56,10 @@ SELECT id, number FROM (
 _TRIGGER: Final = "CREATE TRIGGER note AFTER {events} ON {table} FOR EACH ROW EXECUTE FUNCTION {schema}.note()"
 _EFFECTS: Final = """
 SELECT xid::text, tbl, coalesce(old->>'id', old->>'user_id') FROM audit
-WHERE tbl NOT IN ('runs', 'leases') AND (op = 'DELETE' OR (op = 'UPDATE' AND old->>'status' <> new->>'status'))
+WHERE tbl NOT IN ('runs', 'leases') AND (
+    op = 'DELETE'
+    OR (op = 'UPDATE' AND (old->>'status' <> new->>'status' OR old->>'author_id' IS DISTINCT FROM new->>'author_id'))
+)
 """
 #: Ledger updates of batches. Closing the row of a run that failed, was lost or was ended by a
 #: shutdown is not among them: it counts nothing new, but may write `failed` for the first time.
@@ -159,7 +162,7 @@ class Recorder:
         changed = Counter((effect.table, run_of.get(effect.xid)) for effect in effects)
         for family in self._families:
             for worker, table, names in family.counted():
-                counted = " + ".join(f"coalesce((counts->>'{name}')::bigint, 0)" for name in names)
+                counted = " + ".join(f"coalesce((counts #>> '{{{name}}}')::bigint, 0)" for name in names)
                 for run_id, number in self._place.rows(_COUNTED.format(own=self._own, worker=worker, counted=counted)):
                     if number != changed[table, run_id]:
                         yield f"run {run_id} of {worker} counts {number} of {table}, not {changed[table, run_id]}"

@@ -104,6 +104,7 @@ def verdict(trial: Trial, undisturbed: Undisturbed, figures: Figures) -> list[st
         for actor, left in trial.left(round).items():
             lost += [f"{actor}: {row} is left of round {round}" for row in _more(left, undisturbed[actor])]
             lost += [f"{actor}: {row} is not left of round {round}" for row in _more(undisturbed[actor], left)]
+    lost += [text for family in trial.families for text in family.complaints(trial.place)]
     doubled = trial.recorder.complaints()
     figures.lost += len(lost)
     figures.doubled += len(doubled)

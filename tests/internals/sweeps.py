@@ -5,6 +5,7 @@ from __future__ import annotations
 from housekeeping.engine import failures as bad_rows
 from housekeeping.sweeps import actions, partition_catalog, tree
 from housekeeping.sweeps.actions import moved
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.cascade_statements import Statements
 from housekeeping.sweeps.conditions import as_condition, check_expression
 from housekeeping.sweeps.dependents import Graph, Link, read_graph

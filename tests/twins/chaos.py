@@ -9,6 +9,7 @@ import pytest
 from tests.internals.database import database
 from tests.internals.ledger import Run, run_queries, runs
 from tests.twins import Twin
+from tests.twins.scenarios import deletes_dependents_of_fresh_parents
 
 _KILLS: Final = "tests/chaos/test_kill_points.py::"
 _ZOMBIES: Final = "tests/chaos/test_zombies.py::"
@@ -49,10 +50,24 @@ TWINS: Final = [
         in_processes=True,
     ),
     Twin(
+        "F1",
+        "chaos_commits_a_cascade_after_a_takeover",
+        "tests/chaos/test_cascade.py::test_paused_cascade_cannot_commit_after_a_takeover",
+        _commits_without_the_lease,
+        in_processes=True,
+    ),
+    Twin(
         "F3",
         "chaos_counts_a_begun_run_as_done",
         f"{_KILLS}test_runs_killed_within_a_batch_reach_the_same_state",
         _counts_a_begun_run_as_done,
+        in_processes=True,
+    ),
+    Twin(
+        "C1",
+        "chaos_deletes_dependents_of_fresh_parents",
+        "tests/chaos/test_cascade.py::test_lost_answers_and_reopened_accounts_are_noticed_at_the_next_commit",
+        deletes_dependents_of_fresh_parents,
         in_processes=True,
     ),
     Twin(

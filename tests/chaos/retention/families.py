@@ -1,7 +1,8 @@
-"""Test data of the archive, the partitions and the purge."""
+"""Test data of the archive, the partitions, the purge and the cascade."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from tests.chaos.families import FRESH, SPAN, STALE, Family, Place, State
@@ -34,6 +35,86 @@ _PARTITION: Final = """
 CREATE TABLE events_{name} PARTITION OF events FOR VALUES FROM ('{year}-01-01') TO ('{next}-01-01');
 INSERT INTO events SELECT {base} + n, '{year}-06-01', {on_hold} FROM generate_series(1, 3) AS n
 """
+#: Closed accounts of a round. Each has two purchases of three items, and a comment.
+CLOSED: Final = 12
+#: The one with an invoice, which is kept, and those that the application may open again.
+INVOICED: Final = 5
+REOPENED: Final = (11, 12)
+#: A purchase follows a foreign key that cascades, an item none at all.
+_ACCOUNTS: Final = """
+CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz);
+CREATE TABLE purchase (id bigint PRIMARY KEY, account_id bigint NOT NULL REFERENCES account ON DELETE CASCADE);
+CREATE TABLE item (id bigint PRIMARY KEY, order_id bigint NOT NULL, of_account bigint NOT NULL);
+CREATE TABLE comment (id bigint PRIMARY KEY, author_id bigint REFERENCES account ON DELETE SET NULL);
+CREATE TABLE invoice (id bigint PRIMARY KEY, account_id bigint NOT NULL REFERENCES account);
+CREATE INDEX ON account (closed_at, id); CREATE INDEX ON purchase (account_id); CREATE INDEX ON item (order_id);
+CREATE INDEX ON comment (author_id); CREATE INDEX ON invoice (account_id);
+CREATE FUNCTION slow_down() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.005); RETURN OLD; END';
+CREATE TRIGGER slow_down BEFORE DELETE ON item FOR EACH ROW EXECUTE FUNCTION slow_down()
+"""
+_ACCOUNT_ROWS: Final = """
+INSERT INTO account SELECT {base} + n, CASE WHEN n < 500 THEN now() - n * interval '1 minute' END
+FROM (SELECT generate_series(1, {closed}) UNION SELECT generate_series(501, 503)) AS ns (n);
+INSERT INTO purchase SELECT id + (id - {base}) % 500 * 9 + m, id FROM account, generate_series(1, 2) AS m
+WHERE id BETWEEN {base} AND {base} + 999;
+INSERT INTO item SELECT account_id + (account_id - {base}) % 500 * 29 + (id % 2) * 3 + k, id, account_id
+FROM purchase, generate_series(1, 3) AS k WHERE account_id BETWEEN {base} AND {base} + 999;
+INSERT INTO comment SELECT id, id FROM account WHERE id BETWEEN {base} AND {base} + 999;
+INSERT INTO invoice VALUES ({base}, {base} + {invoiced})
+"""
+_ORPHANS: Final = """
+SELECT 'purchase', id FROM purchase WHERE NOT EXISTS (SELECT FROM account WHERE id = account_id)
+UNION ALL SELECT 'item', id FROM item WHERE NOT EXISTS (SELECT FROM purchase WHERE id = order_id)
+"""
+#: Changes of dependents: transaction, table, row, and the rows that it depended on.
+_CHANGED: Final = """
+WITH changed AS (
+    SELECT pg_xact_commit_timestamp(xid) AS at, tbl, old->>'id' AS id,
+        coalesce(old->>'account_id', old->>'author_id', old->>'of_account') AS account, old->>'order_id' AS purchase
+    FROM audit WHERE tbl IN ('purchase', 'item', 'comment')
+    AND (op = 'DELETE' OR old->>'author_id' IS DISTINCT FROM new->>'author_id')
+)
+"""
+_TOO_LATE: Final = f"""{_CHANGED}
+SELECT changed.tbl, changed.id FROM changed JOIN audit ON audit.op = 'DELETE' AND (
+    (audit.tbl = 'account' AND audit.old->>'id' = account) OR (audit.tbl = 'purchase' AND audit.old->>'id' = purchase)
+) WHERE at >= pg_xact_commit_timestamp(xid)
+"""
+_OF_FRESH_ONES: Final = f"""{_CHANGED}
+SELECT changed.tbl, changed.id FROM changed
+JOIN audit ON audit.tbl = 'account' AND audit.op = 'UPDATE' AND audit.old->>'id' = account
+WHERE audit.new->>'closed_at' IS NULL AND at > pg_xact_commit_timestamp(xid)
+"""
+
+
+class Accounts(Family):
+    """Accounts that are deleted with what depends on them, and some that are opened again meanwhile."""
+
+    def expected(self) -> State:
+        """Return the final state of every round."""
+        left = (INVOICED, 501, 502, 503)
+        return [
+            *(("account", n) for n in left),
+            *(("purchase", n + n % 500 * 9 + m) for n in left for m in (1, 2)),
+            *(("item", n + n % 500 * 29 + k) for n in left for k in range(1, 7)),
+            *(("comment", n, n if n in left else None) for n in (*range(1, CLOSED - 1), 501, 502, 503)),
+        ]
+
+    def fill(self, place: Place, round: int) -> None:
+        place.do(_ACCOUNT_ROWS.format(base=round * SPAN, closed=CLOSED, invoiced=INVOICED))
+
+    def reopen(self, place: Place, round: int) -> None:
+        """Open two accounts of a round again, unless they are gone."""
+        ids = [round * SPAN + n for n in REOPENED]
+        place.rows("UPDATE account SET closed_at = NULL WHERE id = ANY(%s) RETURNING id", ids)
+
+    def complaints(self, place: Place) -> Iterator[str]:
+        for table, id in place.rows(_ORPHANS):
+            yield f"{table} {id} depends on a row that is gone"
+        for table, id in place.rows(_TOO_LATE):
+            yield f"{table} {id} was changed by the commit that deleted what it depended on, or later"
+        for table, id in place.rows(_OF_FRESH_ONES):
+            yield f"{table} {id} was changed after its account was opened again"
 
 
 class Sessions(Family):
@@ -107,6 +188,31 @@ SESSIONS: Final = Sessions(
     leased=True,
     setup=_SESSIONS,
     archive=("sessions", "old_sessions"),
+)
+#: Records of a round without those of the accounts that may be opened again.
+_OF_ROUND: Final = (
+    "FROM {0} CROSS JOIN (SELECT %s::bigint AS base) AS round "
+    "WHERE {1} BETWEEN %s AND %s AND {1} - base <> ALL(ARRAY[11, 12]) ORDER BY 2"
+)
+ACCOUNTS: Final = Accounts(
+    "shop.closed_accounts",
+    [],
+    queries=[
+        f"SELECT 'account', id - base {_OF_ROUND.format('account', 'id')}",
+        f"SELECT 'purchase', id - base {_OF_ROUND.format('purchase', 'account_id')}",
+        f"SELECT 'item', id - base {_OF_ROUND.format('item', 'of_account')}",
+        f"SELECT 'comment', id - base, author_id - base {_OF_ROUND.format('comment', 'id')}",
+    ],
+    counts={
+        "account": ("deleted_rows",),
+        "purchase": ("details,dependents,purchase,deleted",),
+        "item": ("details,dependents,item,deleted",),
+        "comment": ("details,dependents,comment,cleared",),
+    },
+    settings={"batch_size": 5},
+    leased=True,
+    setup=_ACCOUNTS,
+    stale=CLOSED,
 )
 EVENTS: Final = Events(
     "shop.old_events",
