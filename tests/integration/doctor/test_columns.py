@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from peewee import BigAutoField, IntegerField, ProgrammingError
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, Call, Delete, Rows, Settings, Sweep, UtcDateTimeField
+from tests.command_processes import CommandProcesses
 from tests.declarations import changed
 from tests.integration.doctor.conftest import Found
 from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED
@@ -165,10 +165,10 @@ def test_table_with_partitions_is_no_warning(complete: Settings, partition: None
 
 
 @pytest.mark.slow
-def test_init_warns_of_a_table_that_is_a_partition(partition: None, environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "housekeeping", "init"], env=environment, capture_output=True, text=True, timeout=60
-    )
+def test_init_warns_of_a_table_that_is_a_partition(
+    partition: None, environment: dict[str, str], command_processes: CommandProcesses, tmp_path: Path
+) -> None:
+    done = command_processes.run(["init"], environment, tmp_path, timeout_s=60)
 
     assert done.returncode == 0
     assert "warning: ci_builds is a partition of p_ci_builds" in done.stderr
@@ -177,17 +177,16 @@ def test_init_warns_of_a_table_that_is_a_partition(partition: None, environment:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["plan", JOBS], ["run", JOBS], ["status"], ["doctor"]])
 def test_commands_work_on_a_partition_without_labels(
-    partition: None, environment: dict[str, str], postgres: Database, command: list[str]
+    partition: None,
+    environment: dict[str, str],
+    command_processes: CommandProcesses,
+    postgres: Database,
+    tmp_path: Path,
+    command: list[str],
 ) -> None:
     postgres.execute_sql("ALTER TABLE p_ci_builds DROP COLUMN stage")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "housekeeping", *command, "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = command_processes.run([*command, "--json"], environment, tmp_path, timeout_s=60)
 
     said = json.loads(done.stdout)
     assert "stage" not in done.stderr

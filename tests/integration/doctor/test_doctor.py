@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from urllib.parse import quote
 
 import psycopg2
@@ -14,6 +14,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
+from tests.command_processes import CommandProcesses
 from tests.integration.doctor.conftest import Found
 from tests.internals.core import PREFIX, how_to_install, redis_client
 from tests.internals.database import Database, connect_to, database
@@ -54,30 +55,31 @@ def test_missing_worker_and_scheduler_are_warnings(found: Found) -> None:
     }
 
 
-INDEXES = [
-    ("index_user_statuses_on_clear_status_at_not_null", "user_status_cleanup.batch"),
-    ("index_bulk_imports_on_updated_at_and_id_for_stale", "bulk_imports.stale_import"),
-    ("index_bulk_import_entities_on_updated_at_and_id_for_stale", "bulk_imports.stale_import"),
-    ("index_ci_builds_on_status_and_created_at_and_project_id", "ci.stuck_builds.drop_pending"),
-    ("index_batched_git_ref_updates_deletions_on_project_id_pending", "batched_git_ref_updates.cleanup_scheduler"),
-]
+INDEXES = {
+    "index_user_statuses_on_clear_status_at_not_null": "user_status_cleanup.batch",
+    "index_bulk_imports_on_updated_at_and_id_for_stale": "bulk_imports.stale_import",
+    "index_bulk_import_entities_on_updated_at_and_id_for_stale": "bulk_imports.stale_import",
+    "index_ci_builds_on_status_and_created_at_and_project_id": "ci.stuck_builds.drop_pending",
+    "index_batched_git_ref_updates_deletions_on_project_id_pending": "batched_git_ref_updates.cleanup_scheduler",
+}
 
 
-@pytest.mark.parametrize(("index", "worker"), INDEXES)
-def test_missing_index_is_reported_with_its_create_statement(
-    found: Found, admin: Connection, settings: Settings, index: str, worker: str
+def test_missing_indexes_are_reported_with_their_create_statements(
+    found: Found, admin: Connection, settings: Settings
 ) -> None:
     with admin.cursor() as cursor:
-        cursor.execute(f'DROP INDEX {settings.namespace}."{index}"')
+        cursor.execute(f"SET search_path TO {settings.namespace}")
+        cursor.execute(f"DROP INDEX {', '.join(INDEXES)}")
 
     missing = [each for each in found("warning") if each.subject == "indexes"]
 
-    assert worker in {each.area for each in missing}
-    statements = {str(each.way_out) for each in missing}
-    assert all(f'CREATE INDEX CONCURRENTLY "{index}"' in statement for statement in statements)
-    with admin.cursor() as cursor:
-        cursor.execute(f"SET search_path TO {settings.namespace}")
-        cursor.execute(next(statement for statement in statements.pop().split("; ") if index in statement))
+    given = {(each.area, statement) for each in missing for statement in str(each.way_out).split("; ")}
+    for index, worker in INDEXES.items():
+        [statement] = [
+            text for area, text in given if area == worker and f'CREATE INDEX CONCURRENTLY "{index}"' in text
+        ]
+        with admin.cursor() as cursor:
+            cursor.execute(statement)
     assert [each for each in found("warning") if each.subject == "indexes"] == []
 
 
@@ -89,13 +91,15 @@ def test_missing_table_is_an_error_that_names_the_setting(found: Found, postgres
     assert missing.way_out is not None and '["tables"]' in missing.way_out
 
 
-@pytest.mark.parametrize("off", ["off", "false", "no", "0"])
-def test_table_with_autovacuum_off_is_a_warning(found: Found, postgres: Database, off: str) -> None:
-    postgres.execute_sql(f"ALTER TABLE ci_builds SET (autovacuum_enabled = {off})")
+def test_table_with_autovacuum_off_is_a_warning(found: Found, postgres: Database) -> None:
+    off = {"ci_builds": "off", "user_statuses": "false", "bulk_imports": "no", "batched_git_ref_updates_deletions": "0"}
+    for table, word in off.items():
+        postgres.execute_sql(f"ALTER TABLE {table} SET (autovacuum_enabled = {word})")
 
-    (findings,) = [each for each in found("warning") if each.subject == "autovacuum on ci_builds"]
+    texts = {each.subject: each.text for each in found("warning") if each.subject.startswith("autovacuum on ")}
 
-    assert "is off" in findings.text
+    assert texts.keys() == {f"autovacuum on {table}" for table in off}
+    assert all("is off" in text for text in texts.values())
 
 
 def test_table_with_other_options_has_autovacuum_on(found: Found, postgres: Database) -> None:
@@ -262,17 +266,14 @@ def test_server_that_only_speaks_the_protocol_is_an_error(found: Found, other_se
     ]
 
 
-def test_init_refuses_a_server_that_only_speaks_the_protocol(other_server: str, environment: dict[str, str]) -> None:
+def test_init_refuses_a_server_that_only_speaks_the_protocol(
+    other_server: str, environment: dict[str, str], command_processes: CommandProcesses, tmp_path: Path
+) -> None:
     url = f"{PREFIX}DATABASE_URL"
     given = environment[url]
     options = f"{'&' if '?' in given else '?'}options={quote(other_server)}"
-    done = subprocess.run(
-        [sys.executable, "-m", "housekeeping", "init"],
-        env=environment | {url: given + options},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+
+    done = command_processes.run(["init"], environment | {url: given + options}, tmp_path, timeout_s=60)
 
     assert done.returncode == 2
     assert done.stderr.strip().startswith("housekeeping: this server is CockroachDB: ")

@@ -83,6 +83,7 @@ def test_json_output_has_unmodified_hostile_names(hostile: Installation) -> None
     assert [row["ref"] for row in planned["stages"][0]["samples"][:2]] == list(NAMES)
 
 
+@pytest.mark.slow
 def test_pages_show_hostile_names_as_text(hostile: Installation, tmp_path: Path) -> None:
     hostile.command("run", CLEANUP, PROJECT)
     hostile.command("run", UPLOADS)

@@ -33,7 +33,7 @@ class Reading(BaseModel):
 
 
 #: The sweep with more time than its rows need on a busy machine.
-LONG: Final = changed(sweep, runtime=timedelta(minutes=30))
+LONG: Final = changed(sweep, runtime=timedelta(minutes=30), batch=50)
 #: Makes the deletion of the statuses that the SQL condition holds for fail.
 Refuse = Callable[[str], None]
 
@@ -50,11 +50,11 @@ def _ids() -> list[int]:
 @pytest.mark.parametrize(
     ("bad", "is_bad"),
     [
-        pytest.param("id <= 90", lambda n: n <= 90, id="front"),
-        pytest.param("id BETWEEN 51 AND 140", lambda n: 51 <= n <= 140, id="middle"),
-        pytest.param("id > 150", lambda n: n > 150, id="end"),
-        pytest.param("id / 30 % 2 = 1", lambda n: n // 30 % 2 == 1, id="every second thirty"),
-        pytest.param("id <= 100 AND id % 25 > 0", lambda n: n <= 100 and n % 25 > 0, id="24 of 25"),
+        pytest.param("id <= 45", lambda n: n <= 45, id="front"),
+        pytest.param("id BETWEEN 26 AND 70", lambda n: 26 <= n <= 70, id="middle"),
+        pytest.param("id > 75", lambda n: n > 75, id="end"),
+        pytest.param("id / 15 % 2 = 1", lambda n: n // 15 % 2 == 1, id="every second fifteen"),
+        pytest.param("id <= 50 AND id % 25 > 0", lambda n: n <= 50 and n % 25 > 0, id="24 of 25"),
     ],
 )
 def test_good_rows_are_processed_in_one_run_wherever_bad_rows_are(
@@ -64,16 +64,16 @@ def test_good_rows_are_processed_in_one_run_wherever_bad_rows_are(
     is_bad: Callable[[int], bool],
     reported: list[dict[str, Any]],
 ) -> None:
-    add_statuses(200, DUE)
+    add_statuses(100, DUE)
     refuse(bad.replace("id", "OLD.user_id"))
 
     result = run_sweep(LONG)
 
-    kept = [n for n in range(1, 201) if is_bad(n)]
+    kept = [n for n in range(1, 101) if is_bad(n)]
     assert _ids() == kept
     assert (result.outcome, result.counts["deleted_rows"], result.counts["failed"]) == (
         "done",
-        200 - len(kept),
+        100 - len(kept),
         len(kept),
     )
     assert [about["rows"] for about in reported] == [len(kept)], "one report of the cause"
@@ -82,24 +82,24 @@ def test_good_rows_are_processed_in_one_run_wherever_bad_rows_are(
 @pytest.fixture
 def most_failures(monkeypatch: pytest.MonkeyPatch) -> int:
     """The number of bad rows in a row after which a run leaves their stage, lowered."""
-    monkeypatch.setattr(batches, "MOST_FAILURES", 40)
-    return 40
+    monkeypatch.setattr(batches, "MOST_FAILURES", 20)
+    return 20
 
 
 def test_too_many_bad_rows_end_the_run_and_the_next_continues_behind_them(
     add_statuses: AddStatuses, refuse: Refuse, most_failures: int, last_run: Callable[[], Run]
 ) -> None:
-    add_statuses(150, DUE)
-    refuse("OLD.user_id <= 100")
+    add_statuses(75, DUE)
+    refuse("OLD.user_id <= 50")
 
     found = []
     for _ in range(3):
         result = run_sweep(LONG)
         found.append((result.outcome, result.counts["failed"], last_run().cursor["after"][1]))
 
-    assert found[:2] == [("failed", 40, 40), ("failed", 80, 80)], "the second one also tried those in front"
-    assert result.reason == "40 rows in a row failed, the last one with: not today"
-    assert (result.counts["deleted_rows"], _ids()) == (50, list(range(1, 101)))
+    assert found[:2] == [("failed", 20, 20), ("failed", 40, 40)], "the second one also tried those in front"
+    assert result.reason == "20 rows in a row failed, the last one with: not today"
+    assert (result.counts["deleted_rows"], _ids()) == (25, list(range(1, 51)))
 
 
 @pytest.mark.slow
@@ -145,14 +145,14 @@ def test_run_whose_time_ends_after_a_changed_row_is_partial_despite_bad_rows_bef
     assert (result.outcome, result.reason, result.counts["failed"]) == ("partial", "out_of_time", 30)
 
 
-@pytest.mark.parametrize("bad", [30, 60])
+@pytest.mark.parametrize("bad", [15, 30])
 def test_rows_that_become_due_behind_a_bad_region_are_deleted(
     add_statuses: AddStatuses, refuse: Refuse, most_failures: int, bad: int
 ) -> None:
     refuse(f"OLD.user_id <= {bad}")
     add_statuses(bad, DUE)
     for number in (10_000, 20_000):
-        add_statuses(50, "now() - interval '1 minute'", first_id=number)
+        add_statuses(25, "now() - interval '1 minute'", first_id=number)
 
         for _ in range(2):
             run_sweep(LONG)
@@ -163,30 +163,30 @@ def test_rows_that_become_due_behind_a_bad_region_are_deleted(
 def test_resumed_run_that_leaves_a_stage_still_processes_the_rows_in_front(
     add_statuses: AddStatuses, refuse: Refuse, most_failures: int
 ) -> None:
-    add_statuses(100, DUE)
-    refuse("OLD.user_id <= 100")
+    add_statuses(50, DUE)
+    refuse("OLD.user_id <= 50")
     run_sweep(LONG)
     add_statuses(10, "now() - interval '2 hours'", first_id=1000)
 
     result = run_sweep(LONG)
 
-    assert (result.outcome, result.counts["deleted_rows"], _ids()) == ("failed", 10, list(range(1, 101)))
+    assert (result.outcome, result.counts["deleted_rows"], _ids()) == ("failed", 10, list(range(1, 51)))
 
 
 def test_bad_region_of_a_stage_does_not_keep_the_next_stage(
     add_statuses: AddStatuses, refuse: Refuse, most_failures: int
 ) -> None:
-    add_statuses(200, DUE)
-    refuse("OLD.user_id <= 60")
+    add_statuses(100, DUE)
+    refuse("OLD.user_id <= 30")
     stages = [
         TableStage(
             name=name,
             stale=lambda now, condition=condition: UserStatus.scheduled_for_cleanup(now) & condition,
             order=stage_of(sweep).order,
             action=Delete(),
-            batch_size=20,
+            batch_size=10,
         )
-        for name, condition in [("first", UserStatus.user_id <= 100), ("second", UserStatus.user_id > 100)]
+        for name, condition in [("first", UserStatus.user_id <= 50), ("second", UserStatus.user_id > 50)]
     ]
     two = Sweep(
         "shop.two_stages", lambda _: stages, limits=Limits(runtime=timedelta(minutes=1)), guard=Guard(first_run=False)
@@ -194,8 +194,8 @@ def test_bad_region_of_a_stage_does_not_keep_the_next_stage(
 
     first, second = run_sweep(two), run_sweep(two)
 
-    assert (first.outcome, first.counts["deleted_rows"], first.counts["failed"]) == ("failed", 100, 40)
-    assert second.counts["deleted_rows"] == 40
+    assert (first.outcome, first.counts["deleted_rows"], first.counts["failed"]) == ("failed", 50, 20)
+    assert second.counts["deleted_rows"] == 20
 
 
 @pytest.mark.slow
