@@ -212,7 +212,10 @@ class _Consumer(RedisConsumer):
                     self.misses = 0
                     self.queued_message_ids.add(message.message_id)
                     self.broker.in_hand[self.queue_name].add(message.options["redis_message_id"])
-                    return MessageProxy(message)
+                    delivered = MessageProxy(message)
+                    # A proxy looks up each attribute in Python, and the hooks read some fifty of them.
+                    vars(delivered).update(vars(message))
+                    return delivered
                 if body is not None:  # it was deleted, but not its id
                     self.broker.bury(self.queue_name, body, why)
         self.misses, pause_ms = compute_backoff(self.misses, max_backoff=self.timeout)

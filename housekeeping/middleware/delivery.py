@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Final
-from uuid import uuid4
 
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware, get_encoder
@@ -229,7 +229,7 @@ class Admission(Middleware):
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         _check_idempotency(actor)
         _check_lease(actor)
-        if actor.options.get("idempotent") or "exclusive_lease" in actor.options:
+        if _is_protected(actor):
             actor.fn = self._guarded(actor.fn)
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
@@ -245,7 +245,7 @@ class Admission(Middleware):
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         actor = broker.get_actor(message.actor_name)
         self._deduplication.prepare(actor, message)
-        if not actor.options.get("idempotent") and "exclusive_lease" not in actor.options:
+        if not _is_protected(actor):
             return
         with fail_message_on_error():
             # Remembered before Redis is asked: if its answer is lost, the end frees what was taken.
@@ -258,7 +258,8 @@ class Admission(Middleware):
             shares_key = has_dependents(message)
             # Repeated after a lost answer: otherwise an acquired lease would stay unused until its ttl expires.
             answer = retry_redis(lambda: self._ask(self._admit, parts, shares_key=shares_key), tries=2, pause_s=0)
-            state, key_state, holder, left_ms = answer
+            granted = delivery.token, "ours", delivery.lease_token, 0
+            state, key_state, holder, left_ms = granted if answer == 1 else answer
             delivery.answered = True
             if parts["mark"] and (refusal := self._mark_refusal(delivery, text(state), message)):
                 delivery.marks, delivery.begun, delivery.lease = [], False, None
@@ -423,6 +424,8 @@ class Admission(Middleware):
         If the process dies before, the message runs again.
         """
         actor = broker.get_actor(message.actor_name)
+        if not _is_protected(actor):
+            return
         delivery = self._deduplication.thread.end_delivery()
         if delivery is None or delivery.message_id != message.message_id:
             delivery = _delivery(message)  # another middleware ended it before it began
@@ -456,7 +459,8 @@ class Admission(Middleware):
             recorded = False
             if rerun is None:
                 whole = {**parts, "ack": acknowledgment}
-                was_held, left, recorded = self._ask(self._dismiss, whole, owes_rerun=owes_rerun)
+                answer = self._ask(self._dismiss, whole, owes_rerun=owes_rerun)
+                was_held, left, recorded = (1, 0, True) if answer == 1 else answer
                 held = held and bool(was_held or tries > 1)  # a try without an answer may have released it
                 # A run that lost its key cannot know whether a duplicate arrived before. One run too many is harmless.
                 if left == 1 or (left == 2 and owes_rerun):
@@ -493,13 +497,12 @@ class Admission(Middleware):
             logger.exception("Rerun of a message could not be sent")  # another middleware refuses it
             self._ask(self._dismiss, {"ack": acknowledgment})
 
-    def _ask(self, script: Any, parts: dict[str, Part | None], **flags: bool) -> list[Any]:
+    def _ask(self, script: Any, parts: dict[str, Part | None], **flags: bool) -> Any:
         """Run the start or end script, with its parts in the order of their keys. The scripts are safe to repeat."""
         needed = {name: part for name, part in parts.items() if part is not None}
         keys = [key for its_keys, _ in needed.values() for key in its_keys]
         arguments = {name: its_arguments for name, (_, its_arguments) in needed.items()}
-        answer: list[Any] = script(keys=keys, args=[named(**arguments, **flags)])
-        return answer
+        return script(keys=keys, args=[named(**arguments, **flags)])
 
 
 def _when_available(end: Callable[[], None]) -> None:
@@ -522,8 +525,14 @@ def _ends_as_done(broker: Broker, message: MessageProxy, delivery: Delivery, ref
     return True
 
 
+def _is_protected(actor: Actor[..., Any]) -> bool:
+    return bool(actor.options.get("idempotent")) or "exclusive_lease" in actor.options
+
+
 def _delivery(message: MessageProxy) -> Delivery:
-    return Delivery(message.message_id, f"{message.message_id}:{uuid4().hex}", _retry_number(message), elapsed())
+    # As unique as a UUID, and made in a quarter of the time.
+    token = f"{message.message_id}:{os.urandom(16).hex()}"
+    return Delivery(message.message_id, token, _retry_number(message), elapsed())
 
 
 def _beginning(delivery: Delivery) -> dict[str, Any]:

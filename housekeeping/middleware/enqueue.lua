@@ -1,31 +1,44 @@
 -- Enqueueing in one script with the change of a key. Dramatiq's own script enqueues; `given.dispatch` has its arguments up
 -- to the message's copy, as texts, and ARGV[2] and those after it are bodies.
 
+--- take
+-- Take a free key for a message and its copy in the queue, as `claim` does, in fewer commands.
+local function take(key, message_id, copy, bodies, step)
+    redis.call("hset", key, "id", message_id, "state", step.state, "queued", copy, "bodies", bodies)
+    if step.tick then redis.call("hset", key, "tick", step.tick) end
+    redis.call("pexpire", key, step.ttl)
+end
+
 --- one
 -- Change a key and enqueue a message. KEYS: the key, the broker's namespace. once: whether one waiting copy of the message
 -- is enough. step: the arguments of the key's script. Returns the holder's id, or "" when the message is in the queue.
 -- Repeating the script changes nothing.
 local function step(KEYS, given) --[[step]] end
 local messages, copy, message_id = KEYS[2] .. ":" .. given.dispatch[3] .. ".msgs", given.dispatch[9], given.step.message_id
+-- A delayed copy is replaced by another one when it is due, and the key is not told.
+local bodies = string.sub(messages, -8) == ".DQ.msgs" and "" or messages
 -- The sender got no answer to its first attempt.
 if redis.call("hexists", messages, copy) == 1 then return "" end
 local function waits()
-    return redis.call("hget", KEYS[1], "id") == message_id and redis.call("hget", KEYS[1], "state") == "waiting"
+    local holder, state, queued = unpack(redis.call("hmget", KEYS[1], "id", "state", "queued"))
+    return holder == message_id and state == "waiting", queued, holder
 end
-if given.once and waits() then
-    local queued = redis.call("hget", KEYS[1], "queued")
-    if queued and redis.call("hexists", messages, queued) == 1 then return message_id end
+local waiting, queued, holder = waits()
+if not holder and given.step.state then
+    take(KEYS[1], message_id, copy, bodies, given.step)
+    enqueue(copy, ARGV[2])
+    return ""
 end
-local holder = step({KEYS[1]}, given.step)
-if type(holder) == "string" and holder ~= "" then return holder end
+if given.once and waiting and queued and redis.call("hexists", messages, queued) == 1 then return message_id end
+local prevented_by = step({KEYS[1]}, given.step)
+if type(prevented_by) == "string" and prevented_by ~= "" then return prevented_by end
 enqueue(copy, ARGV[2])
--- A delayed copy is replaced by another one when it is due, and the key is not told.
-local bodies = string.sub(messages, -8) == ".DQ.msgs" and "" or messages
 if waits() then redis.call("hset", KEYS[1], "queued", copy, "bodies", bodies) end
 return ""
 
 --- enqueue
 -- What `one` does with a single message.
+--[[take]]
 local function dispatch(KEYS, ARGV) --[[dispatch]] end
 local function enqueue(copy, body)
     given.dispatch[10] = body
@@ -35,8 +48,8 @@ end
 --- many
 -- The same for many messages of one queue, without keys or with claims that differ only in key and message id. KEYS: the
 -- broker's namespace, the key of each message. once: as in `one`. step: the shared arguments of the claims; nil without
--- keys. ids: the id of each message, which is also that of its copy. Returns for each message what `one` returns. A free
--- key is written directly, which is several times faster.
+-- keys. ids: the id of each message, which is also that of its copy. Returns for each message what `one` returns.
+--[[take]]
 local copies, entries, written = {}, {}, 0
 local function enqueue(copy, body)
     copies[#copies + 1] = copy
@@ -61,13 +74,7 @@ for n, message_id in ipairs(ids) do
         shared.message_id, dispatched[9] = message_id, message_id
         holder = one({key, KEYS[1]}, {"", body}, given)
     elseif not queued[n] then
-        if key then
-            redis.call(
-                "hset", key, "id", message_id, "state", shared.state, "queued", message_id, "bodies", queue .. ".msgs"
-            )
-            if shared.tick then redis.call("hset", key, "tick", shared.tick) end
-            redis.call("pexpire", key, shared.ttl)
-        end
+        if key then take(key, message_id, message_id, queue .. ".msgs", shared) end
         enqueue(message_id, body)
     end
     holders[n] = holder

@@ -45,16 +45,18 @@ R = TypeVar("R")
 #: The scripts of the file beside this module, by name.
 _LUA: Final = read_scripts(__file__)
 WITH_ENQUEUEING: Final = _LUA["one"]
+_TAKE: Final = _LUA["take"]
 
 
 def with_enqueueing(step: str, dispatch: str) -> str:
     """Return one script that changes a key and enqueues a message by the broker's own script."""
-    return GIVEN + fill(_LUA["enqueue"], dispatch=dispatch) + fill(WITH_ENQUEUEING, step=step)
+    return GIVEN + fill(_LUA["enqueue"], take=_TAKE, dispatch=dispatch) + fill(WITH_ENQUEUEING, step=step)
 
 
 def with_enqueueing_many(dispatch: str) -> str:
     """Return the script that enqueues many messages, with keys or without; it runs `one` for each held key."""
-    return GIVEN + fill(_LUA["many"], one=fill(WITH_ENQUEUEING, step=key_scripts.CLAIM), dispatch=dispatch)
+    one = fill(WITH_ENQUEUEING, step=key_scripts.CLAIM)
+    return GIVEN + fill(_LUA["many"], take=_TAKE, one=one, dispatch=dispatch)
 
 
 #: Messages per script. Limits the memory used, and how long other clients of Redis wait (about 10 ms). Two values for

@@ -31,23 +31,23 @@
 -- position, position_ttl: the message's database position, and for how long to remember it in ms.
 local message_id, state = given.message_id, given.state
 
-local holder = redis.call("hget", KEYS[1], "id")
-local function holder_has_ended()
-    local its = redis.call("hmget", KEYS[1], "queued", "bodies", "mark")
-    if not its[1] or (its[2] or "") == "" or redis.call("hexists", its[2], its[1]) == 1 then return false end
-    return not its[3] or redis.call("exists", its[3]) == 0
-end
-if holder and holder ~= message_id and holder_has_ended() then
+local holder, its_state, run, queued, bodies, mark =
+    unpack(redis.call("hmget", KEYS[1], "id", "state", "run", "queued", "bodies", "mark"))
+local function free()
     redis.call("del", KEYS[1])
-    holder = false
+    holder, its_state, run = false, false, false
 end
-if given.ended_run and redis.call("hget", KEYS[1], "run") == given.ended_run then
+local function holder_has_ended()
+    if not queued or (bodies or "") == "" or redis.call("hexists", bodies, queued) == 1 then return false end
+    return not mark or redis.call("exists", mark) == 0
+end
+if holder and holder ~= message_id and holder_has_ended() then free() end
+if given.ended_run and run == given.ended_run then
     -- A reservation takes over nothing yet: the ended run owes the rerun until its message is in the queue.
     if state == "reserved" then return "" end
-    redis.call("del", KEYS[1])
-    holder = false
+    free()
 end
-local running = redis.call("hget", KEYS[1], "state") == "running"
+local running = its_state == "running"
 if holder and holder ~= message_id then
     if given.never_drop then return "" end
     if given.ask_for_rerun and running then redis.call("hset", KEYS[1], "again", "1") end
@@ -99,11 +99,12 @@ return ""
 -- tick: the claim of its tick: a copy that did not start must not free the key of another, waiting copy.
 local run, tick = given.run, given.tick
 
-if redis.call("hget", KEYS[1], "id") ~= given.message_id then return run and 2 or 0 end
-local held_by = redis.call("hget", KEYS[1], "run") or nil
+local holder, held_by, its_tick, again = unpack(redis.call("hmget", KEYS[1], "id", "run", "tick", "again"))
+if holder ~= given.message_id then return run and 2 or 0 end
+held_by = held_by or nil
 if held_by ~= run and (given.started or held_by) then return 0 end
-if tick and (redis.call("hget", KEYS[1], "tick") or tick) ~= tick then return 0 end
-if not given.even_if_rerun and redis.call("hget", KEYS[1], "again") then
+if tick and (its_tick or tick) ~= tick then return 0 end
+if not given.even_if_rerun and again then
     if run then redis.call("hset", KEYS[1], "run", run) end
     redis.call("pexpire", KEYS[1], given.ttl)
     return 1
@@ -138,9 +139,8 @@ redis.call("pexpire", KEYS[1], given.ttl)
 local message_id = given.message_id
 local copy = given.copy and {"queued", given.copy, "bodies", given.bodies, "mark", given.mark} or {}
 
-local holder = redis.call("hget", KEYS[1], "id")
-if holder and holder ~= message_id then return redis.call("hget", KEYS[1], "state") .. ":" .. holder end
-local again = redis.call("hget", KEYS[1], "again")
+local holder, state, again = unpack(redis.call("hmget", KEYS[1], "id", "state", "again"))
+if holder and holder ~= message_id then return state .. ":" .. holder end
 redis.call("del", KEYS[1])
 if given.ttl == 0 then return "ours" end
 redis.call("hset", KEYS[1], "id", message_id, "state", "running", "run", given.run, unpack(copy))

@@ -230,6 +230,7 @@ def followers_of(message: MessageProxy) -> frozenset[str]:
     return frozenset(str(each.get("message_id")) for each in following if isinstance(each, dict))
 
 
+@functools.lru_cache(maxsize=1024)
 def config_of(actor: Actor[..., Any]) -> DeduplicationConfig | None:
     """Return the actor's deduplication options; None if its messages are not deduplicated."""
     options = actor.options
@@ -340,15 +341,13 @@ def key_step(
       ttl: How long the key is held.
       more: Further arguments of the Lua script of this kind, which describes them; empty ones are left out.
     """
-    given = {name: value for name, value in more.items() if value}
-    return KeyStep(
-        kind,
-        key,
-        message_id,
-        {"message_id": message_id, "ttl": milliseconds(ttl), "state": "waiting", **given},
-        fresh,
-        once,
-    )
+    given: dict[str, object] = {"message_id": message_id, "ttl": milliseconds(ttl)}
+    for name, value in more.items():
+        if value:
+            given[name] = value
+    if kind == "claim":
+        given["state"] = "waiting"
+    return KeyStep(kind, key, message_id, given, fresh, once)
 
 
 class DeduplicationKeys:

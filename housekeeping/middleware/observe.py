@@ -498,11 +498,17 @@ class RunLog(Middleware):
                 **spent.as_fields(),
                 data_consistency_used=data_consistency_used(),
             )
-        telemetry.RUNS.add(message.actor_name, outcome)
-        if outcome != "skipped":
-            telemetry.DURATION.observe(duration_s, message.actor_name)
-            telemetry.DATABASE_TIME.add(message.actor_name, number=spent.database_s)
-            telemetry.REDIS_TIME.add(message.actor_name, number=spent.redis_s)
+        name = message.actor_name
+        runs: telemetry.Measurement = (telemetry.RUNS, (name, outcome), "inc", 1)
+        if outcome == "skipped":
+            telemetry.exporter.measure(runs)
+            return
+        telemetry.exporter.measure(
+            runs,
+            (telemetry.DURATION, (name,), "observe", duration_s),
+            (telemetry.DATABASE_TIME, (name,), "inc", spent.database_s),
+            (telemetry.REDIS_TIME, (name,), "inc", spent.redis_s),
+        )
 
     def _name(self, broker: Broker, message: MessageProxy) -> None:
         options = broker.get_actor(message.actor_name).options
@@ -552,15 +558,16 @@ class CheckIns(Middleware):
             duration_s = time.monotonic() - self._began.at
             context = current_message.get()
             # A run that its breaker stopped raises nothing.
-            failed = exception is not None or (context is not None and context.failed.is_set())
+            failed = exception is not None or (context is not None and context.failed)
             self._check_in(broker, message, "error" if failed else "ok", duration_s)
 
     def _check_in(self, broker: Broker, message: MessageProxy, status: str, duration_s: float | None) -> None:
-        actor = broker.get_actor(message.actor_name)
-        cron, limit_ms = actor.options.get("periodic"), message.options.get("time_limit")
-        if tick_of(message) is None or not isinstance(cron, Cron):
+        if tick_of(message) is None:
             return
-        limit_ms = limit_ms or actor.options.get("time_limit")
+        options = broker.get_actor(message.actor_name).options
+        cron, limit_ms = options.get("periodic"), message.options.get("time_limit") or options.get("time_limit")
+        if not isinstance(cron, Cron):
+            return
         # The same for every delivery of an attempt, and another one for each retry.
         attempt = f"{message.message_id}:{message.options.get('retries', 0)}"
         telemetry.check_in(

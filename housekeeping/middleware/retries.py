@@ -40,7 +40,7 @@ from housekeeping.brokers.middleware_errors import InvalidOption, Requeue, Skip,
 from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.logs import error_line
+from housekeeping.core.logs import error_line, leave_out_callers
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import milliseconds, read_scripts
 from housekeeping.leases.renewal import RedisLeaseStore
@@ -421,8 +421,6 @@ _LATE: Final = timedelta(seconds=30)
 _NOT_BEFORE: Final = "not_before"
 #: Longest difference of two clocks that delays are corrected for, in milliseconds.
 _MOST_SKEW_MS: Final = 3_600_000
-#: Modules that call actors.
-_CALLERS: Final = ("dramatiq.", "housekeeping.middleware.", "housekeeping.core.interrupts")
 
 
 def delay_before(retry: int, chance: Callable[[int, int], int] = random.randint) -> timedelta:
@@ -502,7 +500,7 @@ class Retries(dramatiq.middleware.Retries):
                 return
             if exception is None:
                 return
-            _leave_out_callers(exception)
+            leave_out_callers(exception)
             stand_in: Any = ReliableBroker(broker, enqueue)
             super().after_process_message(stand_in, message, exception=exception)
         except Exception:
@@ -550,15 +548,6 @@ class Retries(dramatiq.middleware.Retries):
         """Return the time between the actor's ticks around now; None without a schedule."""
         cron = broker.get_actor(message.actor_name).options.get("periodic")
         return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None
-
-
-def _leave_out_callers(error: BaseException) -> None:
-    """Remove the frames above the actor from the traceback, because formatting them is slow."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
-        frames = frames.tb_next
-    if frames is not None:  # otherwise a hook failed
-        error.__traceback__ = frames
 
 
 def _with_clock_skew(message: MessageProxy, delay: int) -> int:

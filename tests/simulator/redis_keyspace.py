@@ -113,6 +113,11 @@ class Keyspace:
     def do_get(self, key: bytes) -> Reply:
         return self._typed(key, bytes)
 
+    def do_mget(self, *keys: bytes) -> Reply:
+        # Redis answers nil for a key that contains no string.
+        there = [self._live(key) and self._values[key] for key in keys]
+        return [value if isinstance(value, bytes) else None for value in there]
+
     def do_set(self, key: bytes, value: bytes, *options: bytes) -> Reply:
         asked = [option.lower() for option in options]
         before = self._typed(key, bytes) if b"get" in asked else None

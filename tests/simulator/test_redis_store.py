@@ -86,6 +86,13 @@ def test_a_ttl_stays_when_a_hash_changes(client: Any, key: str) -> None:
     assert client.hlen(key) == 2
 
 
+def test_several_keys_are_read_at_once_and_other_types_are_nil(client: Any, key: str) -> None:
+    client.set(f"{key}.a", "1")
+    client.hset(f"{key}.b", "a", "1")
+
+    assert client.mget(f"{key}.a", f"{key}.b", f"{key}.c") == [b"1", None, None]
+
+
 def test_a_list_is_first_in_first_out(client: Any, key: str) -> None:
     client.rpush(key, "a", "b", "c")
 

@@ -69,7 +69,7 @@ def key_released_by_another_message() -> None:
     _without(
         scripts,
         "RELEASE",
-        ('if redis.call("hget", KEYS[1], "id") ~= given.message_id then return run and 2 or 0 end', ""),
+        ("if holder ~= given.message_id then return run and 2 or 0 end", ""),
         ("if held_by ~= run and (given.started or held_by) then return 0 end", ""),
     )
 

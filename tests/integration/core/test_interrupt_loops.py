@@ -109,8 +109,8 @@ def test_interrupts_of_a_measuring_thread_leave_metrics_unlocked(times: int) -> 
     counter, duration = Counter("steps_total", "", ("worker",)), Histogram("duration", "", ("worker",))
 
     def step(number: int) -> None:
-        exporter.measure(counter, (f"w{number % 10}",), "inc", 1)
-        exporter.measure(duration, ("w",), "observe", 0.5)
+        exporter.measure((counter, (f"w{number % 10}",), "inc", 1))
+        exporter.measure((duration, ("w",), "observe", 0.5))
         sum(range(1000))  # the work that is measured
 
     interrupt_often(step, times)

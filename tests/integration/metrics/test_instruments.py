@@ -86,7 +86,7 @@ def test_every_metric_has_an_instrument(provide: Callable[[], Read]) -> None:
 
     for metric in metrics.ALL:
         labels = ("x",) * len(metric.labels)
-        metrics.exporter.measure(metric, labels, "observe" if isinstance(metric, metrics.Histogram) else "set", 1)
+        metrics.exporter.measure((metric, labels, "observe" if isinstance(metric, metrics.Histogram) else "set", 1))
 
     assert read().keys() == {metric.name for metric in metrics.ALL}
 

@@ -166,6 +166,30 @@ def test_skipped_message_is_logged_at_info(lines: Lines) -> None:
     ]
 
 
+#: A module of a library, whose function logs the error of what it calls.
+_WORKER = """
+def process(actor, log):
+    try:
+        actor()
+    except Exception:
+        log.error("Failed", exc_info=True)
+"""
+
+
+@pytest.mark.parametrize(("module", "functions"), [("dramatiq.worker", ["actor"]), ("app", ["process", "actor"])])
+def test_traceback_of_a_failed_message_begins_below_the_worker(lines: Lines, module: str, functions: list[str]) -> None:
+    worker: dict[str, Any] = {"__name__": module}
+    exec(_WORKER, worker)
+
+    def actor() -> None:
+        raise RuntimeError("as intended")
+
+    worker["process"](actor, logging.getLogger("dramatiq.worker.WorkerThread"))
+
+    (line,) = lines()
+    assert re.findall(r"line \d+, in (?:\S+\.)?(\w+)", line["exception"]) == functions
+
+
 def test_readable_lines_mask_passwords_in_tracebacks_too(
     root_as_before: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,11 @@ _PEM = "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----."
         (r"{\"token\": \"hun\\\"ter2\", \"a\": 1}", r"{\"token\": ***, \"a\": 1}"),
         ('{"api_key": ["hunter2", "x"], "secret": {"a": "hunter2"}}', '{"api_key": ***, "secret": ***}'),
         ("private_key=hunter2", "private_key=***"),
+        ("ACCESS-KEY: hunter2, accountkey=hunter2", "ACCESS-KEY: *** accountkey=***"),
+        ("passwd=hunter2 Credentials: hunter2", "passwd=*** Credentials: ***"),
+        ("X-Amz-Signature=hunter2", "X-Amz-Signature=***"),
+        ("PING_URL=hunter2 webhook_url=hunter2", "PING_URL=*** webhook_url=***"),
+        ("pa\u017fsword=hunter2", "pa\u017fsword=***"),
     ],
 )
 def test_passwords_are_masked_and_the_rest_stays_readable(text: str, shown: str) -> None:
