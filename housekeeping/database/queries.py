@@ -60,6 +60,11 @@ class _Number:
         self.number = number
 
 
+def with_parameters(text: str, number: int) -> Any:
+    """Return SQL with so many parameters, which are known only when it is executed, as a `Parameter`."""
+    return SQL(text, [_Number(each) for each in range(number)])
+
+
 class CompiledQuery:
     """SQL text of a query with its parameters, some of them a `Parameter`.
 

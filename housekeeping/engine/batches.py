@@ -255,22 +255,25 @@ class Batches:
     def _commit_batch(self, stage: Stage, batch: Batch, prepared: Any) -> BatchResult:
         """Commit a batch: in one statement if it fits, and in a transaction if that fails, which shows the cause."""
         place, counts, apply = self._place, self._state.counts, partial(stage.apply, batch, prepared)
-        if (
-            not isinstance(stage, TableStage)
-            or not self._commit.fits_one_statement(stage, counts)
-            or self._speed.must_look(place.stage)
-        ):
+        if not isinstance(stage, TableStage) or self._speed.must_look(place.stage):
+            return self._commit_whole(apply, place)
+        expected = stage.expected(batch, prepared)
+        if expected is None and not self._commit.fits_one_statement(stage, counts):
             return self._commit_whole(apply, place)
         ends_stage = BatchResult(position=batch.after)
         is_last = self._traversal.next(place, ends_stage) is None and stage.position_after(batch, None, 0)[1]
+        cursor = self._traversal.cursor_at(place)
         try:
-            result, override, is_closed = self._commit.in_one_statement(
-                stage,
-                batch,
-                counts=counts,
-                cursor=self._traversal.cursor_at(place),
-                ends_run=is_last and self._error_at_end(DONE, ends_stage) is None,
-            )
+            if expected is None:
+                ends_run = is_last and self._error_at_end(DONE, ends_stage) is None
+                result, override, is_closed = self._commit.in_one_statement(
+                    stage, batch, counts=counts, cursor=cursor, ends_run=ends_run
+                )
+            else:
+                result, override = self._commit.as_expected(
+                    expected, counts=added(counts, expected.result), cursor=cursor
+                )
+                is_closed = False
         except (PeeweeException, HousekeepingError) as error:
             if is_timeout(error):
                 raise

@@ -40,13 +40,13 @@ from housekeeping.core.telemetry import report, span
 from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, cause_of, caused_by, is_conflict, kind_of, sqlstate
-from housekeeping.database.queries import Parameter, PreparedQuery
+from housekeeping.database.queries import Parameter, PreparedQuery, with_parameters
 from housekeeping.engine.failures import due_for_report
 from housekeeping.ledger import outbox, runs
 from housekeeping.ledger.operators import Override, override_from
 from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import Counts, Cursor, Outcome, RunRow, RunStart
-from housekeeping.sweeps.stage import Announcement, Announcing, Batch, BatchResult, Stage
+from housekeeping.sweeps.stage import Announcement, Announcing, Batch, BatchResult, ExpectedChange, Stage
 from housekeeping.sweeps.table_stage import (
     TableStage,
     Write,
@@ -87,6 +87,7 @@ class Commit:
         self._failing: set[tuple[str, str]] = set()
         #: The row's last heartbeat; None after another statement has written one.
         self._heartbeat_at = begun.heartbeat_at
+        self._messages: dict[str, PreparedQuery] = {}
 
     def fits_one_statement(self, stage: TableStage, counts: Counts) -> bool:
         """Return whether one statement can process a batch of the stage, given the counts of the run."""
@@ -128,6 +129,49 @@ class Commit:
         if result.rows:
             self._collect(stage, result)
         return result, override_from(self._worker, override, stopped_by), ends_run and picked < stage.batch_size
+
+    def as_expected(
+        self, change: ExpectedChange, *, counts: Counts, cursor: Cursor | None
+    ) -> tuple[BatchResult, Override | None]:
+        """Commit an expected change together with counts and cursor, in one round trip.
+
+        Returns its result, and the run's override now.
+
+        Parameters:
+          counts, cursor: Those of the run after the batch.
+
+        Raises:
+          peewee.PeeweeException: As `in_one_statement`; the change was another one than expected.
+        """
+        if change.text not in self._messages:
+            self._messages[change.text] = self._message(change)
+        own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self._heartbeat_at)
+        with span("housekeeping.batch"):
+            rows = self._messages[change.text].rows_at_once(*change.values, *own)
+        ((override, stopped_by, self._heartbeat_at, done, _),) = rows
+        change.done(*json.loads(done)[1:])
+        return change.result, override_from(self._worker, override, stopped_by)
+
+    def _message(self, change: ExpectedChange) -> PreparedQuery:
+        width = len(change.values)
+        counts, cursor, heartbeat = (
+            Parameter(width + number).cast(kind) for number, kind in enumerate(("jsonb", "jsonb", "timestamptz"))
+        )
+        batch = fn.CURRENT_SETTING("housekeeping.batch")
+        numbers = Select(columns=[batch.alias("done")]).cte("numbers", materialized=True)
+        advanced, accepted = runs.advance_cte(
+            self._run_id, self._fence, numbers, counts=counts, cursor=cursor, is_done=SQL("false"), heartbeat=heartbeat
+        )
+        is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & SQL("(numbers.done::json ->> 0)::boolean")
+        columns = [
+            advanced.c.override,
+            advanced.c.stopped_by,
+            advanced.c.heartbeat_at,
+            numbers.c.done,
+            Case(None, [(is_expected, "true")], REFUSED).cast("boolean"),
+        ]
+        query = Select((numbers,), columns).join(advanced, JOIN.LEFT_OUTER, on=SQL("true"))
+        return PreparedQuery(with_parameters(change.text, width), query.with_cte(numbers, advanced, accepted))
 
     def after_lost_answer(self, error: Exception) -> RunRow | None:
         """Return what the ledger has after a batch whose answer was lost; None if the batch did not commit.

@@ -35,7 +35,16 @@ from housekeeping.sweeps.actions import (
 from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
 from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk, key_text
 from housekeeping.sweeps.dependents import Graph, Link
-from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, ExplainQuery, Failure, Position, merged
+from housekeeping.sweeps.stage import (
+    DETAILS,
+    Batch,
+    BatchResult,
+    ExpectedChange,
+    ExplainQuery,
+    Failure,
+    Position,
+    merged,
+)
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, NOT_CHANGED, TableStage
 
 #: A parent that takes longer than this share of the run's time is continued after the others.
@@ -322,6 +331,22 @@ class CascadeStage(TableStage):
             group.end, group.exhausted = taken.position, False
 
     # -- in the transaction
+
+    def expected(self, batch: Batch, prepared: Step) -> ExpectedChange | None:
+        """Return the change of a batch that will probably be full of dependents which need not be read."""
+        chunk = prepared.chunk
+        if chunk is None or chunk.link is None or not chunk.is_full:
+            return None
+        walk, outcome = self._walk(batch), Outcome(dependents=(chunk.most, chunk.most, 0, 0))
+        _, parts = _chain(walk, chunk, "SHARE")
+        text, values = walk.statements.expected_unseen(chunk.link, parts, chunk.most)
+
+        def done(first: int, last: int) -> None:
+            walk.outcome = replace(outcome, dependents=(chunk.most, chunk.most, first, last))
+
+        result, window = prepared.result(), walk.stack[chunk.level]
+        counts = merged(result.counts, _counts_of(self.delete, chunk, window, outcome))
+        return ExpectedChange(text, values, replace(result, unreachable=walk.unreachable, counts=counts), done)
 
     def apply(self, batch: Batch, prepared: Step) -> BatchResult:  # type: ignore[override]
         """Lock the rows and the chain that they depend on. Change those that still belong to it."""

@@ -159,12 +159,14 @@ class Pending:
       numbers: The rows to look at; None for all of the window.
       has_dependents: Whether each of these rows was found to have one, so that the dependents can be changed unseen.
       is_listed: Whether the dependents are read first and then changed by their keys.
+      last_row: The row at which the last batch of dependents ended, which may have more of them.
     """
 
     link: Link
     numbers: list[int] | None = None
     has_dependents: bool = False
     is_listed: bool = False
+    last_row: int | None = None
 
 
 @dataclass(slots=True)
@@ -552,19 +554,20 @@ class Statements:
           parts: The queries with the number of their rows. They are the CTEs ``l0``, ``l1`` and so on.
           changed: The window of the last query, to delete or clear its rows at once; which ones is returned last.
         """
-        ctes, locked, values = _locks(parts)
+        ctes, values = _locks(parts)
         sizes = [rows for _, rows in parts]
-        is_archived = "TRUE"
+        selected, is_archived = [_places_of(number) for number in range(len(parts))], "TRUE"
         if changed is not None:
             own = f"l{len(parts) - 1}"
             changes, is_archived = self.change(changed.table, changed.clearing, _chosen_of(changed.table, own), own)
             ctes += changes
-            locked.append(
-                f"CASE WHEN (SELECT count(*) FROM gone) < {sizes[-1]} "
+            selected.append(
+                f"CASE WHEN (SELECT count(*) FROM gone) < %s "
                 f"THEN ARRAY(SELECT n FROM {own} JOIN gone USING ({changed.table.numbered_key})) END"
             )
             sizes.append(sizes[-1])
-        (row,) = _rows(of_database, f"WITH {', '.join(ctes)} SELECT {', '.join(locked)}, {is_archived}", values)
+        sql = f"WITH {', '.join(ctes)} SELECT {', '.join(selected)}, {is_archived}"
+        (row,) = _rows(of_database, sql, [*values, *sizes])
         if changed is not None:
             _require(row[-1], changed.table)
         return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)]
@@ -591,7 +594,34 @@ class Statements:
           most: The most dependents.
         """
         table = self.of_link(link)
-        ctes, locked, values = _locks(parts)
+        (ctes, is_archived), values = self._unseen(link, parts, most)
+        places = [_places_of(number) for number in range(len(parts))]
+        taken = "(SELECT ARRAY[count(*), (SELECT count(*) FROM gone), min(owner), max(owner)] FROM own)"
+        sql = f"WITH {', '.join(ctes)} SELECT {', '.join([*places, taken, is_archived])}"
+        sizes = [rows for _, rows in parts]
+        (row,) = _rows(table.database, sql, [*values, *sizes])
+        _require(row[-1], table)
+        return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)], tuple(row[-2])
+
+    def expected_unseen(self, link: Link, parts: Sequence[tuple[Sql, int]], most: int) -> Sql:
+        """Return `change_unseen` as a statement that sets ``housekeeping.batch``, for a transaction of more statements.
+
+        Its value is a JSON array: whether all rows were locked and `most` dependents changed; without that, the
+        transaction must be rolled back. Then the places of the first and of the last row that had some.
+        """
+        (ctes, is_archived), values = self._unseen(link, parts, most)
+        complete = [f"(SELECT count(*) FROM l{number}) = %s" for number in range(len(parts))]
+        complete += [f"(SELECT count(*) FROM {name}) = %s" for name in ("own", "gone")]
+        done = f"json_build_array({' AND '.join(complete)} AND {is_archived}, min(owner), max(owner))"
+        sql = f"WITH {', '.join(ctes)} SELECT set_config('housekeeping.batch', {done}::text, true) FROM own"
+        return sql, [*values, *(rows for _, rows in parts), most, most]
+
+    def _unseen(
+        self, link: Link, parts: Sequence[tuple[Sql, int]], most: int
+    ) -> tuple[tuple[list[str], str], list[Any]]:
+        """Return the CTEs of `change_unseen` with their parameters, and SQL that is false if a row is not archived."""
+        table = self.of_link(link)
+        ctes, values = _locks(parts)
         alias = "c" if link.where is None else table.alias
         conditions = [f"{alias}.{sql_name(each)} = o.r{number}" for number, each in enumerate(link.columns)]
         conditions += [] if link.where is None else [f"({_escaped(link.where)})"]
@@ -606,30 +636,22 @@ class Statements:
             f"own AS MATERIALIZED (SELECT o.n AS owner, row_number() OVER () AS n, c.* "
             f"FROM (SELECT n, {referenced} FROM l{len(parts) - 1} ORDER BY n) AS o "
             f"CROSS JOIN LATERAL (SELECT {keys}{place} FROM {table.sql} AS {alias} WHERE {' AND '.join(conditions)} "
-            f"LIMIT {most} FOR UPDATE OF {alias} SKIP LOCKED) AS c LIMIT {most})"
+            f"LIMIT %s FOR UPDATE OF {alias} SKIP LOCKED) AS c LIMIT %s)"
         )
-        changes, is_archived = self.change(
-            table, link if link.decision == "clear" else None, _chosen_of(table, "own"), "own"
-        )
-        ctes += changes
-        taken = "(SELECT ARRAY[count(*), (SELECT count(*) FROM gone), min(owner), max(owner)] FROM own)"
-        sql = f"WITH {', '.join(ctes)} SELECT {', '.join([*locked, taken, is_archived])}"
-        (row,) = _rows(table.database, sql, values)
-        _require(row[-1], table)
-        return [_places(found, rows) for found, (_, rows) in zip(row, parts, strict=False)], tuple(row[-2])
+        cleared = link if link.decision == "clear" else None
+        changes, is_archived = self.change(table, cleared, _chosen_of(table, "own"), "own")
+        return ([*ctes, *changes], is_archived), [*values, most, most]
 
 
-def _locks(parts: Sequence[tuple[Sql, int]]) -> tuple[list[str], list[str], list[Any]]:
-    """Return the CTEs of queries, the SQL of the places that each has found, and their parameters.
-
-    The SQL of the places is NULL if a query has found all of its rows.
-    """
+def _locks(parts: Sequence[tuple[Sql, int]]) -> tuple[list[str], list[Any]]:
+    """Return the CTEs of queries, and their parameters."""
     ctes = [f"l{number} AS MATERIALIZED ({text})" for number, ((text, _), _) in enumerate(parts)]
-    locked = [
-        f"CASE WHEN (SELECT count(*) FROM l{number}) < {rows} THEN ARRAY(SELECT n FROM l{number}) END"
-        for number, (_, rows) in enumerate(parts)
-    ]
-    return ctes, locked, [value for (_, parameters), _ in parts for value in parameters]
+    return ctes, [value for (_, parameters), _ in parts for value in parameters]
+
+
+def _places_of(number: int) -> str:
+    """Return SQL of the places that a CTE of `_locks` has; NULL if they are as many as its parameter says."""
+    return f"CASE WHEN (SELECT count(*) FROM l{number}) < %s THEN ARRAY(SELECT n FROM l{number}) END"
 
 
 def _chosen_of(table: CascadeTable, cte: str) -> str:

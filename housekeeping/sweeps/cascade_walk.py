@@ -27,6 +27,8 @@ WINDOW: Final = 10_000
 _MOST_LEFT: Final = 1000
 #: Rejected dependents of a parent after which the run gives it up: while they fail, no run can delete it.
 _MOST_REJECTED: Final = 100
+#: Rows to take for the dependents of a batch, in proportion to those that should suffice.
+_MARGIN: Final = 1.2
 #: Passes over the rows of a batch to order them. Rows that are still out of order after that form a circle.
 _MOST_PASSES: Final = 50
 
@@ -61,6 +63,7 @@ class Chunk:
       units: The circles among them, by number.
       link: The link of the dependents to change; None to change the rows themselves.
       most: The most dependents.
+      is_full: Whether so many are expected.
     """
 
     level: int
@@ -68,6 +71,7 @@ class Chunk:
     units: dict[int, Unit] = field(default_factory=dict)
     link: Link | None = None
     most: int = 0
+    is_full: bool = False
 
 
 @dataclass(slots=True)
@@ -294,9 +298,11 @@ class Walk:
         if not live:
             window.pending.remove(pending)
             return None
-        # One more, as the first ones may have fewer dependents left.
-        rows = math.ceil(size / self._dependents_per_row.get(link.name, 1.0)) + 1
-        return Chunk(len(self.stack) - 1, live[:rows], link=link, most=size)
+        per_row = self._dependents_per_row.get(link.name)
+        # Some more, as they may have fewer dependents than the last ones.
+        rows = math.ceil(size / (per_row or 1) * _MARGIN) + 1
+        is_full = per_row is not None and len(live) >= rows
+        return Chunk(len(self.stack) - 1, live[:rows], link=link, most=size, is_full=is_full)
 
     def _look_below(self, window: Window, pending: Pending, live: list[int]) -> None:
         """Look for dependents of these rows by a link, and push them as a window."""
@@ -540,11 +546,19 @@ class Walk:
         locked, changed, first, last = outcome.dependents if outcome and outcome.dependents else (0, 0, 0, 0)
         if outcome and outcome.gone:
             self._drop(set(outcome.gone))
-        if outcome is None or changed < locked or (locked == chunk.most and first == last):
-            # A dependent cannot be changed, or there are so many of one row that changed ones would be read each time.
-            pending.insert(0, Pending(chunk.link, chunk.numbers[(first or 1) - 1 :], is_listed=True))
+        listed: list[int] = []
+        if outcome is None or changed < locked:
+            listed = chunk.numbers[(first or 1) - 1 :]  # one of them cannot be changed
         elif locked == chunk.most:
-            pending[0].numbers = [*chunk.numbers[last - 1 :], *pending[0].numbers]
+            last_row, *others = chunk.numbers[last - 1 :]
+            if first == last and pending[0].last_row == last_row:
+                # It has so many dependents that changed ones would be read again with each batch.
+                listed = [last_row]
+            else:
+                others, pending[0].last_row = [last_row, *others], last_row
+            pending[0].numbers = [*others, *pending[0].numbers]
+        if listed:
+            pending.insert(0, Pending(chunk.link, listed, is_listed=True))
         if locked:
             rows = (last - first + 1) if locked == chunk.most else len(chunk.numbers)
             self._dependents_per_row[chunk.link.name] = locked / rows

@@ -313,6 +313,22 @@ class Resizable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedChange:
+    """Change of a batch whose result is known before, so that one message can make it and write the ledger's part.
+
+    Attributes:
+      text, values: A statement that sets ``housekeeping.batch`` to a JSON array. Unless its first value is true, it has
+        done something else, and is rolled back.
+      done: Called with the other values once the change is committed.
+    """
+
+    text: str
+    values: Sequence[Any]
+    result: BatchResult
+    done: Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
 class ExplainQuery:
     """A query that must use an index.
 

@@ -46,6 +46,7 @@ from housekeeping.sweeps.stage import (
     Batch,
     BatchResult,
     Event,
+    ExpectedChange,
     ExplainQuery,
     Failure,
     Position,
@@ -236,6 +237,10 @@ class TableStage(TableRows):
         if self.locks_first:
             self.run_statement(batch, "lock", partial(lock_statement, self))
         return checked_result(self, batch, self.run_statement(batch, "apply", partial(checked_statement, self)))
+
+    def expected(self, batch: Batch, prepared: Any) -> ExpectedChange | None:
+        """Return the change that `apply` will probably make; None if it is not known before."""
+        return None
 
     def needs_rows(self) -> bool:
         """Return whether the changed rows must be returned, for log lines or for a listener of the event."""

@@ -43,6 +43,37 @@ def test_statements_grow_with_rows_and_not_with_parents(postgres: Database) -> N
     assert ten_times < 10 * few_parents
 
 
+def test_full_batch_of_dependents_is_one_round_trip(postgres: Database) -> None:
+    shop.create()
+
+    def statements(items: int) -> int:
+        execute("DELETE FROM comment")
+        shop.fill(accounts=1, orders=100, items=items, open_accounts=0)
+        return _statements(lambda: run_sweep(sweep(batch=100), clock=ManualClock(NOW)))
+
+    few = statements(items=10)
+
+    # 90 more batches.
+    assert statements(items=100) - few <= 92
+
+
+def test_batches_of_uneven_dependents_are_counted_exactly(postgres: Database) -> None:
+    # So many are expected that most batches are not as expected.
+    shop.create()
+    shop.fill(accounts=1, orders=60, items=1, open_accounts=0)
+    execute("INSERT INTO item SELECT 100 + n, 1 + (n * n) % 60 FROM generate_series(1, 400) AS n")
+
+    result = run_sweep(sweep(batch=10), clock=ManualClock(NOW))
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 1)
+    assert result.counts["details"]["dependents"] == {
+        "item": {"deleted": 460},
+        "orders": {"deleted": 60},
+        "comment": {"cleared": 1},
+    }
+    assert ids("account", "orders", "item") == {"account": [], "orders": [], "item": []}
+
+
 def test_every_statement_uses_an_index(postgres: Database) -> None:
     shop.create()
     shop.fill(5, 5, 5)
