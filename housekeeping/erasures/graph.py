@@ -132,7 +132,9 @@ class Reach:
                 if branch.table not in visited and branch.leads_on:
                     yield from visit(branch.table)
             for branch in self.below(table):
-                is_of_cascade = branch.deletes and branch.is_local and self.is_deleted(table)
+                # What a Reference leads to may be written, or left, after the subject's row was deleted.
+                is_lasting = table == self.root and branch.link.on_delete is None
+                is_of_cascade = branch.deletes and branch.is_local and self.is_deleted(table) and not is_lasting
                 if branch.values or (branch.deletes and not is_of_cascade):
                     yield branch
 

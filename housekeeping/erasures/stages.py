@@ -146,6 +146,9 @@ class Conditions:
         found = []
         for below in self.reach.below(branch.table) if branch.leads_on and not branch.leads_back else ():
             if not below.is_local:
+                waiting = self._waiting_for(below)
+                own = [f"{alias}.{sql_name(each)}" for each in below.link.parent_columns]
+                found += [self._among(below, own, waiting)] if waiting else []
                 continue
             child, pairs = self._alias(), zip(below.link.columns, below.link.parent_columns, strict=True)
             on = " AND ".join(f"{child}.{sql_name(a)} = {alias}.{sql_name(b)}" for a, b in pairs)
@@ -153,6 +156,16 @@ class Conditions:
             if text != _NOTHING[0]:
                 found.append((f"EXISTS (SELECT FROM {_source(below)} AS {child} WHERE {on} AND ({text}))", parameters))
         return found
+
+    def _waiting_for(self, branch: Branch) -> list[tuple[Any, ...]]:
+        """Return the values by which rows of another database refer to a row and are not what they should be yet."""
+        child, link = self._alias(), branch.link
+        own = [f"{child}.{sql_name(each)}" for each in link.columns]
+        among, values = self._among(branch, own, self._values(branch))
+        text, parameters = self.to_do(branch, child)
+        columns = ", ".join(f"{each}::text" for each in own)
+        sql = f"SELECT DISTINCT {columns} FROM {_source(branch)} AS {child} WHERE {among} AND ({text})"
+        return list(handle_of(link.database).execute_sql(sql, [*values, *parameters]).fetchall())
 
     def changeable(self, branch: Branch, alias: str) -> Sql:
         """Return the condition on the rows of a link that can be changed now."""
@@ -230,6 +243,10 @@ class WriteValues:
         return None
 
 
+#: Kind of change in the numbers by table -> count of the rows of the stage's own table.
+_OWN: Final = {"deleted": "deleted_rows", "anonymised": "anonymised_rows"}
+
+
 class _WithoutIdentity:
     """Part of a stage that keeps keys and values of rows out of the ledger, the log and errors."""
 
@@ -241,26 +258,34 @@ class _WithoutIdentity:
 
     def apply(self, batch: Batch, prepared: Any = None) -> BatchResult:
         result: BatchResult = without_identity(super().apply, batch, prepared)  # type: ignore[misc]
-        return _unrecorded(self._by_table(result))
+        return self._recorded(result)
 
     def after_all(self, batch: Batch, prepared: Any, positions: Sequence[Position]) -> BatchResult:
-        return _unrecorded(super().after_all(batch, prepared, positions))  # type: ignore[misc]
+        return self._recorded(super().after_all(batch, prepared, positions))  # type: ignore[misc]
+
+    def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
+        result: BatchResult | None = super().fallback(batch, error)  # type: ignore[misc]
+        return result and self._recorded(result)
 
     def positions(self, batch: Batch, prepared: Any = None) -> list[Position]:
         found: list[Position] = without_identity(super().positions, batch, prepared)  # type: ignore[misc]
         return found
 
+    def resumes_at(self, position: Position | None) -> Position | None:
+        return None  # a run of an erasure begins at the front
+
     def describe(self, position: Position) -> dict[str, Any]:
         return {"table": self.model._meta.table_name}
 
-    def _by_table(self, result: BatchResult) -> BatchResult:
-        """Return the result with its own rows counted by table as well."""
-        table = self.model._meta.table_name
-        counts = dict(result.counts)
-        for name, kind in (("deleted_rows", "deleted"), ("anonymised_rows", "anonymised")):
-            if counts.get(name):
-                counts = merged(counts, {DETAILS: {"dependents": {table: {kind: counts[name]}}}})
-        return replace(result, counts=counts)
+    def _recorded(self, result: BatchResult) -> BatchResult:
+        """Return the result without keys, with its own rows counted by table as well."""
+        own = {kind: result.counts.get(name) for kind, name in _OWN.items() if result.counts.get(name)}
+        dependents = result.counts.get(DETAILS, {}).get("dependents", {})
+        if own:
+            dependents = merged(dependents, {self.model._meta.table_name: own})
+        counts = {**result.counts, DETAILS: {"dependents": dependents}}
+        position = None if result.position is None else Unrecorded(result.position)
+        return replace(result, counts=counts, position=position)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,15 +296,6 @@ class ChangingStage(_WithoutIdentity, TableStage):
 @dataclass(frozen=True, kw_only=True)
 class DeletingStage(_WithoutIdentity, CascadeStage):
     """Stage that deletes rows with everything that depends on them."""
-
-    def _walk(self, batch: Batch) -> Any:
-        walk = super()._walk(batch)
-        walk.keys_noted = 10**9  # the keys of blocked rows are not noted
-        return walk
-
-
-def _unrecorded(result: BatchResult) -> BatchResult:
-    return result if result.position is None else replace(result, position=Unrecorded(result.position))
 
 
 def without_identity(function: Callable[..., T], *arguments: Any) -> T:

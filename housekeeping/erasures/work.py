@@ -54,7 +54,7 @@ FIRST_WAIT_S: Final = 0.5
 COUNTED: Final = 10_000
 _BATCH: Final = 1000
 #: A run of an erasure is continued by another one after this time.
-_RUNTIME: Final = timedelta(hours=1)
+_RUNTIME: Final = timedelta(minutes=5)
 _RETRY_S: Final = 60.0
 
 

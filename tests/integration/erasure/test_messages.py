@@ -1,0 +1,125 @@
+"""Erasures that an application requests, and workers execute."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+
+import housekeeping
+from housekeeping import Settings, install
+from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, PERSON, row, rows, with_key
+from tests.integration.middleware.step_worker import StepWorker, close
+from tests.internals.brokers import message_broker
+from tests.internals.core import shared_redis
+from tests.internals.database import database
+from tests.internals.erasures import ERASE, ERASURES, Erasure, UnknownSubject
+from tests.internals.ledger import Override, switch
+
+pytestmark = pytest.mark.usefixtures("customers")
+
+
+@pytest.fixture
+def broker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A broker of an application that has declared a subject."""
+    module: Any = ModuleType("shop_subjects")
+    module.SUBJECTS = (PERSON,)
+    monkeypatch.setitem(sys.modules, "shop_subjects", module)
+    made: Any = message_broker(settings)
+    install(made, with_key(settings, sweeps=("shop_subjects",)))
+    ours = shared_redis.get()
+    yield made
+    close(made)
+    ours.connection_pool.disconnect()
+
+
+@pytest.fixture
+def worker(broker: Any) -> StepWorker:
+    return StepWorker(broker, "cronjob")
+
+
+def _dump(client: redis.Redis) -> str:
+    return str([client.dump(key) for key in client.scan_iter()])
+
+
+def test_message_has_the_number_alone_and_is_sent_once(
+    broker: Any, worker: StepWorker, redis_client: redis.Redis
+) -> None:
+    number = housekeeping.erase("person", MARKER, reason="of May")
+    assert housekeeping.erase("person", MARKER_ID) == number
+    assert MARKER not in _dump(redis_client) and str(MARKER_ID) not in _dump(redis_client)
+
+    message = worker.run()
+
+    assert (message.actor_name, message.args, worker.fetch()) == (ERASE, (number,), None)
+    assert (row(number).state, row(number).reason, rows()) == ("done", "of May", ERASED)
+    assert MARKER not in _dump(redis_client) and str(MARKER_ID) not in _dump(redis_client)
+
+
+def test_lost_message_is_sent_again(broker: Any, worker: StepWorker, redis_client: redis.Redis) -> None:
+    number = housekeeping.erase("person", MARKER_ID)
+    for key in redis_client.scan_iter():
+        redis_client.delete(key)
+    assert worker.fetch() is None
+
+    broker.get_actor(ERASURES).send()
+    sent, executed = worker.run(), worker.run()
+
+    assert (sent.actor_name, executed.args) == (ERASURES, (number,))
+    assert (row(number).state, rows()) == ("done", ERASED)
+    broker.get_actor(ERASURES).send()
+    worker.run()
+    assert worker.fetch() is None
+
+
+def test_request_survives_that_no_message_can_be_sent(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("no broker")
+
+    monkeypatch.setattr(broker, "enqueue", fail)
+
+    number = housekeeping.erase("person", MARKER_ID)
+
+    assert row(number).state == "requested"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "text"),
+    [
+        ("tenant", MARKER_ID, "there is no subject 'tenant'; the subjects are person"),
+        ("person", 77_000_077, "there is no person with this key"),
+        ("person", "nobody@example.org", "this cannot be the key of a person"),
+    ],
+)
+def test_unknown_subject_is_refused_without_its_key(broker: Any, name: str, key: Any, text: str) -> None:
+    with pytest.raises(UnknownSubject) as refusal:
+        housekeeping.erase(name, key)
+
+    assert str(refusal.value) == text
+    assert not Erasure.select().exists()
+
+
+def test_erasure_of_a_subject_that_is_not_declared_any_more_fails(broker: Any, worker: StepWorker) -> None:
+    number = housekeeping.erase("person", MARKER_ID)
+    Erasure.update(subject="member").execute()
+
+    worker.run()
+
+    assert (row(number).state, row(number).error) == ("failed", "there is no subject 'member'")
+
+
+def test_erasure_waits_while_its_worker_is_paused(broker: Any, worker: StepWorker) -> None:
+    switch(Override("erase:person", "paused"))
+    number, before = housekeeping.erase("person", MARKER_ID), rows()
+
+    worker.run()
+
+    assert (row(number).state, rows()) == ("running", before)
+    database.execute_sql(f'DELETE FROM "{Erasure._meta.schema}".switches')
+    worker.come_due()
+    worker.run()
+    assert (row(number).state, rows()) == ("done", ERASED)
