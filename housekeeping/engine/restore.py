@@ -47,9 +47,11 @@ from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, AS_WRITTEN, TableStag
 from housekeeping.sweeps.validate_tables import archives_of
 from housekeeping.sweeps.values import Guard, Limits
 
-#: Counts of rows that are back in their table, and of rows whose key exists there again.
+#: Counts of rows that are back in their table, of rows whose key exists there again, and of those that got their
+#: references after they were back.
 RESTORED: Final = "restored"
 CONFLICTS: Final = "conflicts"
+RELINKED: Final = "relinked"
 
 
 class _WithKeys(Select):
@@ -69,10 +71,13 @@ class Restore:
     Attributes:
       source: The table.
       columns: Its columns that the archive has, without those that PostgreSQL computes.
+      relinked: Columns that stay NULL, because they reference rows that are not there yet. The rows stay in the
+        archive, marked for `RestoreCleared`.
     """
 
     source: type[Model]
     columns: tuple[ColumnType, ...]
+    relinked: tuple[str, ...] = ()
 
     @property
     def counted_as(self) -> Sequence[str]:
@@ -104,7 +109,10 @@ class Restore:
         )
         back = Select((candidates,), [Column(candidates, name) for name in names]).where(_hashed(same_key))
         gone = chosen & _hashed(Tuple(*table.key).in_(back))
-        removed = archive.delete().where(gone).returning(*table.key).cte("removed")
+        leave: Any = archive.delete()
+        if self.relinked:
+            leave = archive.update({Column(stored, CLEARED_COLUMNS): _array_of(self.relinked)})
+        removed = leave.where(gone).returning(*table.key).cte("removed")
         done = Select((removed,), [Column(removed, name) for name in names])
         kept = archive.select(SQL("1")).where(chosen & Tuple(*table.key).not_in(done)).cte("kept")
         holds = Expression(count_of(restored), OP.EQ, count_of(removed))
@@ -122,6 +130,8 @@ class Restore:
 
     def _value(self, candidates: Any, column: ColumnType) -> Any:
         """Return a column's archived value; the default of a column that was added after the row was archived."""
+        if column.name in self.relinked:
+            return SQL(f"NULL::{column.sql_type}".replace("%", "%%"))
         archived = Column(candidates, column.name)
         if not column.not_null or column.default is None:
             return archived
@@ -130,7 +140,9 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class RestoreCleared:
-    """Write archived values back to columns that a cascade has cleared, and delete them from the archive.
+    """Write archived values back to columns that a cascade has cleared, or that `Restore` has left NULL.
+
+    Their rows are deleted from the archive.
 
     They stay in the archive and count as a conflict if their row is gone, or has got other values meanwhile.
 
@@ -138,15 +150,17 @@ class RestoreCleared:
       source: The table.
       columns: The columns.
       defaults: Whether they got their default, which cannot be told from another value.
+      restored: Name of the count of rows that got them back.
     """
 
     source: type[Model]
     columns: tuple[str, ...]
     defaults: bool
+    restored: str = RESTORED
 
     @property
     def counted_as(self) -> Sequence[str]:
-        return (RESTORED, CONFLICTS)
+        return (self.restored, CONFLICTS)
 
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         archive: Any = table.model
@@ -350,20 +364,29 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
         if not archives:
             raise WrongArgument(f"{sweep.name} has no archive, so its rows cannot be restored (Delete(archive_to=...))")
         # In reverse: rows that reference others were deleted before them.
+        relinked: dict[type[Model], tuple[str, ...]] = {}
+        for stage in stages:
+            relinked |= stage.relinked_columns() if isinstance(stage, TableStage) else {}
         restored = [
-            _restored_table(sweep, archive, source, run_id, where)
+            _restored_table(sweep, archive, source, relinked.get(source, ()), run_id, where)
             for archive, (source, _) in reversed(archives.items())
         ]
         # Once the rows that they name are back.
         archive_of = {source: archive for archive, (source, _) in archives.items()}
         for stage in stages:
             for cleared in stage.cleared_columns() if isinstance(stage, TableStage) else ():
-                restored.append(_restored_columns(sweep, archive_of[cleared[0]], cleared, run_id, where))
+                action = RestoreCleared(*cleared)
+                restored.append(_restored_columns(sweep, archive_of[action.source], action, run_id, where))
+        for source, columns in relinked.items():
+            action = RestoreCleared(source, columns, False, RELINKED)
+            restored.append(_restored_columns(sweep, archive_of[source], action, run_id, where))
         tables = tuple(restored)
         return Restoration(sweep, run_id, _sweep(sweep, tables), tables, where)
 
 
-def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int, where: str | None) -> RestoredTable:
+def _restored_table(
+    sweep: Sweep, archive: Any, source: type[Model], relinked: tuple[str, ...], run_id: int, where: str | None
+) -> RestoredTable:
     identify(source)
     present, columns = set(column_names(archive)), read_columns(source)
     for table, found in ((archive, present), (source, columns)):
@@ -376,7 +399,9 @@ def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int
         name=quoted_name(archive),
         stale=lambda now: condition,
         order=key_of(archive),
-        action=Restore(source, tuple(each for each in columns if each.name in present and not each.generated)),
+        action=Restore(
+            source, tuple(each for each in columns if each.name in present and not each.generated), relinked
+        ),
         batch_size=sweep.limits.batch,
         counts=(RESTORED, CONFLICTS, "batches"),
         progress_counts=(RESTORED,),
@@ -389,23 +414,26 @@ def _restored_table(sweep: Sweep, archive: Any, source: type[Model], run_id: int
 
 
 def _restored_columns(
-    sweep: Sweep, archive: Any, cleared: tuple[type[Model], tuple[str, ...], bool], run_id: int, where: str | None
+    sweep: Sweep, archive: Any, action: RestoreCleared, run_id: int, where: str | None
 ) -> RestoredTable:
-    """Return the part of a restore that writes cleared columns back."""
-    source, columns, defaults = cleared
-    names = fn.STRING_TO_ARRAY("\n".join(columns), "\n")
-    condition = _of_run(archive, run_id, where) & (Column(_table(archive), CLEARED_COLUMNS) == names)
+    """Return the part of a restore that writes columns back."""
+    marked = Column(_table(archive), CLEARED_COLUMNS) == _array_of(action.columns)
+    condition = _of_run(archive, run_id, where) & marked
     stage = TableStage(
-        name=f"{quoted_name(archive)} {', '.join(columns)}",
+        name=f"{quoted_name(archive)} {', '.join(action.columns)}",
         stale=lambda now: condition,
         order=key_of(archive),
-        action=RestoreCleared(source, columns, defaults),
+        action=action,
         batch_size=sweep.limits.batch,
-        counts=(RESTORED, CONFLICTS, "batches"),
-        progress_counts=(RESTORED,),
+        counts=(action.restored, CONFLICTS, "batches"),
+        progress_counts=(action.restored,),
         newest_first=True,
     )
-    return RestoredTable(source, stage)
+    return RestoredTable(action.source, stage)
+
+
+def _array_of(names: Sequence[str]) -> Any:
+    return fn.STRING_TO_ARRAY("\n".join(names), "\n")
 
 
 def _of_run(archive: Any, run_id: int, where: str | None) -> Any:

@@ -134,7 +134,8 @@ class CascadeStage(TableStage):
         if self.delete.archive_to is None:
             return {}
         graph = self._read_graph()
-        cleared = {each.table for each in graph.links if each.decision == "clear"}
+        marked = [*graph.relinked, *(each for each in graph.links if each.decision == "clear")]
+        cleared = {each.table for each in marked}
         sources = [(name, graph.model_of(name)) for name in graph.tables]
         schema = self.delete.archive_to
         return {archive_in(schema, source, of_cleared=name in cleared): source for name, source in sources}
@@ -143,6 +144,14 @@ class CascadeStage(TableStage):
         graph = self._read_graph()
         links = [each for each in graph.links if each.decision == "clear"]
         return [(graph.model_of(each.table), each.cleared or each.columns, each.defaults) for each in links]
+
+    def relinked_columns(self) -> dict[type[Model], tuple[str, ...]]:
+        graph = self._read_graph()
+        found: dict[type[Model], tuple[str, ...]] = {}
+        for each in graph.relinked:
+            model = graph.model_of(each.table)
+            found[model] = tuple(dict.fromkeys((*found.get(model, ()), *each.cleared)))
+        return found
 
     def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:
         assert self.graph is not None

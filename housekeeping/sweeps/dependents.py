@@ -128,17 +128,42 @@ class Graph:
         parent = (of_database or self.database, table)
         return tuple(each for each in self.links if (each.parent_database, each.parent) == parent)
 
-    def reached(self, table: str, of_database: str) -> set[tuple[str, str]]:
-        """Return database and name of each table whose rows are deleted because they hang from rows of this one."""
+    def reached(self, table: str, of_database: str, without: Sequence[Link] = ()) -> set[tuple[str, str]]:
+        """Return database and name of each table whose rows are deleted because they depend on rows of this one.
+
+        Parameters:
+          without: Links that are not followed.
+        """
         found: set[tuple[str, str]] = set()
         waiting = [(of_database, table)]
         while waiting:
             at, name = waiting.pop()
             for link in self.links_of(name, at):
-                if link.decision == "delete" and (link.database, link.table) not in found:
+                if link.decision == "delete" and link not in without and (link.database, link.table) not in found:
                     found.add((link.database, link.table))
                     waiting.append((link.database, link.table))
         return found
+
+    def in_circles(self, without: Sequence[Link] = ()) -> tuple[Link, ...]:
+        """Return the foreign keys that link the deleted rows of several tables in a circle."""
+        return tuple(
+            each
+            for each in self.links
+            if each.decision == "delete" and each.on_delete is not None and each.table != each.parent
+            if each not in without
+            if (each.parent_database, each.parent) in self.reached(each.table, each.database, without)
+        )
+
+    @property
+    def relinked(self) -> tuple[Link, ...]:
+        """Links that may be NULL, without which the rows of no table depend on each other in a circle.
+
+        A restore sets them once all rows are back.
+        """
+        found: list[Link] = []
+        while optional := [each for each in self.in_circles(found) if each.cleared]:
+            found.append(optional[-1])
+        return tuple(found)
 
     def path_to(self, link: Link) -> tuple[Link, ...]:
         """Return the shortest way from the root to a link, which is the last one of it."""
@@ -169,20 +194,23 @@ class Graph:
     def tables(self) -> tuple[str, ...]:
         """The tables of the root's database whose rows are deleted or changed.
 
-        The root is the last one. Each comes after the tables of its dependents, except in circles.
+        Each comes after the tables of its dependents, except by links that are `relinked`.
         """
         found: list[str] = []
-        visited = {self.root}
+        visited: set[str] = set()
+        relinked = self.relinked
 
         def visit(table: str) -> None:
+            visited.add(table)
             for link in self.links_of(table):
                 is_changed = link.decision in ("delete", "clear") and link.database == self.database
-                if is_changed and link.table not in visited:
-                    visited.add(link.table)
+                if is_changed and link not in relinked and link.table not in visited:
                     visit(link.table)
             found.append(table)
 
-        visit(self.root)
+        for table in (self.root, *(each.table for each in relinked)):
+            if table not in visited:
+                visit(table)
         return tuple(found)
 
 
@@ -221,14 +249,12 @@ def _refuse_unarchivable(graph: Graph) -> None:
                 f"{link.name} is in the database {link.database!r}, which cannot move rows to the archive",
                 'leave out archive_to, or decide "keep"',
             )
-    deleted = [each for each in graph.links if each.decision == "delete" and each.table != each.parent]
-    circle = [
-        each.name for each in deleted if (graph.database, each.parent) in graph.reached(each.table, graph.database)
-    ]
+    circle = graph.in_circles(graph.relinked)
     if circle:
+        names = ", ".join(each.name for each in circle)
         raise DependentsRefused(
-            f"{', '.join(circle)} link tables in a circle, so that a restore could bring back none of them first",
-            'leave out archive_to, or decide "clear" or "keep" about one of the links',
+            f"{names} link tables in a circle and are NOT NULL, so that a restore could bring back none of them first",
+            'leave out archive_to, decide "keep" about one of the links, or allow NULL in one of the columns',
         )
 
 
@@ -447,7 +473,7 @@ class GraphReader:
             readable=table.closed_schema is None and "SELECT" in table.rights,
             database=edge.node[0],
             parent_database=edge.parent[0],
-            cleared=edge.set_columns if own == "clear" else nullable,
+            cleared=edge.set_columns if own == decision == "clear" else nullable,
             defaults=edge.on_delete == "SET DEFAULT",
             index_statement=None if edge.indexed else f"CREATE INDEX{concurrently} ON {table.name} ({columns})",
         )

@@ -216,6 +216,10 @@ class TableStage(TableRows):
         """Return table and columns of each link that the stage clears, and whether they get their default."""
         return []
 
+    def relinked_columns(self) -> dict[type[Model], tuple[str, ...]]:
+        """Return table -> columns of links in circles, which a restore sets once all rows are back."""
+        return {}
+
     @property
     def locked_keys(self) -> SQL:
         """Array of the keys of the batch's rows, for the action of a stage that `locks_first`."""
