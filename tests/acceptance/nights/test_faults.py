@@ -35,6 +35,11 @@ _BY_SESSION: Final = (
 )
 _BAD_VALUE: Final = 'invalid input syntax for type integer: "one week"'
 
+#: The backlog cannot be counted now, so that the last count is shown with its age.
+_EARLIER_TREND: Final = Answer(
+    (rf"{ORDERS} +\w+ ! +\d+ \(\S+ \w+ ago\)",),
+    (r"Backlog \d+ \( \S+ \w+ ago \)", r"Rows per hour [\d,]+ processed, [\d,]+ arrived"),
+)
 _UNDO_OF_CUT_RUN: Final = Answer(
     (r"undo: these archived rows can be restored: {cut_rows} of \S*orders: housekeeping restore {cut_run}\n",),
     (r"can be restored: {cut_rows} of \S*orders housekeeping restore {cut_run}\b",),
@@ -180,10 +185,7 @@ STATES: Final = (
                 (rf"Unreadable rows: {ORDERS}, since", f"the backlog cannot be counted: {_BY_SESSION}"),
                 ("All right", "Stuck run"),
             ),
-            TREND: Answer(
-                (rf"{ORDERS} +\w+ ! +\d+ \(\S+ \w+ ago\)",),
-                (r"Backlog \d+ \( \S+ \w+ ago \)", r"Rows per hour [\d,]+ processed, [\d,]+ arrived"),
-            ),
+            TREND: _EARLIER_TREND,
             CATCH_UP: Answer(
                 ("backlog: the stale rows cannot be counted; when they will be done is unknown",),
                 ("the stale rows cannot be counted.* could not be counted: canceling statement due to lock timeout",),
@@ -232,10 +234,7 @@ STATES: Final = (
                 (rf"Unreadable rows: {ORDERS}, since", f"the backlog cannot be counted: {_BAD_VALUE}"),
                 ("All right", "Stuck run"),
             ),
-            TREND: Answer(
-                (rf"{ORDERS} +\w+ ! +\d+ \(\S+ \w+ ago\)",),
-                (r"Backlog \d+ \( \S+ \w+ ago \)", r"Rows per hour [\d,]+ processed, [\d,]+ arrived"),
-            ),
+            TREND: _EARLIER_TREND,
             CATCH_UP: Answer(
                 ("backlog: the stale rows cannot be counted; when they will be done is unknown",),
                 (f"the stale rows cannot be counted.* the rows could not be counted: {_BAD_VALUE}",),

@@ -65,20 +65,16 @@ def test_quick_batches_grow_step_by_step_to_twenty_times(add_statuses: AddStatus
     assert slow.seen == [100, 200, 500, 1000, 2000, 2000, 200]
 
 
-@pytest.mark.parametrize(("seconds", "sizes"), [(0.5, [100, 200]), (0.501, [100, 100])])
-def test_batch_grows_if_the_next_step_would_be_in_time(
-    add_statuses: AddStatuses, clock: ManualClock, seconds: float, sizes: list[int]
-) -> None:
-    add_statuses(400, DUE)
-    slow = Slow(clock, seconds)
-
-    run_sweep(TARGET, clock=clock, on_batch=slow)
-
-    assert slow.seen[:2] == sizes
-
-
-@pytest.mark.parametrize(("seconds", "sizes"), [(1.0, [100, 100]), (1.001, [100, 50])])
-def test_batch_shrinks_only_if_it_took_longer_than_its_target(
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        pytest.param(0.5, [100, 200], id="the next step would be in time"),
+        pytest.param(0.501, [100, 100], id="the next step would be late"),
+        pytest.param(1.0, [100, 100], id="just in time"),
+        pytest.param(1.001, [100, 50], id="late"),
+    ],
+)
+def test_batch_grows_and_shrinks_by_the_time_that_it_took(
     add_statuses: AddStatuses, clock: ManualClock, seconds: float, sizes: list[int]
 ) -> None:
     add_statuses(400, DUE)

@@ -18,7 +18,7 @@ from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, Sizes
 from tests.internals.core import SYSTEM_CLOCK, MessageContext, RunBudget, current_message
 from tests.internals.database import Database
 from tests.internals.engine import Speed, Throttle, run_sweep
-from tests.internals.ledger import Counts, Override, Run, resume, runs, switch
+from tests.internals.ledger import Counts, Override, Run, resume, switch
 from tests.internals.sweeps import Backlog, Batch, BatchResult, StagePlan
 from tests.internals.workers import BUILT_IN
 
@@ -187,17 +187,6 @@ class Outside:
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
         return StagePlan(self.name, Backlog(0), {})
-
-
-def test_pause_ends_a_long_page_of_outside_effects_at_a_heartbeat(
-    postgres: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "HEARTBEAT", timedelta())
-    page = Outside(between=lambda number: switch(Override("outside", "paused")) if number == 3 else None)
-
-    result = run_sweep(Sweep("outside", lambda sweep: [page]))
-
-    assert (result.outcome, result.reason, page.effects) == ("partial", "paused", [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("sweep", [sweep for family in BUILT_IN for sweep in family.SWEEPS], ids=lambda each: each.name)

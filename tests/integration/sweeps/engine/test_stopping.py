@@ -126,30 +126,42 @@ def subscribed(event: Any) -> Iterator[None]:
         events.off(event, handle)
 
 
-def test_stop_ends_a_long_page_of_outside_effects_at_a_heartbeat(
-    postgres: Database, monkeypatch: pytest.MonkeyPatch
+#: What an operator does, and why the run then ended.
+ENDINGS = pytest.mark.parametrize(
+    ("end", "reason"),
+    [(lambda worker: stop(), "stopped"), (lambda worker: switch(Override(worker, "paused")), "paused")],
+    ids=["stop", "pause"],
+)
+
+
+@ENDINGS
+def test_long_page_of_outside_effects_ends_at_a_heartbeat(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch, end: Callable[[str], object], reason: str
 ) -> None:
     monkeypatch.setattr(runs, "HEARTBEAT", runs.HEARTBEAT * 0)
-    page = Outside(between=lambda number: None if number != 3 else stop() and None)
+    page = Outside(between=lambda number: end("outside") and None if number == 3 else None)
 
     result = run_sweep(Sweep("outside", lambda sweep: [page]))
 
-    assert (result.outcome, result.reason, page.effects) == ("partial", "stopped", [0, 1, 2, 3])
+    assert (result.outcome, result.reason, page.effects) == ("partial", reason, [0, 1, 2, 3])
 
 
-def test_stop_ends_a_wait_within_a_second(add_statuses: AddStatuses, clock: ManualClock) -> None:
+@ENDINGS
+def test_wait_ends_within_a_second(
+    add_statuses: AddStatuses, clock: ManualClock, end: Callable[[str], object], reason: str
+) -> None:
     add_statuses(100, DUE)
 
-    class Stopping(Impatient):
+    class Ending(Impatient):
         def wait(self, timeout: float | None = None) -> bool:
-            stop()
+            end(SMALL.name)
             return super().wait(timeout)
 
-    stopping = Stopping(clock)
+    stopping = Ending(clock)
 
     result = run_sweep(changed(SMALL, rows_per_s=0.1), clock=clock, stopping=stopping)
 
-    assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", "stopped", 1)
+    assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", reason, 1)
     assert stopping.waits == [1.0]
 
 

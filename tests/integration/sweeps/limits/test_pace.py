@@ -144,22 +144,6 @@ def test_first_batch_is_processed_whatever_the_pace(add_statuses: AddStatuses, c
     assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", "out_of_time", 1)
 
 
-def test_pause_ends_a_wait_within_a_second(add_statuses: AddStatuses, clock: ManualClock) -> None:
-    add_statuses(100, DUE)
-
-    class Pausing(Impatient):
-        def wait(self, timeout: float | None = None) -> bool:
-            switch(Override(SMALL.name, "paused"))
-            return super().wait(timeout)
-
-    stopping = Pausing(clock)
-
-    result = run_sweep(paced(max_rows_per_s=0.1), clock=clock, stopping=stopping)
-
-    assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", "paused", 1)
-    assert stopping.waits == [1.0]
-
-
 def test_shutdown_ends_a_wait(add_statuses: AddStatuses, clock: ManualClock) -> None:
     add_statuses(100, DUE)
 
