@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -537,6 +538,13 @@ class Sweep:
             for part in _listed(self.stages)
         ]
         return replace(self, stages=stages)
+
+    def set_up(self, **changes: Any) -> Sweep:
+        """Return a copy with changes of its setup. The declaration is the same, and is not checked again."""
+        copied = copy.copy(self)
+        is_unchecked = self._unchecked or any(getattr(part, "is_named", False) for part in self.parts)
+        vars(copied).update(setup=replace(self.setup, **changes), _unchecked=is_unchecked)
+        return copied
 
     def configured(self, settings: WorkerSettings) -> Sweep:
         """Return a copy with the worker's settings applied.

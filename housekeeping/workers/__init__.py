@@ -184,9 +184,7 @@ def configured_sweeps(settings: Settings, own: Sequence[Sweep] = ()) -> dict[str
             raise SettingsError(
                 f'HOUSEKEEPING_WORKERS["{name}"] is not a worker; the workers are {", ".join(sorted(known))}'
             )
-    configured = {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
-    _check_databases(found, configured, settings)
-    return _acquainted(configured)
+    return _acquainted(found, settings)
 
 
 def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
@@ -202,16 +200,16 @@ def only(settings: Settings, own: Sequence[Sweep]) -> dict[str, Sweep]:
     sweeps = maintenance.SWEEPS if _have_events(own) else (maintenance.old_runs,)
     maintained = [] if settings.database_url is None else _maintaining(sweeps, settings)
     found = each_once([declared_by("install", own), *maintained])
+    return _acquainted(found, settings)
+
+
+def _acquainted(found: Sequence[Family], settings: Settings) -> dict[str, Sweep]:
+    """Return the families' sweeps with their settings applied, so that each knows all of them."""
     configured = {name: sweep for family in found for name, sweep in _configured(family, settings).items()}
     _check_databases(found, configured, settings)
-    return _acquainted(configured)
-
-
-def _acquainted(configured: Mapping[str, Sweep]) -> dict[str, Sweep]:
-    """Return the sweeps so that each knows all of them."""
     known: dict[str, Sweep] = {}
     for name, sweep in configured.items():
-        known[name] = replace(sweep, setup=replace(sweep.setup, declared=known.values))
+        known[name] = sweep.set_up(declared=known.values)
     return known
 
 
@@ -277,10 +275,7 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
         archived = configured.get(sweep.name.removesuffix(SUFFIX))
         declared = sweep if archived is None else following(sweep, archived)
         configured[sweep.name] = declared.configured(settings.workers.get(sweep.name, WorkerSettings()))
-    return {
-        name: replace(sweep, setup=replace(sweep.setup, problem=check)) if check else sweep
-        for name, sweep in configured.items()
-    }
+    return {name: sweep.set_up(problem=check) if check else sweep for name, sweep in configured.items()}
 
 
 def _archives(family: Family) -> set[type[Model]]:
