@@ -102,6 +102,8 @@ _COMMANDS: Final = {
     "narrow": ("housekeeping.cli.operate:narrow", "Temporarily lower a worker's limits."),
     "resume": ("housekeeping.cli.operate:resume", "Resume a paused or narrowed worker."),
     "stop": ("housekeeping.cli.operate:stop", "Stop one running run after its batch."),
+    "erase": ("housekeeping.cli.erase:erase", "Erase a person or tenant from all tables."),
+    "export": ("housekeeping.cli.erase:export", "Write all rows of a person or tenant."),
     "erasures": ("housekeeping.cli.erasures:erasures", "List erasures of persons and tenants."),
     "receipt": ("housekeeping.cli.erasures:receipt", "Print the receipt of an erasure, or check a saved one."),
     "acknowledge": ("housekeeping.cli.operate:acknowledge", "Acknowledge active alerts until they end."),
@@ -118,7 +120,19 @@ _COMMANDS: Final = {
     "web": ("housekeeping.cli.serve:web", "Serve the dashboard."),
 }
 #: Commands that may wait long for a server, because they do work. All others have the limits of `impatient`.
-_PATIENT: Final = {"demo", "init", "run", "purge", "restore", "enqueue", "worker", "scheduler", "web"}
+_PATIENT: Final = {
+    "demo",
+    "init",
+    "run",
+    "purge",
+    "restore",
+    "erase",
+    "export",
+    "enqueue",
+    "worker",
+    "scheduler",
+    "web",
+}
 _EPILOG = """\b
 First steps:
   housekeeping demo                     try it with servers of its own

@@ -249,10 +249,8 @@ def count_for_dry_run(name: str, count: Callable[[], T]) -> T:
         end_process(130, "interrupted")
 
 
-def run_with_progress(
-    sweep: Sweep, work: Callable[[ProgressLine, threading.Event], RunResult], *, continued_by: str
-) -> RunResult:
-    """Run a sweep with a progress line. The first Ctrl-C or SIGTERM ends it after its batch, the second one at once.
+def run_with_progress(name: str, work: Callable[[ProgressLine, threading.Event], T], *, continued_by: str) -> T:
+    """Do work with a progress line. The first Ctrl-C or SIGTERM ends it after its batch, the second one at once.
 
     Parameters:
       work: Called with the line and an event. When the event is set, the run ends after its current batch.
@@ -267,7 +265,7 @@ def run_with_progress(
         notify("the run ends after its batch; a second Ctrl-C ends it at once")
 
     try:
-        with progress(f"{sweep.name}: starting") as line:
+        with progress(f"{name}: starting") as line:
             return in_foreground(lambda: work(line, stopping), stop)
     except Abandoned as error:
         end_process(error.exit_code, f"ended at once; committed batches stay, and {continued_by} continues")
@@ -399,7 +397,7 @@ def run_in_foreground(
 
         return run_sweep(sweep, argument, on_batch=show_progress, stopping=stopping, on_begin=begin, **options)
 
-    return run_with_progress(sweep, work, continued_by=continued_by)
+    return run_with_progress(sweep.name, work, continued_by=continued_by)
 
 
 def report_interruption(result: RunResult, next_step: str) -> None:

@@ -330,7 +330,7 @@ def _restore(restoration: Restoration, user: str, *, pause: bool) -> RunResult:
 
         return restoration.carry_out(pause=pause, said_by=user, on_batch=show_progress, stopping=stopping)
 
-    return run_with_progress(restoration.restoring, work, continued_by="the same command")
+    return run_with_progress(name, work, continued_by="the same command")
 
 
 def _report(restoration: Restoration, result: RunResult, *, is_paused: bool) -> None:

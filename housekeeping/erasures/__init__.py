@@ -69,6 +69,12 @@ def request(
     subjects: Mapping[str, Subject], settings: Settings, name: str, key: Any, requester: str, reason: str | None
 ) -> int:
     """Record that a subject is to be erased, and return the number of its erasure. See `erase`."""
+    texts, digest = identify(subjects, settings, name, key)
+    return erasures.request(name, texts, digest, requester=requester, reason=reason)
+
+
+def identify(subjects: Mapping[str, Subject], settings: Settings, name: str, key: Any) -> tuple[list[str], str]:
+    """Return the values of a subject's primary key as PostgreSQL writes them, and its HMAC. Raises as `erase`."""
     from housekeeping.erasures.work import find_key
 
     secret = settings.require_erasure_key()
@@ -78,8 +84,8 @@ def request(
     erasures.require_known_secrets(secret)
     digests = [erasures.key_hmac(each, name, texts) for each in erasures.each_secret(secret)]
     if not exists and not erasures.was_erased(name, digests):
-        raise UnknownSubject(f"there is no {name} with this key")
-    return erasures.request(name, texts, digests[0], requester=requester, reason=reason)
+        raise UnknownSubject(f"there is no {name} with this key (HMAC {digests[0][:12]})")
+    return texts, digests[0]
 
 
 def send(number: int) -> None:

@@ -132,7 +132,7 @@ class Erasing:
     def outside(self) -> list[str]:
         """What the erasure does not reach."""
         databases = ", ".join(dict.fromkeys(name for name, _ in self.reach.tables))
-        called = [f"the system that {_name_of(each.function)} calls, beyond its answer" for each in self.subject.also]
+        called = [f"the system that {name_of(each.function)} calls, beyond its answer" for each in self.subject.also]
         stores = [f"versions of objects that the store {each.location} keeps" for each in self.subject.objects]
         return [
             f"backups, WAL and logs of the databases {databases}",
@@ -234,7 +234,7 @@ class _Execution:
         try:
             erasing = Erasing(self._subject, self._row.key, self._row.found or {}, self._sweeps)
             held = erasing.holding()
-            objects = [self._located(each, erasing.found) for each in self._subject.objects]
+            objects = [located(each, self._settings, erasing.found) for each in self._subject.objects]
         except DeclarationError as error:
             self._refuse(str(error), None)
             return
@@ -283,25 +283,6 @@ class _Execution:
 
     # -- objects and other systems
 
-    def _located(self, objects: Objects, found: Mapping[str, str | None]) -> tuple[ObjectStore, str]:
-        """Return the store of objects and their key or prefix.
-
-        Raises:
-          DeclarationError: There is no such location, or the key could be another one's.
-        """
-        given = self._settings.object_stores.get(objects.location)
-        if given is None or not given.enabled:
-            raise DeclarationError(f"HOUSEKEEPING_OBJECT_STORES has no location {objects.location!r}")
-        key = objects.key
-        for name in objects.columns:
-            value = found.get(name)
-            if not value or value in (".", "..") or "/" in value:
-                raise DeclarationError(
-                    f"Objects({objects.location!r}): the column {name} of the subject cannot be part of a key"
-                )
-            key = key.replace(f"{{{name}}}", value)
-        return ObjectStore(objects.location, given), key
-
     def _delete_objects(self, store: ObjectStore, key: str) -> None:
         deletion = Deletion(store)
         pages = store.paths_below(key) if key.endswith("/") else iter([[key]])
@@ -316,7 +297,7 @@ class _Execution:
                 raise ErasureInterrupted(f"the store {store.location} is unavailable", _RETRY_S)
 
     def _call(self, call: Any) -> None:
-        name = _name_of(call.function)
+        name = name_of(call.function)
         try:
             call.function(*self._row.key)
         except Exception as error:
@@ -386,7 +367,28 @@ def _is_outage(error: BaseException) -> bool:
     return unavailable or is_unavailable(error) or caused_by(error, (ConnectionError,))
 
 
-def _name_of(function: Any) -> str:
+def located(objects: Objects, settings: Settings, found: Mapping[str, str | None]) -> tuple[ObjectStore, str]:
+    """Return the store of objects and their key or prefix.
+
+    Raises:
+      DeclarationError: There is no such location, or the key could be another one's.
+    """
+    given = settings.object_stores.get(objects.location)
+    if given is None or not given.enabled:
+        raise DeclarationError(f"HOUSEKEEPING_OBJECT_STORES has no location {objects.location!r}")
+    key = objects.key
+    for name in objects.columns:
+        value = found.get(name)
+        if not value or value in (".", "..") or "/" in value:
+            raise DeclarationError(
+                f"Objects({objects.location!r}): the column {name} of the subject cannot be part of a key"
+            )
+        key = key.replace(f"{{{name}}}", value)
+    return ObjectStore(objects.location, given), key
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function of another system."""
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 

@@ -19,6 +19,9 @@ from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.erasures.found_rows import decision_of, found_rows
+from housekeeping.erasures.graph import Table
+from housekeeping.erasures.work import Erasing, name_of
 from housekeeping.insight.wording import as_json
 from housekeeping.ledger.erasures import each_secret, keyed_digest
 from housekeeping.ledger.schema import Erasure
@@ -88,6 +91,77 @@ class ErasureRecord:
         content: dict[str, Any] = as_json({"receipt": _FORM, **self.as_json()})
         content = json.loads(json.dumps(content, default=str))
         return {**content, _SIGNATURE: _sign(secret, content)}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLink:
+    """What an erasure would do with the rows that one link leads to.
+
+    Attributes:
+      depth: Number of links from the subject's row to these.
+      link: Name of the link; None for the subject's row.
+      decision: ``delete``, ``anonymise`` or ``keep``.
+      reason: Why rows are kept; None if they are deleted.
+      rows: Number of rows that no earlier link leads to.
+    """
+
+    depth: int
+    database: str
+    table: str
+    link: str | None
+    decision: str
+    reason: str | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasurePlan:
+    """What an erasure would do now.
+
+    Attributes:
+      links: The tree of tables: each link below that of its parent.
+      objects: Location and form of the key of the subject's objects.
+      calls: Names of the functions of other systems.
+      held: Which sweep holds a row of the subject, so that the erasure would be refused; None if none does.
+    """
+
+    subject: str
+    key_hmac: str
+    links: Sequence[PlannedLink]
+    objects: Sequence[str]
+    calls: Sequence[str]
+    held: str | None
+
+
+def plan_erasure(erasing: Erasing, digest: str) -> ErasurePlan:
+    """Return what an erasure would do, with the number of rows by link.
+
+    Parameters:
+      digest: The subject's HMAC.
+
+    Raises:
+      peewee.PeeweeException: A database does not answer, or the role may not create temporary tables.
+    """
+    reach = erasing.reach
+    held = erasing.holding()
+    with found_rows(reach, erasing.found) as found:
+        numbers = dict(found.numbers)
+    links = [PlannedLink(0, *reach.root, None, "delete", None, numbers[None])]
+    visited = set[Table]()
+
+    def visit(table: Table, depth: int) -> None:
+        visited.add(table)
+        for number, each in enumerate(reach.branches):
+            if each.parent == table:
+                name, decision = each.link.name, decision_of(each)
+                links.append(PlannedLink(depth, *each.table, name, decision, each.reason, numbers[number]))
+                if each.table not in visited:
+                    visit(each.table, depth + 1)
+
+    visit(reach.root, 1)
+    subject = erasing.subject
+    objects = [f"{each.location}: {each.key}" for each in subject.objects]
+    return ErasurePlan(subject.name, digest, links, objects, [name_of(each.function) for each in subject.also], held)
 
 
 def describe_counts(counts: Any) -> str:

@@ -45,19 +45,20 @@ def key_hmac(secret: SecretStr, subject: str, key: Sequence[str]) -> str:
       subject: Name of the `Subject`.
       key: Values of its primary key, as PostgreSQL writes them (``column::text``).
     """
-    return f"{keyed_digest(secret, 'key', json.dumps([subject, *key]))}.{_mark(secret)}"
+    return f"{keyed_digest(secret, 'key', json.dumps([subject, *key]))}.{mark_of(secret)}"
 
 
 #: Stands for the mark of a secret that is lost.
 LOST: Final = "lost"
 
 
-def _mark(secret: SecretStr) -> str:
+def mark_of(secret: SecretStr) -> str:
+    """Return the mark of a secret, which tells nothing about it, at the end of its HMACs."""
     return keyed_digest(secret, "secret", "")[:8]
 
 
 def _of_unknown_secret(setting: SecretStr) -> Any:
-    marks = [*map(_mark, each_secret(setting)), LOST]
+    marks = [*map(mark_of, each_secret(setting)), LOST]
     return fn.SPLIT_PART(Erasure.key_hmac, ".", 2).not_in(marks)
 
 

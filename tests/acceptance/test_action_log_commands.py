@@ -35,6 +35,7 @@ LOGGED: Final = {
     ("purge",): (["user_session", "--where", "true", "--yes"], "purge", "purge:user_session"),
     ("enqueue",): ([SWEEP], "run", SWEEP),
     ("acknowledge",): (["last_run"], "acknowledge", "last_run"),
+    ("erase",): (["--rekey", "--yes"], "rekey", "erasures"),
     ("leases", "release"): (["lease"], "release_lease", "lease"),
     ("dedup", "release"): (["work:1"], "release_key", "work:1"),
     ("deadletters", "requeue"): (["--all", "--yes"], "requeue", "0 dead letters: all"),
@@ -42,7 +43,7 @@ LOGGED: Final = {
 }
 
 #: Exit status of reading commands on a read-only database without a dead letter.
-STATUS: Final = {("doctor",): 1, ("deadletters", "show"): 2, ("receipt",): 2}
+STATUS: Final = {("doctor",): 1, ("deadletters", "show"): 2, ("export",): 2, ("receipt",): 2}
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def shop(command: Command, postgres: Database, tmp_path: Path, environment: dict
     """An application with three expired sessions, and an archive for them."""
     (tmp_path / "logged_shop.py").write_text(sessions_module('Delete(archive_to="old_sessions")'))
     environment["HOUSEKEEPING_SWEEPS"] = "logged_shop"
+    environment["HOUSEKEEPING_ERASURE_KEY"] = "a-secret-of-the-tests-of-erasures"
     postgres.execute_sql("CREATE TABLE user_session (token text PRIMARY KEY, expires_at timestamptz NOT NULL)")
     postgres.execute_sql("INSERT INTO user_session SELECT n, now() FROM generate_series(1, 3) AS n")
     assert command("init", "--with-archives").returncode == 0

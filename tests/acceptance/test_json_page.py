@@ -18,7 +18,7 @@ from tests.acceptance.conftest import Command
 from tests.integration.middleware.step_worker import StepWorker, installed
 from tests.internals.database import Database, database
 from tests.internals.insight import LockWait, as_json
-from tests.internals.ledger import NOW, Erasure, Heartbeat, RedisHeartbeats, Run
+from tests.internals.ledger import NOW, Heartbeat, RedisHeartbeats, Run
 from tests.unit.docs.json_page import PAGE, Shape, faults, objects, shape
 
 #: Starts many processes.
@@ -28,7 +28,7 @@ WORKER: Final = "user_status_cleanup.batch"
 AWAY: Final = "unix:///nowhere/redis.sock"
 _SHOP: Final = """
 from peewee import IntegerField
-from housekeeping import BaseModel, Call, Delete, Rows, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, Call, Delete, Rows, Subject, Sweep, UtcDateTimeField
 
 class Order(BaseModel):
     expires_at = UtcDateTimeField()
@@ -54,12 +54,15 @@ def sweep(name, model, action):
 orders = sweep("shop.orders", Order, Delete())
 carts = sweep("shop.carts", Cart, Delete(archive_to="old_carts"))
 calls = sweep("shop.calls", Call_, Call(refuse, then=Delete()))
+SUBJECTS = (Subject("buyer", "buyers"),)
 """
 _TABLES: Final = """
 CREATE TABLE orders (id int PRIMARY KEY, expires_at timestamptz NOT NULL);
 CREATE TABLE lines (id int PRIMARY KEY, order_id int REFERENCES orders ON DELETE CASCADE);
 CREATE TABLE carts (id int PRIMARY KEY, expires_at timestamptz NOT NULL);
 CREATE TABLE calls (id int PRIMARY KEY, expires_at timestamptz NOT NULL);
+CREATE TABLE buyers (id int PRIMARY KEY);
+INSERT INTO buyers VALUES (1);
 CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
 CREATE TRIGGER noted BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION note();
 INSERT INTO orders SELECT n, now() - n * interval '1 hour' FROM generate_series(1, 5) AS n;
@@ -69,7 +72,7 @@ INSERT INTO calls SELECT n, now() - n * interval '1 hour' FROM generate_series(1
 
 
 #: Objects that are no part of another one.
-WHOLE: Final = {"lock wait", "plan", "result", "receipt", "single run", "whole dead letter"}
+WHOLE: Final = {"erasure plan", "lock wait", "plan", "receipt", "replay", "result", "single run", "whole dead letter"}
 
 
 class Checked:
@@ -171,9 +174,13 @@ def test_every_command_prints_the_shape_on_the_page(
     checked("deadletters delete --all --yes", "deadletters delete")
     checked("leases release reports", "leases release")
     checked("actions")
-    Erasure.create(subject="person", key_hmac="5f", requester="me", state="done", requested_at=NOW, ended_at=NOW)
+    secret: Any = {"ERASURE_KEY": "a-secret-of-the-tests-of-erasures"}
+    checked("erase buyer 1 --dry-run", item="erasure plan", **secret)
+    erased = checked("erase buyer 1 --yes", "erase", **secret)["id"]
+    database.execute_sql("INSERT INTO buyers VALUES (1)")
+    checked("erase --replay-since 1h --yes", item="replay", **secret)
     checked("erasures")
-    checked("receipt 1", "receipt", ERASURE_KEY="a-secret-of-the-tests-of-erasures")
+    checked(f"receipt {erased}", "receipt", **secret)
 
     wait = LockWait(7, ours=True, table=None, blockers=[8], application="shop", waited_s=1.5)
     checked.faults += faults(as_json(wait), shape("lock wait"), checked.seen, "lock wait")

@@ -41,6 +41,7 @@ CHANGING = [
     ("deadletters", "requeue"),
     ("deadletters", "delete"),
     ("acknowledge",),
+    ("erase",),
 ]
 #: Commands that only read -> arguments that each of them needs.
 READING: Final[dict[tuple[str, ...], list[str]]] = {
@@ -52,6 +53,7 @@ READING: Final[dict[tuple[str, ...], list[str]]] = {
     ("doctor",): [],
     ("erasures",): [],
     ("errors",): [],
+    ("export",): ["person", "1"],
     ("leases", "list"): [],
     ("list",): [],
     ("plan",): ["housekeeping.old_runs"],

@@ -13,7 +13,7 @@ _ROW: Final = re.compile(r"^\| `(?P<key>\w+)` \| (?P<kind>.+?) \|", re.MULTILINE
 _LINK: Final = re.compile(r"\[(?P<name>[\w ]+)\]\(#[\w-]+\)")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
 _SAME: Final = re.compile(r"The same as `(?P<name>[\w ]+)`\.")
-_WHOLE: Final = re.compile(r"The object is a \[(?P<name>[\w ]+)\]\(#[\w-]+\)")
+_WHOLE: Final = re.compile(r"The object is an? \[(?P<name>[\w ]+)\]\(#[\w-]+\)")
 _MORE: Final = re.compile(r"All keys of an? \[(?P<name>[\w ]+)\]\(#[\w-]+\), and:")
 
 #: Key -> its kind.

@@ -1,0 +1,361 @@
+"""``housekeeping erase`` and ``export``: erase a person or tenant, erase again after a restore, and export the rows."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import click
+
+from housekeeping.cli.main import load_workers
+from housekeeping.cli.output import (
+    ProgressLine,
+    confirm,
+    json_option,
+    notify,
+    print_as_json,
+    print_table,
+    progress,
+    say,
+    table,
+    wants_json,
+)
+from housekeeping.cli.run import run_with_progress
+from housekeeping.core import telemetry
+from housekeeping.core.errors import (
+    DeclarationError,
+    ErasureInterrupted,
+    HousekeepingError,
+    Refused,
+    UnknownSubject,
+    WrongArgument,
+)
+from housekeeping.core.logs import counted, error_line
+from housekeeping.database.connection import translate_postgres_errors
+from housekeeping.database.times import database_now
+from housekeeping.erasures import identify, work
+from housekeeping.erasures.found_rows import export as export_lines
+from housekeeping.erasures.replay import Replay, erased_by_receipts, erased_since, look_for
+from housekeeping.erasures.stages import without_identity
+from housekeeping.insight.erasures import ErasurePlan, ErasureRecord, find_erasure, plan_erasure, verified
+from housekeeping.insight.wording import parse_since
+from housekeeping.ledger import erasures
+from housekeeping.ledger.operators import command_line_user, record_action
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.subjects import Subject
+from housekeeping.workers import subjects_of
+
+_HMAC: Final = 12  # characters of an HMAC in a question; --json and the receipt have all of it
+_HIDDEN: Final = "***"
+
+
+def take_key(key: str) -> str:
+    """Return the key of a subject, and remove it from the arguments of this process, which others can list.
+
+    ``-`` reads it from the terminal without showing it, or from stdin.
+    """
+    if key == "-":
+        given: str = click.prompt("Key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+        return given.rstrip("\n")
+    for arguments in (sys.argv, sys.orig_argv):  # reports of errors may have them
+        arguments[:] = [_HIDDEN if each == key else each for each in arguments]
+    try:
+        # The 48th and the 49th value, counted from the first; the second one is a name in parentheses.
+        values = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:  # not on Linux
+        return key
+    begin, end = int(values[45]), int(values[46])
+    memory, text, place = ctypes.string_at(begin, end - begin), os.fsencode(key), 0
+    while text and (place := memory.find(b"\0" + text + b"\0", place)) >= 0:
+        ctypes.memset(begin + place + 1, ord("*"), len(text))
+        place += 1
+    return key
+
+
+class _Installation:
+    """Settings, sweeps and subjects of a command."""
+
+    def __init__(self) -> None:
+        self.settings, sweeps = load_workers()
+        self.sweeps: Mapping[str, Sweep] = sweeps
+        self.subjects: Mapping[str, Subject] = subjects_of(self.settings)
+        self.secret = self.settings.require_erasure_key()
+        if self.settings.sentry_dsn is not None:
+            telemetry.report_to_sentry(self.settings.sentry_dsn)
+
+    def find(self, kind: str, key: str) -> tuple[Subject, list[str], str]:
+        """Return a subject with the values of its primary key and its HMAC."""
+        texts, digest = identify(self.subjects, self.settings, kind, key)
+        return self.subjects[kind], texts, digest
+
+    def erasing(self, subject: Subject, key: list[str]) -> work.Erasing:
+        return work.Erasing(subject, key, {}, self.sweeps.values())
+
+
+@click.command()
+@click.argument("kind", required=False)
+@click.argument("key", required=False)
+@click.option("--dry-run", is_flag=True, help="Show what would be erased and kept, and change nothing.")
+@click.option("--reason", metavar="TEXT", help="Why, for the receipt. It must not identify the subject.")
+@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@click.option("--replay-since", "since", metavar="TIME", help="Erase again what was erased since then and is back.")
+@click.option(
+    "--receipts", "file", metavar="FILE", type=click.File("rb"), help="For --replay-since: saved receipts, one a line."
+)
+@click.option("--rekey", is_flag=True, help="Give up the secrets that HOUSEKEEPING_ERASURE_KEY lacks.")
+@json_option("Print the result object, and nothing else, on stdout.")
+def erase(
+    kind: str | None,
+    key: str | None,
+    dry_run: bool,
+    reason: str | None,
+    yes: bool,
+    since: str | None,
+    file: BinaryIO | None,
+    rekey: bool,
+) -> None:
+    """Erase the person or tenant of this KIND with this KEY from all tables that a Subject decides about.
+
+    Shows the tables with the decision about each and the number of rows, then asks for a confirmation. KEY is the
+    primary key, "4711,7" if it has two columns, or the value of the subject's column "by". "-" reads it without
+    showing it. The key is removed from the list of processes; everything shows its HMAC instead. A receipt stays:
+    "housekeeping receipt ID".
+
+    A table that reaches the subject and has no decision, or a row on hold, refuses the erasure before anything changes.
+
+    Ctrl-C ends the erasure after its batch. The same command, or a worker, continues it.
+
+    After the restore of a backup, --replay-since compares the HMAC of every row of the subjects' tables with those of
+    the erasures that ended since TIME, and erases these subjects again. If the database "main" was restored, too, its
+    list of erasures is old: add the receipts that "housekeeping erasures --receipts" has saved.
+
+    --rekey is for a lost secret. Without it, an erasure is refused while the setting lacks the secret of earlier ones.
+
+    \b
+    housekeeping erase person 4711 --dry-run
+    housekeeping erase person 4711 --reason "ticket 12"
+    housekeeping erase --replay-since 2026-05-01T03:00
+
+    Exit status: 0 done; 1 incomplete, failed or not confirmed; 2 refused, unknown kind or key, or a missing secret.
+    """
+    given = None if key is None else take_key(key)
+    if (given is None) == (since is None and not rekey) or (since is not None and rekey):
+        raise WrongArgument("name the subject: housekeeping erase KIND KEY; or give --replay-since or --rekey")
+    if file is not None and since is None:
+        raise WrongArgument("--receipts belongs to --replay-since")
+    if wants_json() and not (yes or dry_run):
+        raise WrongArgument("--json does not ask for a confirmation; add --yes, or --dry-run")
+    here = _Installation()
+    with translate_postgres_errors():
+        if rekey:
+            _rekey(here, yes=yes)
+            return
+        if since is not None:
+            erasures.require_known_secrets(here.secret)
+            without_identity(lambda: _replay(here, parse_since(since, database_now()), file, dry_run=dry_run, yes=yes))
+            return
+        assert kind is not None and given is not None
+        if reason is not None and re.search(rf"(?<!\w){re.escape(given)}(?!\w)", reason):
+            raise WrongArgument("the reason contains the key, which the receipt must not have; write a ticket number")
+        without_identity(lambda: _erase_one(here, kind, given, reason, dry_run=dry_run, yes=yes))
+
+
+def _erase_one(here: _Installation, kind: str, key: str, reason: str | None, *, dry_run: bool, yes: bool) -> None:
+    subject, texts, digest = here.find(kind, key)
+    refusal: str | None = None
+    try:
+        with progress(f"{kind}: counting"):
+            planned = plan_erasure(here.erasing(subject, texts), digest)
+    except DeclarationError as error:
+        if dry_run:
+            raise
+        refusal = error_line(error)
+    else:
+        if not wants_json() or dry_run:
+            _show(planned)
+        refusal = None if planned.held is None else f"on hold: {planned.held}"
+        if dry_run:
+            if refusal is not None:
+                raise Refused(refusal)
+            return
+        if not yes and refusal is None:
+            touched = [each for each in planned.links if each.rows and each.decision != "keep"]
+            tables = counted(len({(each.database, each.table) for each in touched}), "table")
+            rows = f"{counted(sum(each.rows for each in touched), 'row')} in {tables}"
+            confirm(f"Erase {kind} {digest[:_HMAC]}: {rows}?", "nothing was erased")
+    # A refusal is recorded, too.
+    record = _execute(here, subject, texts, digest, reason)
+    if not print_as_json(record):
+        _report(record)
+    _exit(record)
+
+
+def _show(planned: ErasurePlan) -> None:
+    if print_as_json(planned):
+        return
+    say(f"{planned.subject} {planned.key_hmac}", style="bold")
+    tree = table("TABLE", "DECISION", ">ROWS", "LINK", "KEPT BECAUSE")
+    for each in planned.links:
+        name = f"{'  ' * each.depth}{each.table}"
+        tree.add_row(name, each.decision, f"{each.rows:,}", each.link or "-", each.reason or "-")
+    print_table(tree)
+    for line in (*(f"objects: {each}" for each in planned.objects), *(f"call: {each}" for each in planned.calls)):
+        say(line)
+    if planned.held is not None:
+        say(f"on hold: {planned.held}", style="bold red")
+
+
+def _execute(here: _Installation, subject: Subject, key: list[str], digest: str, reason: str | None) -> ErasureRecord:
+    """Execute an erasure in the foreground, and return how it ended, or that it has not."""
+    user = command_line_user()
+    with record_action("erase", f"{subject.name} {digest}", user) as outcome:
+        number = erasures.request(subject.name, key, digest, requester=user, reason=reason)
+
+        def execute(line: ProgressLine, stopping: threading.Event) -> None:
+            line(f"erasure {number}")
+            try:
+                work.execute(number, here.settings, here.subjects, here.sweeps.values(), stopping)
+            except ErasureInterrupted as error:
+                notify(f"erasure {number} has not ended: {error}; the same command or a worker continues it")
+
+        run_with_progress(f"erasure {number}", execute, continued_by="the same command, or a worker,")
+        record = find_erasure(str(number))
+        outcome.result = f"erasure {number} {record.state}"
+    return record
+
+
+def _report(record: ErasureRecord) -> None:
+    text = f"erasure {record.erasure_id} is {record.state}"
+    say(f"{text}; its receipt: housekeeping receipt {record.erasure_id}" if record.has_ended else text)
+
+
+class _NotDone(HousekeepingError):
+    """An erasure has ended as incomplete or failed, or has not ended."""
+
+
+def _exit(record: ErasureRecord) -> None:
+    """Raise unless the erasure is done."""
+    if record.state == "refused":
+        raise Refused(f"erasure {record.erasure_id} was refused, nothing was changed: {record.error}")
+    if record.state != "done":
+        raise _NotDone(f"erasure {record.erasure_id} is {record.state}" + (f": {record.error}" * bool(record.error)))
+
+
+def _replay(here: _Installation, since: datetime, file: BinaryIO | None, *, dry_run: bool, yes: bool) -> None:
+    receipts = [verified(line, here.secret) for line in file or () if line.strip()]
+    with progress("comparing"):
+        earlier = [*erased_by_receipts(receipts, since), *erased_since(since)]
+        found = look_for(earlier, here.subjects, here.secret)
+    if not wants_json():
+        _show_replay(found, len(earlier))
+    records: list[ErasureRecord] = []
+    if found.back and not dry_run:
+        if not yes:
+            confirm(f"Erase {counted(len(found.back), 'subject')} again?", "nothing was erased")
+        for subject, key, before in found.back:
+            digest = erasures.key_hmac(here.secret, subject.name, key)
+            again = f"again after a restore; erased before as {before.erasure_id}"
+            records.append(_execute(here, subject, key, digest, again))
+            if not wants_json():
+                _report(records[-1])
+    back = [{"subject": each.subject, "key_hmac": each.key_hmac, "id": each.erasure_id} for _, _, each in found.back]
+    print_as_json({"back": back, "erasures": records, "lost": found.lost, "undeclared": found.undeclared})
+    if any(each.state == "refused" for each in records):
+        raise Refused("an erasure was refused: housekeeping erasures")
+    if not found.is_whole or any(each.state != "done" for each in records):
+        raise _NotDone("not all subjects could be looked for and erased: housekeeping erasures")
+
+
+def _show_replay(found: Replay, earlier: int) -> None:
+    rows = table("KIND", "HMAC", ">ERASED BEFORE AS")
+    for _, _, each in found.back:
+        rows.add_row(each.subject, each.key_hmac[:_HMAC], str(each.erasure_id))
+    print_table(rows, empty=f"none of the subjects of {counted(earlier, 'erasure')} is back")
+    if found.lost:
+        say(f"{counted(found.lost, 'erasure')} cannot be looked for: the secret is lost", style="bold red")
+    for kind, number in found.undeclared.items():
+        say(f"{counted(number, 'erasure')} cannot be looked for: there is no subject {kind!r}", style="bold red")
+
+
+def _rekey(here: _Installation, *, yes: bool) -> None:
+    if not yes:
+        confirm("Give up the secrets of earlier erasures? A replay cannot find their subjects.", "nothing was changed")
+    with record_action("rekey", "erasures", command_line_user()) as outcome:
+        number = erasures.give_up_unknown_secrets(here.secret)
+        outcome.result = f"{counted(number, 'erasure')} marked as lost"
+    if not print_as_json({"lost": number}):
+        say(outcome.result)
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("key")
+@click.option("--to", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write to this file.")
+def export(kind: str, key: str, path: Path | None) -> None:
+    """Write all rows that belong to the person or tenant of this KIND with this KEY, one JSON object a line.
+
+    These are the rows that "housekeeping erase" would delete, anonymise or keep, in the order of the tables: the
+    subject's row first. Rows of others that only refer to them, such as replies, are left out. All rows of a database
+    are read as they were at one moment. For KEY see "housekeeping erase".
+
+    \b
+    {"table": "account", "decision": "delete", "row": {"id": 4711, "email": ...}}
+
+    Numbers, true, false and null are those of JSON, arrays are lists; JSON and composite types are objects. All else is
+    text: times with a time zone are in UTC, bytea is hexadecimal after \\x. Objects of stores follow as
+    {"location": ..., "object": ...}. A FILE is complete once it exists; only its owner can read it.
+
+    Exit status: 0; 1 if a server does not answer; 2 for an unknown kind or key, or a table without a decision.
+    """
+    given = take_key(key)
+    here = _Installation()
+    with translate_postgres_errors():
+        without_identity(lambda: _export(here, kind, given, path))
+
+
+def _export(here: _Installation, kind: str, key: str, path: Path | None) -> None:
+    subject, texts, digest = here.find(kind, key)
+    with record_action("export", f"{kind} {digest}", command_line_user()) as outcome:
+        erasing = here.erasing(subject, texts)
+        if not erasing.exists:
+            raise UnknownSubject(f"there is no {kind} with this key any more (HMAC {digest[:_HMAC]})")
+        lines = export_lines(subject, erasing.reach, erasing.found, here.settings)
+        number = _print(lines) if path is None else _write(path, lines)
+        outcome.result = counted(number, "row")
+    notify(f"{counted(number, 'row')} of {kind} {digest[:_HMAC]}")
+
+
+def _print(lines: Iterator[str]) -> int:
+    number = 0
+    for each in lines:
+        click.echo(each)
+        number += 1
+    return number
+
+
+def _write(path: Path, lines: Iterator[str]) -> int:
+    """Write lines to a file that exists once it is complete; return their number."""
+    number = 0
+    try:
+        # Readable by its owner only.
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            try:
+                for each in lines:
+                    file.write(f"{each}\n")
+                    number += 1
+                file.flush()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise WrongArgument(f"{path} cannot be written: {error.strerror}") from None
+    return number

@@ -1,0 +1,243 @@
+"""Rows of a subject in every table of its graph, as one snapshot of each database has them: counted and exported.
+
+Each link adds the rows that depend on the rows found so far, until no link adds any more. So trees and circles end.
+The places of the rows are kept in temporary tables: memory does not grow with their number.
+"""
+
+# ruff: noqa: S608 - names come from the catalog, quoted; values are parameters
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Literal
+
+from pydantic import SecretStr
+
+from housekeeping.core.errors import DeclarationError
+from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import key_of
+from housekeeping.database.connection import handle_of
+from housekeeping.erasures.graph import Branch, Reach, Table
+from housekeeping.erasures.stages import Conditions
+from housekeeping.erasures.work import located
+from housekeeping.ledger.schema import name_database
+from housekeeping.sweeps.cascade_statements import sql_name
+from housekeeping.sweeps.subjects import Subject
+
+#: A snapshot lasts until everything is read. The last limit ends one whose reader has stopped reading.
+_SNAPSHOT: Final = (
+    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET LOCAL statement_timeout = 0; "
+    "SET LOCAL idle_in_transaction_session_timeout = '1h'"
+)
+_PAGE: Final = 1_000_000  # characters that are fetched at once
+_MOST_FETCHED: Final = 1000  # rows
+
+
+def decision_of(branch: Branch) -> Literal["delete", "anonymise", "keep"]:
+    """Return what becomes of the rows of a link."""
+    return "delete" if branch.deletes else "anonymise" if branch.values else "keep"
+
+
+class FoundRows:
+    """Rows that belong to a subject; valid within the block of `found_rows`.
+
+    Attributes:
+      numbers: Number of rows by link, in the order of the graph; None is the subject's row. A row is counted once.
+    """
+
+    def __init__(self, reach: Reach, found: Mapping[str, str | None], branches: Sequence[Branch]) -> None:
+        self._reach, self._found = reach, found
+        self.tables: Final = list(dict.fromkeys([reach.root, *(each.table for each in branches)]))
+        self._places = {each: self._create(each, number) for number, each in enumerate(self.tables)}
+        where, values = Conditions(reach, found).of_root("t")
+        self.numbers: Final[dict[int | None, int]] = {
+            None: self._add(reach.root, f"{_source(reach.root[1])} WHERE {where}", values, leads_on=True)
+        }
+        self.numbers.update(dict.fromkeys(range(len(branches)), 0))
+        followed = dict.fromkeys(range(len(branches)), 0)
+        # Not any(): each link is followed.
+        while sum([self._follow(number, branch, followed) for number, branch in enumerate(branches)]):
+            pass
+
+    def _create(self, table: Table, number: int) -> str:
+        """Create the temporary table of the places of a table's rows, with the values that links compare."""
+        name = f"housekeeping_found_{number}"
+        handle = handle_of(table[0])
+        handle.execute_sql(
+            f"CREATE TEMPORARY TABLE {name} ON COMMIT DROP AS "
+            f"SELECT {self._selected(table)} FROM {_source(table[1])} WITH NO DATA",
+            (),
+        )
+        handle.execute_sql(
+            f"ALTER TABLE {name} ADD housekeeping_number bigint GENERATED ALWAYS AS IDENTITY, "
+            "ADD housekeeping_leads boolean, ADD PRIMARY KEY (housekeeping_table, housekeeping_row)"
+        )
+        return f"pg_temp.{name}"
+
+    def _selected(self, table: Table, alias: str = "t.") -> str:
+        """Return the columns of a temporary table: where a row is, and what links compare with its dependents."""
+        compared = dict.fromkeys(
+            sql_name(name) for each in self._reach.below(table) for name in each.link.parent_columns
+        )
+        return ", ".join(f"{alias}{each}" for each in ("housekeeping_table", "housekeeping_row", *compared))
+
+    def _add(self, table: Table, source: str, values: Sequence[Any], *, leads_on: bool) -> int:
+        """Add the rows of a table that are not known yet, and return their number.
+
+        Parameters:
+          source: What follows FROM; the rows are ``t``.
+          leads_on: Whether rows that depend on them are the subject's as well.
+        """
+        place, handle = self._places[table], handle_of(table[0])
+        row: Any = handle.execute_sql(
+            f"WITH added AS (INSERT INTO {place} AS f ({self._selected(table, '')}, housekeeping_leads) "
+            f"SELECT {self._selected(table)}, {leads_on} FROM {source} ON CONFLICT (housekeeping_table, "
+            "housekeeping_row) DO UPDATE SET housekeeping_leads = TRUE, housekeeping_number = DEFAULT "
+            "WHERE excluded.housekeeping_leads AND NOT f.housekeeping_leads RETURNING xmax = 0 AS is_new) "
+            "SELECT count(*) FILTER (WHERE is_new) FROM added",
+            values,
+        ).fetchone()
+        handle.execute_sql(f"ANALYZE {place}")
+        return int(row[0])
+
+    def _follow(self, number: int, branch: Branch, followed: dict[int, int]) -> bool:
+        """Add the rows that a link leads to from rows where it was not followed yet. Return if there were such rows."""
+        link, parent = branch.link, branch.parent
+        first, last = followed[number], self._value(parent, "coalesce(max(housekeeping_number), 0)")
+        if parent == self._reach.root:
+            last = 1  # its row may be deleted; what it had is known
+        if first == last:
+            return False
+        followed[number] = last
+        columns = [sql_name(each) for each in link.parent_columns]
+        owners = (
+            f"SELECT DISTINCT {', '.join(columns)} FROM {self._places[parent]} WHERE housekeeping_leads "
+            f"AND housekeeping_number BETWEEN {first + 1} AND {last} AND ({', '.join(columns)}) IS NOT NULL"
+        )
+        names = ", ".join(f"v{place}" for place in range(len(columns)))
+        same = " AND ".join(f"t.{sql_name(each)} = o.v{place}" for place, each in enumerate(link.columns))
+        dependents = f"AS o ({names}) JOIN {_source(link.table, link.where)} ON {same}"
+        arrays = f"unnest({', '.join(f'%s::text[]::{_escaped(kind)}[]' for kind in link.parent_types)})"
+        given: Iterable[tuple[str, list[Any]]] = [(f"({owners})", [])]
+        if parent == self._reach.root:
+            given = [(arrays, [[self._found.get(each)] for each in link.parent_columns])]
+        elif not branch.is_local:
+            as_text = ", ".join(f"{each}::text" for each in columns)
+            pages = _pages(parent[0], f"SELECT {as_text} FROM ({owners}) AS o")
+            given = ((arrays, [list(each) for each in zip(*page, strict=True)]) for page in pages)
+        for source, values in given:
+            added = self._add(branch.table, f"{source} {dependents}", values, leads_on=branch.leads_on)
+            self.numbers[number] += added
+        return True
+
+    def _value(self, table: Table, selected: str) -> int:
+        handle = handle_of(table[0])
+        value: int = handle.execute_sql(f"SELECT {selected} FROM {self._places[table]}").fetchone()[0]
+        return value
+
+    def read(self, table: Table) -> Iterator[str]:
+        """Yield each row of a table as a JSON object in one line, in the order of the primary key.
+
+        PostgreSQL writes the values: numbers, true, false, null, lists, and objects for JSON and composite types.
+        Everything else is text: times with a zone in UTC, ``bytea`` in hexadecimal after ``\\x``.
+        """
+        try:
+            order = ", ".join(f"t.{sql_name(each.column_name)}" for each in key_of(self._reach.model_of(table)))
+        except DeclarationError:  # a table whose rows are kept needs no key
+            order = "f.housekeeping_table, f.housekeeping_row"
+        query = (
+            f"SELECT row_to_json(t.*)::text FROM {_escaped(table[1])} AS t JOIN {self._places[table]} AS f "
+            f"ON t.ctid = f.housekeeping_row AND t.tableoid = f.housekeeping_table ORDER BY {order}"
+        )
+        for page in _pages(table[0], query):
+            # Values of type json keep the white space that they were written with.
+            yield from (text.replace("\n", " ").replace("\r", " ") for (text,) in page)
+
+
+@contextmanager
+def found_rows(reach: Reach, found: Mapping[str, str | None], *, with_returns: bool = True) -> Iterator[FoundRows]:
+    """Find the rows that belong to a subject, and show them as they are now for the length of the block.
+
+    Parameters:
+      found: Values of the subject's row by column, see `Erasing.found`.
+      with_returns: Whether to include rows of others that only refer to rows of the subject, such as replies.
+
+    Raises:
+      peewee.PeeweeException: A database does not answer, or the role may not create temporary tables.
+    """
+    branches = [each for each in reach.branches if with_returns or each.deletes or not _leads_back(reach, each)]
+    with ExitStack() as stack:
+        for name in dict.fromkeys([reach.root[0], *(each.table[0] for each in branches)]):
+            stack.enter_context(handle_of(name).atomic())
+            handle_of(name).execute_sql(_SNAPSHOT)
+        yield FoundRows(reach, found, branches)
+
+
+def _leads_back(reach: Reach, branch: Branch) -> bool:
+    """Return whether a link refers to its own table, or to one that depends on it."""
+    above, waiting = {branch.parent}, [branch.parent]
+    while waiting:
+        at = waiting.pop()
+        found = {each.parent for each in reach.branches if each.table == at and each.leads_on} - above
+        above |= found
+        waiting += found
+    return branch.table in above
+
+
+def export(subject: Subject, reach: Reach, found: Mapping[str, str | None], settings: Settings) -> Iterator[str]:
+    """Yield each row that belongs to a subject as a JSON object in one line, with its table; then its objects.
+
+    Secrets of the settings are masked. Rows of others that only refer to rows of the subject are left out.
+
+    Raises:
+      DeclarationError: A location of objects is not configured.
+      peewee.PeeweeException, ObjectStoreUnavailable: A server does not answer.
+    """
+    secrets = [json.dumps(each)[1:-1] for each in _secrets(settings)]
+    with found_rows(reach, found, with_returns=False) as rows:
+        for table in rows.tables:
+            decisions = [decision_of(each) for each in reach.branches if each.table == table] or ["delete"]
+            shown = {"table": table[1], "decision": " or ".join(dict.fromkeys(decisions))}
+            begin = json.dumps(name_database(shown, table[0]))[:-1]
+            for row in rows.read(table):
+                line = f'{begin}, "row": {row}}}'
+                for each in secrets:
+                    line = line.replace(each, "***")
+                yield line
+    for objects in subject.objects:
+        store, key = located(objects, settings, found)
+        for paths in store.paths_below(key) if key.endswith("/") else [[key]]:
+            yield from (json.dumps({"location": objects.location, "object": each}) for each in paths)
+
+
+def _secrets(settings: Settings) -> Iterator[str]:
+    """Yield the values of the settings that are secret, and URLs, which may have passwords."""
+    for value in (getattr(settings, name) for name in type(settings).model_fields):
+        for each in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]:
+            text = each.get_secret_value() if isinstance(each, SecretStr) else each
+            if isinstance(text, str) and (isinstance(each, SecretStr) or "://" in text):
+                yield from text.split(",") if isinstance(each, SecretStr) else [text]
+    yield from (each for each in (settings.web_token, settings.web_read_token) if each)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _source(table: str, where: str | None = None) -> str:
+    condition = "" if where is None else f" WHERE ({_escaped(where)})"
+    places = "tableoid AS housekeeping_table, ctid AS housekeeping_row"
+    return f"(SELECT *, {places} FROM {_escaped(table)}{condition}) AS t"
+
+
+def _pages(of_database: str, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """Yield the rows of a query of texts, by a cursor. Large rows make small pages."""
+    handle, size = handle_of(of_database), 1
+    handle.execute_sql(f"DECLARE housekeeping_rows NO SCROLL CURSOR FOR {query}", ())
+    while page := handle.execute_sql(f"FETCH {size} FROM housekeeping_rows", ()).fetchall():
+        yield page
+        largest = max(sum(len(text or "") for text in row) for row in page)
+        size = max(1, min(_MOST_FETCHED, 2 * size, _PAGE // max(1, largest)))
+    handle.execute_sql("CLOSE housekeeping_rows", ())

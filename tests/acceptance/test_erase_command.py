@@ -1,0 +1,325 @@
+"""``housekeeping erase`` and ``export``: what they show, ask, change and record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+import redis
+
+from housekeeping import Settings
+from tests.acceptance.conftest import Command
+from tests.acceptance.test_narrow_terminal import too_wide
+from tests.integration.erasure import shop
+from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, rows
+from tests.internals.database import Database, database
+from tests.internals.ledger import NOW, Erasure, logged_actions
+
+#: Starts many processes.
+pytestmark = pytest.mark.slow
+
+SECRET = "a-secret-of-the-tests-of-erasures"
+NEW_SECRET = "another-secret-of-the-tests-of-erasures"
+MODULE = """
+from dataclasses import replace
+from tests.integration.erasure.shop import PERSON
+SUBJECTS = (PERSON,)
+"""
+PERSON = ("person", str(MARKER_ID))
+
+
+@pytest.fixture(autouse=True)
+def shop_with_customers(
+    postgres: Database, redis_client: redis.Redis, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "erasing_shop.py").write_text(MODULE)
+    environment |= {"HOUSEKEEPING_SWEEPS": "erasing_shop", "HOUSEKEEPING_ERASURE_KEY": SECRET}
+    shop.create()
+
+
+def has_no_identity(*texts: str) -> bool:
+    return all(MARKER not in text and str(MARKER_ID) not in text for text in texts)
+
+
+def test_erasure_is_done_and_has_a_receipt_and_no_identity(command: Command) -> None:
+    ended = command("erase", *PERSON, "--reason", "ticket 12", "--yes")
+
+    record = json.loads(command("erasures", "--json").stdout)["erasures"][0]
+    assert (ended.returncode, record["state"], record["reason"]) == (0, "done", "ticket 12"), ended.stderr
+    assert ended.stdout.endswith(f"erasure {record['id']} is done; its receipt: housekeeping receipt {record['id']}\n")
+    assert rows() == ERASED
+    assert record["counts"]["session"] == {"deleted": 5}
+    shown = command("receipt", str(record["id"])).stdout, command("erasures").stdout, json.dumps(record)
+    assert has_no_identity(ended.stdout, ended.stderr, *shown)
+    [action] = logged_actions(10)
+    assert (action.action, action.target) == ("erase", f"person {record['key_hmac']}")
+    assert action.result == f"erasure {record['id']} done"
+
+
+def test_dry_run_shows_the_tree_and_changes_nothing(command: Command, environment: dict[str, str]) -> None:
+    before = rows()
+    environment["COLUMNS"] = "80"
+
+    shown = command("erase", *PERSON, "--dry-run")
+    found = json.loads(command("erase", *PERSON, "--dry-run", "--json").stdout)
+
+    assert (shown.returncode, rows(), list(Erasure.select())) == (0, before, [])
+    assert has_no_identity(shown.stdout, shown.stderr, json.dumps(found))
+    assert too_wide(shown.stdout) == []
+    assert {each["link"]: (each["depth"], each["decision"], each["rows"]) for each in found["links"]} == {
+        None: (0, "delete", 1),
+        "attachment.owner_id": (1, "delete", 1),
+        "audit_entry.account_id": (1, "keep", 1),
+        "comment.author_id": (1, "anonymise", 2),
+        "comment.parent_id": (2, "keep", 1),
+        "newsletter.email": (1, "delete", 1),
+        "orders.account_id": (1, "anonymise", 4),
+        "item.order_id": (2, "delete", 8),
+        "session.account_id": (1, "delete", 5),
+    }
+    links = [each["link"] for each in found["links"]]
+    assert links.index("item.order_id") == links.index("orders.account_id") + 1
+    assert "tax law: 10 years" in " ".join(shown.stdout.split())
+
+
+def test_without_a_terminal_nothing_is_erased_without_yes(command: Command) -> None:
+    before = rows()
+
+    asked = command("erase", *PERSON)
+    as_json = command("erase", *PERSON, "--json")
+
+    assert [asked.returncode, as_json.returncode] == [2, 2]
+    assert "22 rows in 7 tables?" in asked.stderr and "add --yes" in asked.stderr
+    assert rows() == before and not Erasure.select().exists()
+    assert has_no_identity(asked.stderr, asked.stdout, as_json.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("person", "4"),
+        ("person", "not a number"),
+        ("tenant", "1"),
+        ("person", str(MARKER_ID), "--reason", f"{MARKER_ID} wants it"),
+        ("person",),
+        (),
+        ("person", "1", "--rekey"),
+        ("person", "1", "--receipts", "erasing_shop.py"),
+    ],
+)
+def test_wrong_request_exits_with_2_without_the_key(command: Command, arguments: tuple[str, ...]) -> None:
+    before = rows()
+
+    refused = command("erase", *arguments, "--yes")
+
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
+    assert not [each for each in arguments[1:2] if len(each) > 3 and each in refused.stderr]
+    assert rows() == before and not Erasure.select().exists()
+
+
+def test_table_without_a_decision_is_refused_and_recorded(command: Command, postgres: Database) -> None:
+    postgres.execute_sql("CREATE TABLE forgotten (id bigint PRIMARY KEY, account_id bigint REFERENCES account)")
+    before = rows()
+
+    planned = command("erase", *PERSON, "--dry-run")
+    refused = command("erase", *PERSON, "--yes")
+
+    assert (planned.returncode, refused.returncode, rows()) == (2, 2, before)
+    for text in (planned.stderr, refused.stderr):
+        assert "forgotten.account_id" in text and has_no_identity(text)
+    assert [each.state for each in Erasure.select()] == ["refused"]
+
+
+def test_unset_secret_exits_with_2(command: Command) -> None:
+    assert command("erase", *PERSON, "--yes", ERASURE_KEY="").returncode == 2
+
+
+def test_erased_person_can_be_erased_again_and_another_one_is_unknown(command: Command) -> None:
+    command("erase", *PERSON, "--yes")
+
+    again = command("erase", *PERSON, "--yes")
+
+    assert again.returncode == 0 and rows() == ERASED
+
+
+def restore(postgres: Database) -> None:
+    """Bring back the rows as they were before the erasure, as the restore of a backup does."""
+    postgres.execute_sql(f"TRUNCATE {', '.join(ERASED)}")
+    postgres.execute_sql(shop.ROWS, {"id": MARKER_ID, "mail": MARKER})
+
+
+def test_replay_erases_who_is_back_after_a_restore(command: Command, postgres: Database) -> None:
+    command("erase", *PERSON, "--yes")
+    restore(postgres)
+
+    planned = command("erase", "--replay-since", "1h", "--dry-run")
+    replayed = command("erase", "--replay-since", "1h", "--yes", "--json")
+    later = command("erase", "--replay-since", "1h", "--yes")
+
+    assert (planned.returncode, replayed.returncode, later.returncode) == (0, 0, 0), replayed.stderr
+    found = json.loads(replayed.stdout)
+    assert [each["id"] for each in found["back"]] == [1]
+    assert [(each["state"], each["reason"]) for each in found["erasures"]] == [
+        ("done", "again after a restore; erased before as 1")
+    ]
+    assert rows() == ERASED and "none of the subjects of 2 erasures is back" in later.stdout
+    assert has_no_identity(planned.stdout, replayed.stdout, replayed.stderr)
+
+
+def test_replay_leaves_who_was_erased_before_the_time(command: Command, postgres: Database) -> None:
+    command("erase", *PERSON, "--yes")
+    Erasure.update(ended_at=NOW - timedelta(hours=2)).execute()
+    restore(postgres)
+
+    assert "none of the subjects of 0 erasures" in command("erase", "--replay-since", "1h", "--yes").stdout
+
+
+def test_replay_reads_saved_receipts_if_the_ledger_was_restored_too(
+    command: Command, postgres: Database, tmp_path: Path
+) -> None:
+    command("erase", *PERSON, "--yes")
+    (tmp_path / "receipts.jsonl").write_text(command("erasures", "--receipts").stdout)
+    Erasure.delete().execute()
+    restore(postgres)
+
+    replayed = command("erase", "--replay-since", "1h", "--receipts", "receipts.jsonl", "--yes")
+    (tmp_path / "receipts.jsonl").write_text((tmp_path / "receipts.jsonl").read_text().replace('"done"', '"failed"'))
+    changed = command("erase", "--replay-since", "1h", "--receipts", "receipts.jsonl", "--yes")
+
+    assert (replayed.returncode, changed.returncode, rows()) == (0, 1, ERASED), replayed.stderr
+
+
+def test_replay_finds_erasures_of_a_former_secret(command: Command, postgres: Database) -> None:
+    command("erase", *PERSON, "--yes")
+    restore(postgres)
+
+    replayed = command("erase", "--replay-since", "1h", "--yes", ERASURE_KEY=f"{NEW_SECRET},{SECRET}")
+
+    assert (replayed.returncode, rows()) == (0, ERASED), replayed.stderr
+
+
+def test_lost_secret_is_refused_until_it_is_given_up(command: Command, postgres: Database) -> None:
+    command("erase", *PERSON, "--yes")
+    restore(postgres)
+
+    lost = {"ERASURE_KEY": NEW_SECRET}
+    refused = [command("erase", *words, "--yes", **lost) for words in (PERSON, ("--replay-since", "1h"))]
+    rekeyed = command("erase", "--rekey", "--yes", **lost)
+    replayed = command("erase", "--replay-since", "1h", "--yes", **lost)
+    erased = command("erase", *PERSON, "--yes", **lost)
+
+    assert [each.returncode for each in refused] == [2, 2]
+    assert "lacks the secret of 1 earlier erasure" in refused[0].stderr
+    assert (rekeyed.returncode, rekeyed.stdout) == (0, "1 erasure marked as lost\n")
+    assert replayed.returncode == 1 and "1 erasure cannot be looked for" in replayed.stdout
+    assert (erased.returncode, rows()) == (0, ERASED)
+    assert [each.action for each in logged_actions(10)] == ["erase", "rekey", "erase"]
+
+
+def exported(command: Command, *arguments: str) -> list[Any]:
+    ended = command("export", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert has_no_identity(ended.stderr)
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_export_has_all_rows_of_the_person_in_the_order_of_the_tables(command: Command) -> None:
+    lines = exported(command, *PERSON)
+
+    tables = [each["table"] for each in lines]
+    assert list(dict.fromkeys(tables)) == [
+        *("account", "attachment", "audit_entry", "comment", "newsletter", "orders", "session", "item")
+    ]
+    numbers = {table: tables.count(table) for table in tables}
+    assert (numbers["session"], numbers["item"], numbers["orders"]) == (5, 8, 4)
+    assert {each["decision"] for each in lines if each["table"] == "orders"} == {"anonymise"}
+    comments = [each["row"]["id"] for each in lines if each["table"] == "comment"]
+    assert comments == [1, 3]  # the reply of another person is not theirs
+    [action] = logged_actions(10)
+    assert (action.action, action.result, has_no_identity(action.target)) == ("export", "23 rows", True)
+
+
+def test_values_of_an_export_have_the_documented_form(command: Command, postgres: Database) -> None:
+    postgres.execute_sql(
+        "ALTER TABLE session ADD data bytea, ADD tags text[], ADD info json, ADD seen timestamptz, ADD born date, "
+        "ADD price numeric, ADD ratio float8, ADD note text"
+    )
+    postgres.execute_sql(
+        "UPDATE session SET data = decode('00ff', 'hex'), tags = '{a,NULL}', info = %s, seen = %s, "
+        "born = '1952-03-11', price = 12345678901234567890.10, ratio = 'NaN', note = %s WHERE id = 1",
+        ('{"a":\n[1]}', "2026-05-01 12:00+02", SECRET),
+    )
+    [row] = [
+        each["row"] for each in exported(command, *PERSON) if each["row"]["id"] == 1 and each["table"] == "session"
+    ]
+    text = command("export", *PERSON).stdout
+
+    del row["id"], row["account_id"], row["price"]
+    assert '"price":12345678901234567890.10' in text
+    assert row == {
+        "data": "\\x00ff",
+        "tags": ["a", None],
+        "info": {"a": [1]},
+        "seen": "2026-05-01T10:00:00+00:00",
+        "born": "1952-03-11",
+        "ratio": "NaN",
+        "note": "***",
+    }
+
+
+def test_export_to_a_file_is_readable_by_its_owner_only(command: Command, tmp_path: Path) -> None:
+    ended = command("export", *PERSON, "--to", "person.jsonl")
+    refused = command("export", *PERSON, "--to", "nowhere/person.jsonl")
+
+    path = tmp_path / "person.jsonl"
+    assert (ended.returncode, ended.stdout, refused.returncode) == (0, "", 2)
+    assert len(path.read_text().splitlines()) == 23 and path.stat().st_mode & 0o777 == 0o600
+    assert sorted(each.name for each in tmp_path.iterdir() if each.suffix != ".py" and each.is_file()) == [path.name]
+
+
+def test_export_of_an_erased_person_exits_with_2(command: Command) -> None:
+    command("erase", *PERSON, "--yes")
+
+    ended = command("export", *PERSON)
+
+    assert (ended.returncode, ended.stdout) == (2, "") and has_no_identity(ended.stderr)
+
+
+def test_key_of_a_running_command_is_not_in_the_list_of_processes(
+    environment: dict[str, str], settings: Settings, tmp_path: Path
+) -> None:
+    """The command waits for a table that another session has locked."""
+    if not Path("/proc/self/cmdline").exists():
+        pytest.skip("no /proc on this system")
+    (tmp_path / "erasing_shop.py").write_text(MODULE)
+    command = [sys.executable, "-m", "housekeeping", "export", *PERSON]
+    paths = f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"
+    other = psycopg2.connect(settings.require_database_url())
+    with other, other.cursor() as cursor:
+        cursor.execute("LOCK TABLE account IN ACCESS EXCLUSIVE MODE")
+        with subprocess.Popen(
+            command, env={**environment, "PYTHONPATH": paths}, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                waiting = (
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%account%%'"
+                )
+                until = time.monotonic() + 60
+                while not database.execute_sql(waiting).fetchone()[0]:
+                    assert process.poll() is None and time.monotonic() < until
+                    os.sched_yield()
+                shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            finally:
+                process.send_signal(signal.SIGKILL)
+    other.close()
+
+    assert b"export" in shown and str(MARKER_ID).encode() not in shown
