@@ -41,7 +41,7 @@ from housekeeping.core.errors import (
 from housekeeping.core.logs import counted, error_line
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.database.times import database_now
-from housekeeping.erasures import identify, work
+from housekeeping.erasures import identify, subjects_of, work
 from housekeeping.erasures.found_rows import export as export_lines
 from housekeeping.erasures.replay import Replay, erased_by_receipts, erased_since, look_for
 from housekeeping.erasures.stages import without_identity
@@ -51,7 +51,6 @@ from housekeeping.ledger import erasures
 from housekeeping.ledger.operators import command_line_user, record_action
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.subjects import Subject
-from housekeeping.workers import subjects_of
 
 _HMAC: Final = 12  # characters of an HMAC in a question; --json and the receipt have all of it
 _HIDDEN: Final = "***"

@@ -282,10 +282,7 @@ def _signing_secret(value: Any) -> Any:
 
 def _erasure_key(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"[!-+\--~]{32,200}(,[!-+\--~]{32,200})*", value):
-        raise ValueError(
-            "32 to 200 random letters, digits and signs (openssl rand -base64 32), or several such secrets with commas "
-            "between them, the current one first"
-        )
+        raise ValueError("32 to 200 random letters, digits and signs (openssl rand -base64 32); old ones after commas")
     return value
 
 

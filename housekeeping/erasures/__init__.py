@@ -13,15 +13,15 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from housekeeping.core.errors import ErasureInterrupted, UnknownSubject
+from housekeeping.core.errors import DeclarationError, ErasureInterrupted, SettingsError, UnknownSubject
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.logs import typed_error_line
 from housekeeping.core.settings import Settings
+from housekeeping.engine.registry import imported
 from housekeeping.ledger import erasures
 from housekeeping.ledger.operators import command_line_user
 from housekeeping.sweeps.declaration import QUEUE, Sweep
 from housekeeping.sweeps.send import actor_named, remember
-from housekeeping.workers import subjects_of
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker
@@ -63,6 +63,28 @@ def erase(subject: str, key: Any, *, reason: str | None = None, requester: str |
     number = request(subjects_of(settings), settings, subject, key, requester or command_line_user(), reason)
     send(number)
     return number
+
+
+def subjects_of(settings: Settings) -> dict[str, Subject]:
+    """Return the persons and tenants that can be erased, by name, as the modules of sweeps declare them.
+
+    Raises:
+      SettingsError: A module cannot be imported, or a subject's database is not configured.
+      DeclarationError: Two subjects have the same name.
+    """
+    found: dict[str, Subject] = {}
+    for family in imported(settings.sweeps):
+        for subject in family.subjects:
+            if found.setdefault(subject.name, subject) is not subject:
+                raise DeclarationError(
+                    f"{family.name}: there is a subject {subject.name!r} already; give one of them another name"
+                )
+            if subject.database not in settings.database_names:
+                raise SettingsError(
+                    f"the subject {subject.name!r} has the database {subject.database!r}; the databases are "
+                    f"{', '.join(settings.database_names)} (HOUSEKEEPING_DATABASES)"
+                )
+    return found
 
 
 def request(

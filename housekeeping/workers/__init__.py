@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from peewee import Model
 
@@ -40,9 +40,6 @@ from housekeeping.workers import (
     object_storage,
     user_status_cleanup,
 )
-
-if TYPE_CHECKING:
-    from housekeeping.sweeps.subjects import Subject
 
 #: The module of every built-in family, in the order of `housekeeping list`. Each has SWEEPS, MODELS (table name in
 #: the documents -> model) and, for actions of its own, RIGHTS. `registry.family_of` says what else it may have.
@@ -83,28 +80,6 @@ def kept_tables(settings: Settings) -> list[Kept]:
     except DeclarationError as error:
         raise SettingsError(f"{PREFIX}KEPT: {error}") from None
     return [*(each for family in imported(settings.sweeps) for each in family.kept), *given]
-
-
-def subjects_of(settings: Settings) -> dict[str, Subject]:
-    """Return the persons and tenants that can be erased, by name, as the modules of sweeps declare them.
-
-    Raises:
-      SettingsError: A module cannot be imported, or a subject's database is not configured.
-      DeclarationError: Two subjects have the same name.
-    """
-    found: dict[str, Subject] = {}
-    for family in imported(settings.sweeps):
-        for subject in family.subjects:
-            if found.setdefault(subject.name, subject) is not subject:
-                raise DeclarationError(
-                    f"{family.name}: there is a subject {subject.name!r} already; give one of them another name"
-                )
-            if subject.database not in settings.database_names:
-                raise SettingsError(
-                    f"the subject {subject.name!r} has the database {subject.database!r}; the databases are "
-                    f"{', '.join(settings.database_names)} (HOUSEKEEPING_DATABASES)"
-                )
-    return found
 
 
 def families_of(settings: Settings, workers: Container[str]) -> Iterator[Family]:

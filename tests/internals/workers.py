@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from housekeeping.workers import BUILT_IN, FAMILIES, configured_sweeps, families, kept_tables, only, subjects_of
+from housekeeping.workers import BUILT_IN, FAMILIES, configured_sweeps, families, kept_tables, only
 from housekeeping.workers import batched_git_ref_updates as git_worker
 from housekeeping.workers import bulk_imports as imports_worker
 from housekeeping.workers import ci_stuck_builds as builds_worker

@@ -13,8 +13,8 @@ from pydantic import SecretStr
 
 from housekeeping import Anonymise, Call, DeclarationError, Delete, Keep, Objects, Settings, Subject
 from tests.internals.core import SettingsError
+from tests.internals.erasures import subjects_of
 from tests.internals.ledger import key_hmac
-from tests.internals.workers import subjects_of
 
 
 @pytest.mark.parametrize(
