@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
-from uuid import uuid4
 
 import redis
 from dramatiq import Actor, Broker, Message, Middleware
@@ -110,11 +110,7 @@ class RedisQueues:
         return [text(holder) for answer in answers for holder in (answer if isinstance(answer, list) else [answer])]
 
     def _execute(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[Any]:
-        shared = [
-            (message.queue_name, step and step.shared_arguments())
-            for message, step in zip(messages, steps, strict=True)
-        ]
-        if len(messages) > 1 and any(each != shared[0] for each in shared):
+        if len(messages) > 1 and not _are_alike(messages, steps):
             # Another middleware has changed some of them, such as their queue.
             return [
                 answer for each in zip(messages, steps, strict=True) for answer in self._execute([each[0]], [each[1]])
@@ -127,13 +123,24 @@ class RedisQueues:
         *texts, body = dispatched
         given: dict[str, Any] = {"dispatch": [str(each) for each in texts]}
         if step is not None:
-            given |= {"once": step.once, "step": step.arguments}
+            given |= {"once": step.once, "step": step.arguments if len(messages) == 1 else step.shared}
         names = [self._prefix + its_step.key for its_step in steps if its_step is not None]
         if step is not None and len(messages) == 1:
             return [self._scripts[step.kind](keys=[*names, self._broker.namespace], args=[named(**given), body])]
         given["ids"] = [each.message_id for each in messages]
         bodies = [each.encode() for each in messages]
         return [self._many(keys=[self._broker.namespace, *names], args=[named(**given), *bodies])]
+
+
+def _are_alike(messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> bool:
+    """Return whether one script can enqueue these messages: in the same queue, with equal claims or none."""
+    queue, first = messages[0].queue_name, steps[0]
+    if any(message.queue_name != queue for message in messages):
+        return False
+    if first is None:
+        return not any(steps)
+    claim = ("claim", first.once, first.shared)
+    return all(step is not None and (step.kind, step.once, step.shared) == claim for step in steps)
 
 
 def share_redis(queues: redis.Redis, keys: redis.Redis) -> bool:
@@ -248,7 +255,7 @@ class EnqueuePath:
     def _enqueue(self, message: Message[Any], delay: int | None) -> Sent:
         if self._redis is not None and self._redis.has_keys:
             # As `RedisBroker.enqueue` does: each copy has an id of its own, because a message may be enqueued again.
-            copy = message.copy(options={"redis_message_id": str(uuid4())})
+            copy = message.copy(options={"redis_message_id": os.urandom(16).hex()})
             if delay is not None:
                 copy = copy.copy(queue_name=dq_name(message.queue_name), options={"eta": current_millis() + delay})
             return self._pass([copy], delay)[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +66,15 @@ def test_mapping_has_the_same_key_on_both_sides_of_the_queue() -> None:
 def test_format_of_keys_has_not_changed() -> None:
     # D3: a change needs a new KEY_VERSION
     assert digest(actor_of(work), (7,), {}) == "c7acda2e462a4945a10eb8ace56a6a84"
+
+
+@pytest.mark.parametrize("values", [(7, "x"), ('b\n"é\u2028', -1), ("", 10**30), (True, None), (1.5, [1]), ({}, "{}")])
+def test_key_is_the_digest_of_the_arguments_as_json_in_order_of_their_names(values: tuple[Any, Any]) -> None:
+    def copy(ü: Any, source: Any) -> None: ...
+
+    text = json.dumps({"source": values[1], "ü": values[0]}, separators=(",", ":"))
+
+    assert digest(actor_of(copy), values, {}) == hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @pytest.mark.parametrize("key", [["project_id"], ("project_id",), lambda project_id, kinds, dry_run: project_id])
