@@ -342,19 +342,23 @@ class CascadeStage(TableStage):
     # -- in the transaction
 
     def expected(self, batch: Batch, prepared: Step) -> ExpectedChange | None:
-        """Return the change of a batch that will probably be full of dependents which need not be read."""
-        chunk = prepared.chunk
-        if chunk is None or chunk.link is None or not chunk.is_full:
+        """Return the change of rows without any links to them, or of a full batch of dependents."""
+        walk, chunk = self._walk(batch), prepared.chunk
+        if chunk is None or not (chunk.is_full if chunk.link else chunk.level and _changes_at_once(walk, chunk)):
             return None
-        walk, outcome = self._walk(batch), Outcome(dependents=(chunk.most, chunk.most, 0, 0))
-        _, parts = _chain(walk, chunk, "SHARE")
-        text, values = walk.statements.expected_unseen(chunk.link, parts, chunk.most)
+        window, result = walk.stack[chunk.level], prepared.result()
+        _, parts = _chain(walk, chunk, "SHARE" if chunk.link else "UPDATE")
+        text, values = walk.statements.expected(parts, window, chunk.link, chunk.most)
+
+        def outcome(first: int = 0, last: int = 0) -> Outcome:
+            if chunk.link is None:
+                return Outcome(chunk.numbers)
+            return Outcome(dependents=(chunk.most, chunk.most, first, last))
 
         def done(first: int, last: int) -> None:
-            walk.outcome = replace(outcome, dependents=(chunk.most, chunk.most, first, last))
+            walk.outcome = outcome(first, last)
 
-        result, window = prepared.result(), walk.stack[chunk.level]
-        counts = merged(result.counts, _counts_of(self.delete, chunk, window, outcome))
+        counts = merged(result.counts, _counts_of(self.delete, chunk, window, outcome()))
         return ExpectedChange(text, values, replace(result, unreachable=walk.unreachable, counts=counts), done)
 
     def apply(self, batch: Batch, prepared: Step) -> BatchResult:  # type: ignore[override]
@@ -514,11 +518,9 @@ def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         return Outcome()
     if chunk.link is not None:
         return _change_unseen(walk, chunk, chunk.link)
-    chain = walk.stack[: chunk.level + 1]
-    others = {each.table.database for each in chain} - {walk.statements.root.database}
-    is_flat = not (others or chunk.units or any(each.is_tree for each in chain))
-    if is_flat and (window.clears or not window.table.links):
+    if _changes_at_once(walk, chunk):
         return _change_at_once(walk, window, chunk)
+    others = {each.table.database for each in walk.stack[: chunk.level + 1]} - {walk.statements.root.database}
     try:
         with ExitStack() as transactions:
             for name in others:
@@ -546,6 +548,14 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         outcome.unchanged = _unchanged(walk, window, sorted(set(locked) - set(outcome.done)))
     outcome.gone = gone
     return outcome
+
+
+def _changes_at_once(walk: Walk, chunk: Chunk) -> bool:
+    """Return whether one statement can lock and change the rows of a chunk: nothing can depend on them."""
+    chain, window = walk.stack[: chunk.level + 1], walk.stack[chunk.level]
+    own = walk.statements.root.database
+    is_flat = not chunk.units and all(not each.is_tree and each.table.database == own for each in chain)
+    return is_flat and (window.clears or not window.table.links)
 
 
 def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:

@@ -603,18 +603,30 @@ class Statements:
         _require(row[-1], table)
         return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)], tuple(row[-2])
 
-    def expected_unseen(self, link: Link, parts: Sequence[tuple[Sql, int]], most: int) -> Sql:
-        """Return `change_unseen` as a statement that sets ``housekeeping.batch``, for a transaction of more statements.
+    def expected(
+        self, parts: Sequence[tuple[Sql, int]], changed: Window, link: Link | None = None, most: int = 0
+    ) -> Sql:
+        """Return `lock` or `change_unseen` as a statement for a message of more statements.
 
-        Its value is a JSON array: whether all rows were locked and `most` dependents changed; without that, the
-        transaction must be rolled back. Then the places of the first and of the last row that had some.
+        It sets ``housekeeping.batch`` to a JSON array: whether all rows were locked and changed, or `most` dependents;
+        without that, the message must be rolled back. Then the places of the first and of the last row that had some.
+
+        Parameters:
+          link: The link of the dependents to change unseen; None to change the rows of the last part.
         """
-        (ctes, is_archived), values = self._unseen(link, parts, most)
-        complete = [f"(SELECT count(*) FROM l{number}) = %s" for number in range(len(parts))]
-        complete += [f"(SELECT count(*) FROM {name}) = %s" for name in ("own", "gone")]
-        done = f"json_build_array({' AND '.join(complete)} AND {is_archived}, min(owner), max(owner))"
-        sql = f"WITH {', '.join(ctes)} SELECT set_config('housekeeping.batch', {done}::text, true) FROM own"
-        return sql, [*values, *(rows for _, rows in parts), most, most]
+        own = "own" if link is not None else f"l{len(parts) - 1}"
+        if link is not None:
+            (ctes, is_archived), values = self._unseen(link, parts, most)
+        else:
+            ctes, values = _locks(parts)
+            changes, is_archived = self.change(changed.table, changed.clearing, _chosen_of(changed.table, own), own)
+            ctes, most = [*ctes, *changes], parts[-1][1]
+        numbers = {**{f"l{number}": rows for number, (_, rows) in enumerate(parts)}, own: most, "gone": most}
+        complete = " AND ".join(f"(SELECT count(*) FROM {name}) = %s" for name in numbers)
+        owner = "owner" if link is not None else "n"
+        done = f"json_build_array({complete} AND {is_archived}, min({owner}), max({owner}))"
+        sql = f"WITH {', '.join(ctes)} SELECT set_config('housekeeping.batch', {done}::text, true) FROM {own}"
+        return sql, [*values, *numbers.values()]
 
     def _unseen(
         self, link: Link, parts: Sequence[tuple[Sql, int]], most: int
