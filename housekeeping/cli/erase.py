@@ -96,7 +96,7 @@ class _Installation:
         return self.subjects[kind], texts, digest
 
     def erasing(self, subject: Subject, key: list[str]) -> work.Erasing:
-        return work.Erasing(subject, key, {}, self.sweeps.values())
+        return work.Erasing(subject, key, [], self.sweeps.values())
 
 
 @click.command()

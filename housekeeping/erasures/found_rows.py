@@ -51,7 +51,7 @@ class FoundRows:
         self._reach, self._found = reach, found
         self.tables: Final = list(dict.fromkeys([reach.root, *(each.table for each in branches)]))
         self._places = {each: self._create(each, number) for number, each in enumerate(self.tables)}
-        where, values = Conditions(reach, found).of_root("t")
+        where, values = Conditions(reach, [found]).of_root("t")
         self.numbers: Final[dict[int | None, int]] = {
             None: self._add(reach.root, f"{_source(reach.root[1])} WHERE {where}", values, leads_on=True)
         }

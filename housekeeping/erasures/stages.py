@@ -19,7 +19,6 @@ from peewee import SQL, Column, EnclosedNodeList, Expression, Model, Tuple
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.database.catalog import key_of, quoted_name, table_of
 from housekeeping.database.connection import database, handle_of
-from housekeeping.database.errors import sqlstate, without_values
 from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
@@ -40,11 +39,11 @@ class Conditions:
     """Conditions on the rows that belong to a subject.
 
     Attributes:
-      found: Values of the subject's row by column, as PostgreSQL writes them.
+      versions: The values that the subject's row had, by column, as PostgreSQL writes them; the newest version last.
     """
 
     reach: Reach
-    found: Mapping[str, str | None]
+    versions: Sequence[Mapping[str, str | None]]
     _aliases: int = field(default=0, init=False)
     #: Link of another database -> the values to which its rows refer.
     _known: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict, init=False)
@@ -56,15 +55,16 @@ class Conditions:
             types = table_of(model).columns
         names = [each.column_name for each in key_of(model)]
         texts = [f"{alias}.{sql_name(name)} = ANY(%s::text[]::{types[name]}[])" for name in names]
-        return " AND ".join(texts), [[self.found[name]] for name in names]
+        return " AND ".join(texts), [[self.versions[-1][name]] for name in names]
 
     def belongs(self, branch: Branch, alias: str) -> Sql:
         """Return the condition that a row of the link's `source` belongs to the subject by this link."""
         link = branch.link
         own = [f"{alias}.{sql_name(each)}" for each in link.columns]
         if branch.parent == self.reach.root:
-            values = [self.found.get(each) for each in link.parent_columns]
-            return _NOTHING if None in values else self._among(branch, own, [values])
+            versions = [tuple(row.get(each) for each in link.parent_columns) for row in self.versions]
+            known = list(dict.fromkeys(each for each in versions if None not in each))
+            return self._among(branch, own, known) if known else _NOTHING
         if not branch.is_local:
             return self._among(branch, own, self._values(branch))
         parent = self._alias()
@@ -324,11 +324,13 @@ def hide_values(error: BaseException) -> None:
 
 def error_text(error: BaseException) -> str:
     """Return what an error says in one line, without values of rows: constraint, table and column stay."""
-    diagnosis = getattr(getattr(error, "orig", error), "diag", None)
+    if isinstance(error, HousekeepingError):
+        return str(error)
+    origin = getattr(error, "orig", error)
+    diagnosis = getattr(origin, "diag", None)
     named = [getattr(diagnosis, name, None) for name in ("constraint_name", "table_name", "column_name")]
-    code = sqlstate(error) if diagnosis is not None else None
-    text = ", ".join(each for each in (code, *named) if each)
-    return text or without_values(str(error.args[0]) if error.args else type(error).__name__)
+    text = ", ".join(each for each in (getattr(origin, "pgcode", None), *named) if each)
+    return text or type(error).__name__
 
 
 def stage_of_root(conditions: Conditions, name: str, hold: Hold | None, batch: int) -> TableStage:

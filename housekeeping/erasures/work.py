@@ -15,12 +15,20 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Any, ClassVar, Final
 
+from peewee import DataError, PeeweeException
+
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import (
+    BrokerUnavailable,
+    ClocksDiffer,
+    DatabaseUnavailable,
     DeclarationError,
     ErasureInterrupted,
-    HousekeepingError,
+    LeaseLost,
     ObjectNotDeleted,
+    ObjectStoreUnavailable,
+    RedisUnavailable,
+    SettingsError,
     UnknownSubject,
 )
 from housekeeping.core.logs import counted
@@ -29,7 +37,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import current_message
 from housekeeping.database.catalog import key_of, quoted_name, table_of
 from housekeeping.database.connection import database
-from housekeeping.database.errors import caused_by, is_unavailable
+from housekeeping.database.errors import Kind, caused_by, is_unavailable, kind_of
 from housekeeping.engine import RunResult
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
@@ -58,8 +66,15 @@ _RUNTIME: Final = timedelta(minutes=5)
 _RETRY_S: Final = 60.0
 
 
-class HeldSubject(HousekeepingError):
-    """A declared sweep holds a row of the subject."""
+_OUTAGES: Final = (
+    DatabaseUnavailable,
+    RedisUnavailable,
+    BrokerUnavailable,
+    ObjectStoreUnavailable,
+    ClocksDiffer,
+    LeaseLost,
+    SettingsError,
+)
 
 
 @declared
@@ -74,7 +89,7 @@ class Erasing:
 
     Parameters:
       key: Values of its primary key, as PostgreSQL writes them.
-      found: Values of its row that were read before; the row's own are added if it still exists.
+      versions: Those of its row that were read before. The current one is added, if the row still exists.
 
     Raises:
       DependentsRefused: As `read_reach`.
@@ -82,25 +97,44 @@ class Erasing:
     """
 
     def __init__(
-        self, subject: Subject, key: Sequence[str], found: Mapping[str, str | None], sweeps: Collection[Sweep]
+        self,
+        subject: Subject,
+        key: Sequence[str],
+        versions: Sequence[Mapping[str, str | None]],
+        sweeps: Collection[Sweep],
     ) -> None:
         self.subject, self._sweeps = subject, sweeps
         self.reach = read_reach(subject)
         with database.using(subject.database):
             model = subject.model
             names = [each.column_name for each in key_of(model)]
-        self.found = {**found, **dict(zip(names, key, strict=True))}
-        self.found |= self._read_row(names)
-        self._conditions = Conditions(self.reach, self.found)
+        self.versions = [*versions] or [dict(zip(names, key, strict=True))]
+        current = self._read_row(names)
+        if current is not None and current != self.versions[-1]:
+            self.versions.append(current)
+        self._conditions = Conditions(self.reach, self.versions)
 
-    def _read_row(self, key: Sequence[str]) -> dict[str, str | None]:
+    def _read_row(self, key: Sequence[str]) -> dict[str, str | None] | None:
         names = tuple(dict.fromkeys((*key, *self.reach.columns)))
         with database.using(self.subject.database):
             columns = ", ".join(f"{sql_name(each)}::text" for each in names)
-            where, values = Conditions(self.reach, self.found).of_root("s")
+            where, values = Conditions(self.reach, self.versions).of_root("s")
             sql = f"SELECT {columns} FROM {quoted_name(self.subject.model)} AS s WHERE {where}"  # noqa: S608
             row: Any = database.execute_sql(sql, values).fetchone()
-        return {} if row is None else dict(zip(names, row, strict=True))
+        return None if row is None else dict(zip(names, row, strict=True))
+
+    @property
+    def found(self) -> Mapping[str, str | None]:
+        """The newest version of its row."""
+        return self.versions[-1]
+
+    def objects(self, settings: Settings) -> list[tuple[ObjectStore, str]]:
+        """Return the stores of its objects, with the key or prefix in each version of its row. Raises as `located`.
+
+        Without a version, its row was gone before this erasure, and so were the objects.
+        """
+        pairs = [(each, row) for each in self.subject.objects for row in self.versions]
+        return [located(each, settings, row) for each, row in pairs if set(each.columns) <= row.keys()]
 
     @property
     def exists(self) -> bool:
@@ -109,7 +143,7 @@ class Erasing:
 
     def left(self) -> dict[str, int]:
         """Return by table how many rows are not what they should be, counted up to `COUNTED` for each link."""
-        self._conditions = Conditions(self.reach, self.found)
+        self._conditions = Conditions(self.reach, self.versions)
         found = {self.reach.root[1]: self._root_rows()}
         for branch in self.reach.branches:
             name = branch.link.table
@@ -161,7 +195,7 @@ class Erasing:
         Parameters:
           lease: Key of the lease that the runs need.
         """
-        conditions = self._conditions = Conditions(self.reach, self.found)
+        conditions = self._conditions = Conditions(self.reach, self.versions)
         steps: list[tuple[Table, Any]] = [(each.table, each) for each in self.reach.steps()]
         steps.append((self.reach.root, None))
         for name, group in groupby(enumerate(steps), lambda step: step[1][0][0]):
@@ -210,7 +244,13 @@ def execute(
         erasures.end(number, "failed", f"there is no subject {row.subject!r}")
         return
     execution = _Execution(number, row, subject, settings, sweeps, stopping or threading.Event())
-    without_identity(execution.run)
+    try:
+        without_identity(execution.run)
+    except Exception as error:
+        if isinstance(error, ErasureInterrupted) or _is_outage(error):
+            raise
+        logger.exception("Erasure failed", erasure=number, error=error_text(error))
+        execution.end(None, "failed", error_text(error))
 
 
 class _Execution:
@@ -232,13 +272,13 @@ class _Execution:
 
     def run(self) -> None:
         try:
-            erasing = Erasing(self._subject, self._row.key, self._row.found or {}, self._sweeps)
+            erasing = Erasing(self._subject, self._row.key, self._row.found or [], self._sweeps)
             held = erasing.holding()
-            objects = [located(each, self._settings, erasing.found) for each in self._subject.objects]
+            objects = erasing.objects(self._settings)
         except DeclarationError as error:
             self._refuse(str(error), None)
             return
-        erasures.note(self._number, found=erasing.found, kept=erasing.kept, outside=erasing.outside)
+        erasures.note(self._number, found=erasing.versions, kept=erasing.kept, outside=erasing.outside)
         if held is not None:
             self._refuse(f"on hold: {held}", erasing)
             return
@@ -248,18 +288,19 @@ class _Execution:
             for call in self._subject.also:
                 self._call(call)
         except ObjectNotDeleted as error:
-            self._end(erasing, "failed", str(error))
+            self.end(erasing, "failed", str(error))
             return
         self._erase_rows(erasing)
 
     def _refuse(self, text: str, erasing: Erasing | None) -> None:
         """End as refused, or as incomplete if an earlier execution has changed something."""
         if self._counts():
-            self._end(erasing, "incomplete", text)
+            self.end(erasing, "incomplete", text)
         else:
-            self._end(erasing, "refused", text)
+            self.end(erasing, "refused", text)
 
-    def _end(self, erasing: Erasing | None, state: str, error: str | None = None, proof: Any = None) -> None:
+    def end(self, erasing: Erasing | None, state: str, error: str | None = None, proof: Any = None) -> None:
+        """Record how it has ended."""
         counts = self._counts()
         databases = self._databases(erasing)
         erasures.forget_rows(self._number, self._worker, databases)
@@ -322,14 +363,14 @@ class _Execution:
             left = erasing.left()
             proof = {"passes": passes, "left": left}
             if not any(left.values()):
-                self._end(erasing, "done", None, proof)
+                self.end(erasing, "done", None, proof)
                 return
             if passes >= PASSES:
                 rows = counted(sum(left.values()), "row is", "rows are")
                 why = f": {self._error}" if self._error else ""
                 held = erasing.holding()
                 why += f"; on hold: {held}" if held else ""
-                self._end(erasing, "incomplete", f"{rows} left{why}", proof)
+                self.end(erasing, "incomplete", f"{rows} left{why}", proof)
                 return
             if self._stopping.wait(wait_s):
                 raise ErasureInterrupted("the process stops")
@@ -363,8 +404,10 @@ class _Execution:
 
 
 def _is_outage(error: BaseException) -> bool:
-    unavailable = isinstance(error, HousekeepingError) and type(error).__name__.endswith("Unavailable")
-    return unavailable or is_unavailable(error) or caused_by(error, (ConnectionError,))
+    """Return whether the same execution may succeed later."""
+    if isinstance(error, PeeweeException):
+        return kind_of(error) not in (Kind.ROW, Kind.STATEMENT)
+    return isinstance(error, _OUTAGES) or is_unavailable(error) or caused_by(error, (ConnectionError,))
 
 
 def located(objects: Objects, settings: Settings, found: Mapping[str, str | None]) -> tuple[ObjectStore, str]:
@@ -445,14 +488,9 @@ def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
 
 def _row(sql: str, values: Sequence[str]) -> tuple[str, ...] | None:
     """Return the first row of a query; None without one, or if a value is none of its type."""
-    from peewee import DataError
-
     try:
         with database.atomic():
             row: Any = database.execute_sql(sql, list(values)).fetchone()
     except DataError:
         return None
     return None if row is None else tuple(row)
-
-
-__all__ = ["Erasing", "ErasureSweep", "error_text", "execute", "find_key"]

@@ -309,8 +309,9 @@ class Erasure(BaseModel):
       state: ``requested``, ``running``, or how it ended: ``done``, ``incomplete`` (rows are left), ``failed``,
         ``refused`` (nothing was changed).
       key: Values of the subject's primary key, as PostgreSQL writes them. NULL once it has ended.
-      found: Values of the subject's row by column, by which references lead to it, as PostgreSQL writes them. So an
-        erasure that was killed after the row was deleted can continue. NULL once it has ended.
+      found: The versions of the subject's row that were seen: values by column, by which references lead to it, as
+        PostgreSQL writes them. So an erasure that was killed after the row was deleted can continue. NULL once it has
+        ended.
       key_hmac: `ledger.erasures.key_hmac` of subject and key.
       counts: Rows by table: ``{"comment": {"deleted": 12}}``; ``objects`` and ``calls`` are counted likewise.
       kept: Reasons by table whose rows are kept.

@@ -73,6 +73,26 @@ def test_rows_that_the_application_writes_meanwhile_are_erased_in_the_next_pass(
     assert (done.state, done.proof["passes"], rows()) == ("done", 2, ERASED)
 
 
+def test_value_that_changes_meanwhile_is_erased_as_well(settings: Settings) -> None:
+    number = ask(settings)
+    ledger.note(number, found=work.Erasing(PERSON, [str(MARKER_ID)], [], ()).versions)
+    database.execute_sql("UPDATE account SET email = 'new@example.org' WHERE id = %s", (MARKER_ID,))
+    database.execute_sql("INSERT INTO newsletter VALUES (8, 'new@example.org')")
+
+    assert (_execute(number, settings).state, rows()) == ("done", ERASED)
+
+
+def test_failure_of_the_erasure_itself_ends_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError(f"no idea about {MARKER}")
+
+    monkeypatch.setattr(work.Erasing, "left", fail)
+
+    failed = erase(settings)
+
+    assert (failed.state, failed.key, MARKER in failed.error) == ("failed", None, False)
+
+
 def test_subject_that_writes_in_every_pass_is_incomplete(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     left = work.Erasing.left
 
@@ -120,8 +140,8 @@ def test_sweep_that_deletes_the_subject_meanwhile(settings: Settings) -> None:
     decisions: Any = {"orders": "clear", "comment": "clear", "session": "delete"}
     rows_of = Rows("account", stale=lambda row: row.id == MARKER_ID, action=Delete(dependents=decisions))
     number = ask(settings)
-    erasing = work.Erasing(PERSON, [str(MARKER_ID)], {}, ())
-    ledger.note(number, found=erasing.found)
+    erasing = work.Erasing(PERSON, [str(MARKER_ID)], [], ())
+    ledger.note(number, found=erasing.versions)
     run_sweep(Sweep("shop.accounts", rows_of, guard=Guard(first_run=False)))
     assert rows("account") == {"account": ERASED["account"]}
 
@@ -188,6 +208,19 @@ def test_objects_are_deleted_before_the_rows(settings: Settings, tmp_path: Path)
     assert (done.state, _files(tmp_path)) == ("done", others)
     assert done.counts["objects in avatars"] == {"deleted": 2}
     assert any("avatars" in each for each in done.outside)
+
+
+def test_objects_of_a_subject_that_is_gone_do_not_stop_it(settings: Settings, tmp_path: Path) -> None:
+    given, subject = _with_objects(settings, tmp_path)
+    named = subject.__class__(
+        "person",
+        "account",
+        tables=subject.tables,
+        references=subject.references,
+        objects=[Objects("avatars", "users/{email}/")],
+    )
+
+    assert [erase(given, named).state for _ in range(2)] == ["done", "done"]
 
 
 def test_unavailable_store_keeps_the_rows_until_it_is_back(settings: Settings, tmp_path: Path) -> None:
