@@ -91,7 +91,7 @@ def test_request_survives_that_no_message_can_be_sent(broker: Any, monkeypatch: 
     ("name", "key", "text"),
     [
         ("tenant", MARKER_ID, "there is no subject 'tenant'; the subjects are person"),
-        ("person", 77_000_077, "there is no person with this key"),
+        ("person", 77_000_077, "there is no person with this key (HMAC "),
         ("person", "nobody@example.org", "this cannot be the key of a person"),
     ],
 )
@@ -99,7 +99,7 @@ def test_unknown_subject_is_refused_without_its_key(broker: Any, name: str, key:
     with pytest.raises(UnknownSubject) as refusal:
         housekeeping.erase(name, key)
 
-    assert str(refusal.value) == text
+    assert str(refusal.value).startswith(text) and str(key) not in str(refusal.value)
     assert not Erasure.select().exists()
 
 
