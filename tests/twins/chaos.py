@@ -50,13 +50,6 @@ TWINS: Final = [
         in_processes=True,
     ),
     Twin(
-        "F1",
-        "chaos_commits_a_cascade_after_a_takeover",
-        "tests/chaos/test_cascade.py::test_paused_cascade_cannot_commit_after_a_takeover",
-        _commits_without_the_lease,
-        in_processes=True,
-    ),
-    Twin(
         "F3",
         "chaos_counts_a_begun_run_as_done",
         f"{_KILLS}test_runs_killed_within_a_batch_reach_the_same_state",

@@ -8,7 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
+from psycopg2.extensions import connection as Connection
 
+from housekeeping import Lease, Settings
 from housekeeping.testing.stubs import ManualClock
 from tests.integration.cascades import shop
 from tests.integration.cascades.shop import NOW, execute, ids, sweep, value
@@ -164,3 +167,24 @@ def test_stopped_run_is_resumed_at_its_parents(accounts: None) -> None:
     assert second.outcome == "done"
     assert first.counts["deleted_dependents"] + second.counts["deleted_dependents"] == 18
     assert ids("account") == {"account": [4]}
+
+
+def test_batch_of_an_earlier_lease_holder_changes_nothing(
+    accounts: None, redis_client: redis.Redis, admin: Connection, settings: Settings
+) -> None:
+    """Another holder takes a token while a batch is committed."""
+    seen: list[str] = []
+
+    def take_over(sql: str) -> None:
+        seen.extend([sql] if "DELETE FROM" in sql and "item" in sql else [])
+        if len(seen) == 2 and sql == seen[-1]:
+            with admin.cursor() as cursor:
+                cursor.execute(f"UPDATE {settings.schema_name}.leases SET epoch = epoch + 1")
+
+    of = sweep(lease=Lease("shop.closed_accounts", timedelta(minutes=10)))
+    with pytest.MonkeyPatch.context() as patch:
+        watch_statements(patch, take_over)
+        result = run_sweep(of, clock=ManualClock(NOW))
+
+    assert (result.outcome, result.counts["deleted_dependents"]) == ("lost_lease", 3)
+    assert (len(ids("item")["item"]), ids("account")["account"]) == (13, [1, 2, 3, 4])
