@@ -217,3 +217,17 @@ def test_table_that_is_given_by_its_name_is_read_from_the_catalog(postgres: Data
         Sweep("shop.named", Rows("named", stale=lambda row, now: row.seen_at < now, action=Delete())).stages_for_run()
     with pytest.raises(DeclarationError, match="there is no table 'nowhere'"):
         Sweep("shop.named", Rows("nowhere", stale=lambda row, now: row.at < now, action=Delete())).stages_for_run()
+
+
+@pytest.mark.parametrize("copies", [0, 1], ids=["as declared", "set up after it was checked"])
+def test_predicate_on_a_named_table_is_checked_where_it_is_used(postgres: Database, copies: int) -> None:
+    postgres.execute_sql("CREATE TABLE named (id bigint PRIMARY KEY, at timestamptz, kind text)")
+    stale = [lambda row, now: row.at < now, lambda row, now: (row.at < now) & row.kind != "kept"]
+    sweep = Sweep("shop.named", Rows("named", stale=lambda row, now: stale[0](row, now), action=Delete()))
+    for _ in range(copies):
+        sweep.stages_for_run()
+        sweep = sweep.set_up(enabled=True)
+    del stale[0]
+
+    with pytest.raises(DeclarationError, match="applies & to row.kind"):
+        sweep.stages_for_run()

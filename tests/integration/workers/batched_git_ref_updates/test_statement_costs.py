@@ -111,7 +111,7 @@ def test_page_costs_four_statements_and_one_per_git_batch(
     assert (len(reads), len(marks), len(constraints), len(counts), len(checks)) == (10, 10, 10, 10, 100)
     savepoints = [sql for sql in statements if "SAVEPOINT" in sql]
     looks = [sql for sql in statements if "pg_inherits" in sql]  # of the gates, which ask by the clock
-    assert len(statements) - len(savepoints) - len(looks) - 40 - len(checks) <= 7, (
+    assert len(statements) - len(savepoints) - len(looks) - 40 - len(checks) <= 6, (
         "what begins and ends a run does not grow with the pages"
     )
 

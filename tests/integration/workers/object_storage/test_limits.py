@@ -202,7 +202,7 @@ def test_page_of_500_costs_seven_round_trips(
     commands = [command.split(b"\r\n")[2].decode() for command in made.commands]
     pages = commands.count("EVAL")
     assert 5 <= pages <= 15
-    assert commands.count("EVALSHA") <= 6 * pages + 8
+    assert commands.count("EVALSHA") <= 4 * pages + 4
     others = {name for name in commands if name not in ("EVAL", "EVALSHA")}
     assert others <= {"HLEN", "SCRIPT", "HELLO", "CLIENT", "TIME"}
     assert commands.count("TIME") <= pages + 4
