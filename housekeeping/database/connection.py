@@ -211,7 +211,7 @@ class _Transaction(_transaction):
 
 
 class _ThreadState(threading.local):
-    #: The BEGIN statement that has not been sent to the server, or an empty string.
+    #: The BEGIN statement that has not been sent to the server, with those of `send_with_next`; or an empty string.
     pending_begin = ""
 
 
@@ -313,9 +313,12 @@ class Database(PostgresqlDatabase):
         self._thread_state.pending_begin = f"BEGIN{kind}"
 
     def commit(self) -> None:
-        if self._take_pending_begin():
-            return
+        begin = self._take_pending_begin()
+        if begin and ";" not in begin:
+            return  # no statement has followed
         with self._waiting():
+            if begin:
+                self._execute_first(begin, begin)
             super().commit()
 
     def rollback(self) -> None:
@@ -340,6 +343,16 @@ class Database(PostgresqlDatabase):
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         with self._statement():
             return self._execute_sql(sql, params)
+
+    def send_with_next(self, query: Any) -> None:
+        """Send the query together with the next one of the transaction, in one round trip. Its rows are discarded.
+
+        If it fails, the next one raises its error. A transaction has such queries only before the others.
+        """
+        assert self._thread_state.pending_begin
+        text: bytes = super().cursor().mogrify(*self.get_sql_context().sql(query).query())
+        decoded = text.decode(extensions.encodings[self._state.conn.encoding])
+        self._thread_state.pending_begin += f"; {decoded.replace('%', '%%')}"
 
     def fetch_at_once(self, text: bytes) -> list[tuple[Any, ...]]:
         """Execute statements in one round trip and a transaction of their own; return the rows of the last one.

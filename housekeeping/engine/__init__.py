@@ -145,6 +145,7 @@ class RunState:
       error: The exception that ended the run, or for which its message is retried.
       retry_after: Delay after which the message is to be delivered again.
       is_recorded: Whether the ledger already has this end, or needs no row for it.
+      nothing_left: Whether the last batch has found a backlog of 0 and recorded it.
     """
 
     clock: Clock
@@ -161,6 +162,7 @@ class RunState:
     error: BaseException | None = None
     retry_after: timedelta | None = None
     is_recorded: bool = False
+    nothing_left: bool = False
 
     @classmethod
     def of(cls, request: RunRequest) -> RunState:
@@ -201,6 +203,7 @@ class RunResult:
         the JSON form.
       is_deferred: Whether the run failed for a reason of its argument, whose next run is deferred. Not part of the
         JSON form.
+      nothing_left: Whether its row has a backlog of 0 already. Not part of the JSON form.
     """
 
     worker: str
@@ -214,6 +217,7 @@ class RunResult:
     error: BaseException | None = field(default=None, compare=False)
     retry_after: timedelta | None = field(default=None, compare=False)
     is_deferred: bool = field(default=False, compare=False)
+    nothing_left: bool = field(default=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return the result object of ``housekeeping run --json``."""

@@ -549,9 +549,10 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
                 seen = replace(seen, failing=failing_arguments([sweep]).get(sweep.name, seen.failing))
     except Exception as error:
         logger.warning("Could not read the ledger", error=error_line(error))
-    # The backlog of a worker with an argument says nothing about this run.
-    thresholds = sweep.alerts
-    if sweep.argument is None and (sweep.progress_counts or (thresholds.backlog, thresholds.late) != (None, None)):
+    if result.nothing_left:
+        record_backlog(sweep, Backlog(0), None, clock.now())
+        return replace(seen, waiting=Backlog(0))
+    if records_backlog(sweep):
         try:
             with database.atomic():
                 waiting = _record_backlog(sweep, result.run_id, clock)
@@ -561,6 +562,14 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
             logger.warning("Could not count the backlog", error=error_line(error))
             seen = replace(seen, uncounted=error_line(error))
     return seen
+
+
+def records_backlog(sweep: Sweep) -> bool:
+    """Return whether the end of a run records the backlog; that of a worker with an argument concerns other runs."""
+    thresholds = sweep.alerts
+    return sweep.argument is None and bool(
+        sweep.progress_counts or (thresholds.backlog, thresholds.late) != (None, None)
+    )
 
 
 def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Backlog:

@@ -36,6 +36,7 @@ from housekeeping.engine import (
     added,
     flagged,
 )
+from housekeeping.engine.alerts import records_backlog
 from housekeeping.engine.commit import LONGEST_ERROR, Commit
 from housekeeping.engine.failures import (
     Bisection,
@@ -265,15 +266,20 @@ class Batches:
         cursor = self._traversal.cursor_at(place)
         try:
             if expected is None:
-                ends_run = is_last and self._error_at_end(DONE, ends_stage) is None
-                result, override, is_closed = self._commit.in_one_statement(
-                    stage, batch, counts=counts, cursor=cursor, ends_run=ends_run
+                result, override, is_closed, nothing_left = self._commit.in_one_statement(
+                    stage,
+                    batch,
+                    counts=counts,
+                    cursor=cursor,
+                    ends_run=is_last and self._error_at_end(DONE, ends_stage) is None,
+                    # Only for a batch that begins the run: rows become stale meanwhile.
+                    is_only=place == Place() and len(self._stages) == 1 and self._counts_rows(stage),
                 )
             else:
                 result, override = self._commit.as_expected(
                     expected, counts=added(counts, expected.result), cursor=cursor
                 )
-                is_closed = False
+                is_closed = nothing_left = False
         except (PeeweeException, HousekeepingError) as error:
             if is_timeout(error):
                 raise
@@ -287,6 +293,7 @@ class Batches:
             logger.log(level, "Batch is retried", error=shortened(error_line(error), LONGEST_ERROR))
             return self._commit_whole(apply, place)
         self._speed.apply(override)
+        self._state.nothing_left = is_closed and nothing_left
         counts = added(counts, result)
         place, done = self._continued(place, result)
         verdict = done if is_closed else self._verdict_after(counts, result, done)
@@ -295,6 +302,10 @@ class Batches:
                 counts = self._close(counts, place, verdict, result)
         self._take((counts, place, verdict))
         return result
+
+    def _counts_rows(self, stage: TableStage) -> bool:
+        """Return whether the run's backlog is recorded, as the number of the stage's stale rows."""
+        return records_backlog(self._request.sweep) and type(stage).backlog is TableStage.backlog
 
     def _commit_whole(self, apply: Callable[[], BatchResult], place: Place) -> BatchResult:
         """Commit a batch with counts and cursor. Close the run's row after the last one."""

@@ -98,15 +98,17 @@ class Commit:
         )
 
     def in_one_statement(
-        self, stage: TableStage, batch: Batch, *, counts: Counts, cursor: Cursor | None, ends_run: bool
-    ) -> tuple[BatchResult, Override | None, bool]:
+        self, stage: TableStage, batch: Batch, *, counts: Counts, cursor: Cursor | None, ends_run: bool, is_only: bool
+    ) -> tuple[BatchResult, Override | None, bool, bool]:
         """Commit a batch together with its counts and cursor, in one round trip.
 
-        Returns its result, the run's override now, and whether the run's row was closed as done.
+        Returns its result, the run's override now, whether the run's row was closed as done, and whether it was closed
+        with a backlog of 0. Otherwise the backlog is still to be counted.
 
         Parameters:
           counts, cursor: Those of the run before the batch.
           ends_run: Whether the run ends as done if the batch is not full.
+          is_only: Whether the run's backlog is that of this stage, and this batch begins at its front.
 
         Raises:
           peewee.DataError: The run or its lease was taken over, or a picked row was not changed. Nothing was changed;
@@ -114,13 +116,13 @@ class Commit:
           peewee.PeeweeException: The database failed. Nothing was changed, unless the connection was lost.
         """
         with_rows = stage.needs_rows()
-        form = ("at once", with_rows, "batches" in counts)
-        statement = stage.statement(batch, form, partial(self._compiled, stage, with_rows, counts))
+        form = ("at once", with_rows, "batches" in counts, is_only)
+        statement = stage.statement(batch, form, partial(self._compiled, stage, with_rows, counts, is_only))
         own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self._heartbeat_at, ends_run)
         with span("housekeeping.batch"):
             rows = statement.rows_at_once(*(batch.after or ()), *own)
         width = 1 + len(stage.order) + len(stage.columns) if with_rows else 0
-        position, picked, override, stopped_by, self._heartbeat_at, _, *numbers = rows[0][width:]
+        position, picked, override, stopped_by, self._heartbeat_at, left, _, *numbers = rows[0][width:]
         result = BatchResult(
             counted(stage, numbers),
             *stage.position_after(batch, None if position is None else tuple(json.loads(position)), picked),
@@ -128,7 +130,8 @@ class Commit:
         )
         if result.rows:
             self._collect(stage, result)
-        return result, override_from(self._worker, override, stopped_by), ends_run and picked < stage.batch_size
+        is_closed = ends_run and picked < stage.batch_size
+        return result, override_from(self._worker, override, stopped_by), is_closed, left == 0
 
     def as_expected(
         self, change: ExpectedChange, *, counts: Counts, cursor: Cursor | None
@@ -160,7 +163,14 @@ class Commit:
         batch = fn.CURRENT_SETTING("housekeeping.batch")
         numbers = Select(columns=[batch.alias("done")]).cte("numbers", materialized=True)
         advanced, accepted = runs.advance_cte(
-            self._run_id, self._fence, numbers, counts=counts, cursor=cursor, is_done=SQL("false"), heartbeat=heartbeat
+            self._run_id,
+            self._fence,
+            numbers,
+            counts=counts,
+            cursor=cursor,
+            is_done=SQL("false"),
+            heartbeat=heartbeat,
+            backlog=SQL("NULL::bigint"),
         )
         is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & SQL("(numbers.done::json ->> 0)::boolean")
         columns = [
@@ -300,11 +310,13 @@ class Commit:
             if not each.in_outbox:
                 self._stored += outbox.store_in_outbox(each.event, each.rows, worker=self._worker, run_id=self._run_id)
 
-    def _compiled(self, stage: TableStage, with_rows: bool, before: Counts, batch: Batch) -> PreparedQuery:
-        query = self._query(stage, with_rows, before, batch)
+    def _compiled(
+        self, stage: TableStage, with_rows: bool, before: Counts, is_only: bool, batch: Batch
+    ) -> PreparedQuery:
+        query = self._query(stage, with_rows, before, is_only, batch)
         return PreparedQuery(lock_statement(stage, batch), query) if stage.locks_first else PreparedQuery(query)
 
-    def _query(self, stage: TableStage, with_rows: bool, before: Counts, batch: Batch) -> Query:
+    def _query(self, stage: TableStage, with_rows: bool, before: Counts, is_only: bool, batch: Batch) -> Query:
         width = len(batch.after or ())
         counts, cursor, heartbeat, ends_run = (
             Parameter(width + number).cast(kind)
@@ -317,7 +329,12 @@ class Commit:
         names = [f"n{number}" for number in range(len(write.ctes))]
         totals = [count_of(each).alias(name) for name, each in zip(names, write.ctes, strict=True)]
         last = _last_position(stage, picked).alias("position")
-        numbers = Select(columns=[last, count_of(picked).alias("picked"), *totals]).cte("numbers", materialized=True)
+        # Of the statement's snapshot, in which the picked rows are stale. Not executed if the run continues.
+        stale = stage.probes(batch.now, stage.batch_size)[0].query if is_only else SQL("NULL::bigint")
+        is_last = ends_run & (count_of(picked) < stage.batch_size)
+        numbers = Select(
+            columns=[last, count_of(picked).alias("picked"), Case(None, [(is_last, stale)]).alias("stale"), *totals]
+        ).cte("numbers", materialized=True)
         done = [getattr(numbers.c, name) for name in names]
         added = dict(zip(write.counts, done, strict=True))
         if "batches" in before:
@@ -331,6 +348,7 @@ class Commit:
             cursor=Case(None, [(numbers.c.picked > 0, place)], cursor),
             is_done=ends_run & (numbers.c.picked < stage.batch_size),
             heartbeat=heartbeat,
+            backlog=Case(None, [(numbers.c.stale == done[0], 0)]),
         )
         is_complete = write.holds or numbers.c.picked == done[0]
         for required in (write.requires, is_as_written(write)):
@@ -344,6 +362,7 @@ class Commit:
             advanced.c.override,
             advanced.c.stopped_by,
             advanced.c.heartbeat_at,
+            advanced.c.backlog,
             Case(None, [(is_expected, "true")], REFUSED).cast("boolean"),
             *done,
         ]

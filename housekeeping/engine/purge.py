@@ -144,7 +144,7 @@ def request_of(run_id: int) -> PurgeRequest:
     record = _found(run_id)
     request = recorded_request(record)
     if record.lost:
-        runs.close_dead_runs(record.worker)
+        runs.closing_dead_runs(record.worker).execute()
         record = _found(run_id)  # its counts are final only now
     _refuse_ended(record)
     if request.max_rows is None:

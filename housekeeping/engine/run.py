@@ -152,6 +152,7 @@ def _run_and_record(request: RunRequest) -> RunResult:
             error=state.error,
             retry_after=state.retry_after,
             is_deferred=is_deferred,
+            nothing_left=state.nothing_left,
         )
         _remember_predicate(request, state)
         _report(request, state, result, wait_times().since(before), with_alerts=interrupt is None)

@@ -459,7 +459,7 @@ FROM pg_locks
 
 #: One statement without locks of its own, because it runs while the database is overloaded. A role without pg_monitor
 #: sees the rows of the two statistics views, but NULL in most of their columns.
-_HEALTH: Final = """
+_HEALTH: Final = """SELECT * FROM (
 WITH RECURSIVE tables (id) AS (
     SELECT to_regclass(name)::oid FROM unnest(%s::text[]) AS name
     UNION SELECT inhrelid FROM tables JOIN pg_inherits ON inhparent = tables.id
@@ -476,6 +476,7 @@ SELECT
     (SELECT count(*) FROM waiting),
     (SELECT CASE WHEN bool_or(relid IN (SELECT id FROM tables)) THEN true WHEN count(*) > count(relid) THEN NULL
      ELSE false END FROM pg_stat_progress_vacuum WHERE datid = (SELECT oid FROM here))
+) AS health (lag, waiting, vacuum)
 """
 
 
@@ -490,12 +491,13 @@ def read_health(tables: Sequence[str]) -> DbHealth:
 
 
 #: Both are NULL on a standby, which writes no WAL. A lost slot keeps none, nor does one without `restart_lsn`.
-_WAL: Final = """
+_WAL: Final = """SELECT * FROM (
 WITH position AS (SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_lsn() END AS lsn)
 SELECT
     (SELECT pg_wal_lsn_diff(lsn, '0/0') FROM position),
     (SELECT CASE WHEN lsn IS NOT NULL THEN coalesce(max(pg_wal_lsn_diff(lsn, restart_lsn)), 0) END
      FROM position LEFT JOIN pg_replication_slots ON wal_status IS DISTINCT FROM 'lost' GROUP BY lsn)
+) AS wal (position, slot_lag)
 """
 
 

@@ -108,9 +108,15 @@ NEXT_EPOCH: Final = SQL("DEFAULT")
 
 
 def next_epoch(key: str, token: str) -> int:
-    """Issue the next epoch of the key, in the current transaction.
+    """Issue the next epoch of the key, in the current transaction; see `epoch_query`."""
+    epoch: int = next(iter(epoch_query(key, token).tuples().execute()))[0]
+    return epoch
 
-    Waits for open transactions of the last holder that have checked their epoch.
+
+def epoch_query(key: str, token: str) -> Any:
+    """Return the query that issues and returns the next epoch of the key.
+
+    It waits for open transactions of the last holder that have checked their epoch.
     """
     columns = {LeaseRow.epoch: NEXT_EPOCH, LeaseRow.holder: token, LeaseRow.used_at: NOW}
     # On a conflict PostgreSQL locks the row, and then draws another number. A number that was drawn before the lock
@@ -118,8 +124,7 @@ def next_epoch(key: str, token: str) -> int:
     query: Any = LeaseRow.insert({LeaseRow.key: key, **columns}).on_conflict(
         conflict_target=[LeaseRow.key], update=columns
     )
-    epoch: int = next(iter(query.returning(LeaseRow.epoch).tuples().execute()))[0]
-    return epoch
+    return query.returning(LeaseRow.epoch)
 
 
 def is_of(key: Any, epoch: Any, holder: Any) -> Any:

@@ -25,7 +25,7 @@ from housekeeping.core.logs import in_one_line
 from housekeeping.database.connection import database
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
 from housekeeping.database.times import ClockSkew
-from housekeeping.ledger.leases import Fence, is_of, next_epoch
+from housekeeping.ledger.leases import Fence, epoch_query, is_of
 from housekeeping.ledger.operators import OVERRIDE, Override, override_from
 from housekeeping.ledger.schema import NOW, LeaseRow, Rejection, Run
 
@@ -207,12 +207,20 @@ def fail(
 
 
 def advance_cte(
-    run_id: int, fence: Fence | None, numbers: CTE, *, counts: Any, cursor: Any, is_done: Any, heartbeat: Any
+    run_id: int,
+    fence: Fence | None,
+    numbers: CTE,
+    *,
+    counts: Any,
+    cursor: Any,
+    is_done: Any,
+    heartbeat: Any,
+    backlog: Any,
 ) -> tuple[CTE, CTE]:
     """Return two CTEs for the statement of a batch: the update of the run's row, and the check of run and lease.
 
     The second one is empty if the run was taken over or its lease has a newer holder. The statement must then fail.
-    The first one returns the worker's override as JSON, who stops the run, and the time of the heartbeat.
+    The first one returns the worker's override as JSON, who stops the run, the time of the heartbeat, and the backlog.
 
     Parameters:
       numbers: What the batch has done, as one row. The other parameters may use its columns.
@@ -220,6 +228,7 @@ def advance_cte(
       is_done: SQL that is true if the run ends as done with this batch.
       heartbeat: SQL for the heartbeat that the row must have; NULL: any. If the statement's answer is lost while the
         server is still executing it, it can then not commit after `resynchronize`.
+      backlog: SQL for the number of stale rows that are left; NULL: it is not known yet.
     """
     run = (
         Run.update(
@@ -228,12 +237,14 @@ def advance_cte(
             heartbeat_at=NOW,
             outcome=Case(None, [(is_done, "done")]),
             finished_at=Case(None, [(is_done, NOW)]),
+            backlog=backlog,
+            backlog_exact=Case(None, [(backlog.is_null(False), True)]),
         )
         .from_(numbers)
         .where(is_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))
     )
     beat = Run.heartbeat_at.cast("text").alias("heartbeat_at")
-    advanced = run.returning(*_ORDERS, beat).cte("advanced")
+    advanced = run.returning(*_ORDERS, beat, Run.backlog).cte("advanced")
     if fence is None:
         return advanced, Select((advanced,), [SQL("1")]).cte("accepted")
     # FOR SHARE: a new holder gets its epoch only after this batch has ended. The run's row is locked first, as `begin`
@@ -274,8 +285,12 @@ _NOW: Final = SQL("now()")
 
 def completed(message_id: str) -> bool:
     """Return whether a run of the message has completed, or an operator has stopped it."""
+    return bool(_completed(message_id).exists())
+
+
+def _completed(message_id: str) -> Any:
     completed = _ended_well() | Run.stopped_by.is_null(False)
-    return bool(Run.select(Run.id).where((Run.message_id == message_id) & completed).exists())
+    return Run.select(Run.id).where((Run.message_id == message_id) & completed)
 
 
 def has_worked(worker: str) -> bool:
@@ -423,48 +438,54 @@ def begin(
       subject: The run's argument as text.
       counts: Initial counts.
     """
+    epoch: Any = None
+    cursor: Cursor | None = None
     with database.atomic() as transaction:
         if message_id is not None:
-            _lock_message(message_id)
-        close_dead_runs(worker, message_id)
-        # Only now: the update has waited for an earlier attempt that was committing its last batch.
-        if message_id is not None and completed(message_id):
-            transaction.rollback()
-            return None
-        # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read: this
-        # waits for a holder that is committing its last batch and may end as done.
-        fence = None if lease is None else Fence(lease[0], next_epoch(*lease), lease[1])
-        last, rejected, rejected_until = _last_runs(worker, subject)
+            # So that two deliveries cannot both begin.
+            database.send_with_next(Select(columns=[_lock(f"housekeeping run {message_id}")]))
+        database.send_with_next(closing_dead_runs(worker, message_id))
+        if lease is not None:
+            # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read:
+            # this waits for a holder that is committing its last batch and may end as done.
+            database.send_with_next(epoch_query(*lease))
+            epoch = LeaseRow.select(LeaseRow.epoch).where(LeaseRow.key == lease[0])
         if resumes is not None:
             # Locked, so that of two processes that resume it at the same time the second one sees the first.
             cursor = Run.select(Run.cursor).where(Run.id == resumes).for_update().scalar()
             if resumed_by(resumes) is not None:
                 transaction.rollback()
                 return None
-        else:
-            cursor = _stopped_at(last[0], resume) if last else None
         before = SYSTEM_CLOCK.now()
-        run_id, started_at, heartbeat_at = _insert(
+        run_id, started_at, heartbeat_at, number = _insert(
             worker=worker,
             message_id=message_id,
             tick=tick,
             trigger=trigger,
-            epoch=fence and fence.epoch,
+            epoch=epoch,
             cursor=cursor,
             counts=counts or {},
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
+        # Only now: the first statements have waited for an earlier attempt that was committing its last batch.
+        last, rejected, rejected_until, is_completed = _last_runs(worker, subject, message_id)
+        if is_completed:
+            transaction.rollback()
+            return None
+        if resumes is None and last and (cursor := _stopped_at(last[0], resume)) is not None:
+            Run.update(cursor=cursor).where(Run.id == run_id).execute()
+        fence = None if lease is None or number is None else Fence(lease[0], number, lease[1])
         until = None if rejected_until is None else tuple(rejected_until)
         return RunStart(run_id, started_at, cursor, fence, last, skew, rejected, until, heartbeat_at)
 
 
 def past_runs(worker: str) -> list[RunRow]:
     """Return the worker's last runs, newest first, without those that were stopped before their first change."""
-    return _last_runs(worker, "")[0]
+    return _last_runs(worker, "", None)[0]
 
 
-def close_dead_runs(worker: str, message_id: str | None = None) -> None:
-    """Close the dead runs of a worker as ``lost``. They can no longer commit, even if only suspended.
+def closing_dead_runs(worker: str, message_id: str | None = None) -> Query:
+    """Return the update that closes the dead runs of a worker as ``lost``. They can no longer commit.
 
     Parameters:
       message_id: All earlier runs of this message are dead as well.
@@ -472,30 +493,35 @@ def close_dead_runs(worker: str, message_id: str | None = None) -> None:
     dead = Run.heartbeat_at < NOW - SILENCE
     if message_id is not None:
         dead |= Run.message_id == message_id
-    Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
+    closing: Query = Run.update(outcome="lost", reason="taken_over", finished_at=NOW).where(
         (Run.worker == worker) & Run.outcome.is_null() & dead
-    ).execute()
+    )
+    return closing
 
 
-def _lock_message(message_id: str) -> None:
-    """Lock the message id, so that two deliveries cannot both begin."""
-    database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping run {message_id}",))
+def _lock(text: str) -> Any:
+    """Return SQL that locks a text until the end of the transaction."""
+    return fn.pg_advisory_xact_lock(fn.hashtextextended(text, 0))
 
 
-def _last_runs(worker: str, subject: str) -> tuple[list[RunRow], bool, list[Any] | None]:
-    """Return the worker's last runs, newest first, whether rows of the subject are rejected, and up to where."""
+def _last_runs(worker: str, subject: str, message_id: str | None) -> tuple[list[RunRow], bool, list[Any] | None, bool]:
+    """Return the worker's last runs, newest first, and three things known only with them.
+
+    These are whether rows of the subject are rejected, up to where, and whether the message has completed.
+    """
     rejected = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
     until = rejected.order_by(Rejection.last_at.desc()).limit(1)
+    is_completed: Any = SQL("false") if message_id is None else fn.EXISTS(_completed(message_id))
     was_not_refused = Run.reason.is_null() | Run.reason.not_in(_REFUSED) | (Run.outcome != "failed")
     rows: Any = (
-        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until)
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until, is_completed)
         .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & was_not_refused)
         .order_by(Run.id.desc())
         .limit(HISTORY)
         .tuples()
     )
     found = list(rows)
-    return [RunRow(*row[:-2]) for row in found], *(found[0][-2:] if found else (False, None))
+    return [RunRow(*row[:-3]) for row in found], *(found[0][-3:] if found else (False, None, False))
 
 
 def _stopped_at(last: RunRow, resume: Resume) -> Cursor | None:
@@ -519,7 +545,7 @@ def record(
 ) -> tuple[int, datetime]:
     """Write the row of a run that never began (skipped, missed, failed), and return its id and time."""
     with database.atomic():
-        run_id, at, _ = _insert(
+        run_id, at, *_ = _insert(
             worker=worker,
             message_id=message_id,
             tick=tick,
@@ -533,14 +559,14 @@ def record(
     return run_id, at
 
 
-def _insert(**columns: Any) -> tuple[int, datetime, str]:
-    """Insert a row that begins now, and return its id, time and heartbeat."""
+def _insert(**columns: Any) -> tuple[int, datetime, str, int | None]:
+    """Insert a row that begins now, and return its id, time, heartbeat and epoch."""
     process = {"host": socket.gethostname(), "pid": os.getpid()}
     row = Run.insert(started_at=NOW, heartbeat_at=NOW, **process, **columns).returning(
-        Run.id, Run.started_at, Run.heartbeat_at.cast("text")
+        Run.id, Run.started_at, Run.heartbeat_at.cast("text"), Run.epoch
     )
-    run_id, started_at, heartbeat_at = next(iter(row.tuples().execute()))
-    return run_id, started_at, heartbeat_at
+    found: tuple[int, datetime, str, int | None] = next(iter(row.tuples().execute()))
+    return found
 
 
 #: Reasons of missed ticks: no scheduler ran, or one ran and could not reach Redis or the broker.
@@ -606,7 +632,7 @@ def record_tick(worker: str, tick: datetime, row: dict[str, Any], *, unless_any:
 
 def _lock_ticks(worker: str) -> None:
     """Lock a worker's ticks until the end of the transaction."""
-    database.execute_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"housekeeping ticks {worker}",))
+    Select(columns=[_lock(f"housekeeping ticks {worker}")]).execute(database)
 
 
 def last_tick(worker: str, before: datetime) -> datetime | None:

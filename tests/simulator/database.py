@@ -62,6 +62,9 @@ class SimulatedDatabase(Database):
             self.postgres().world.failure = unknown
             raise
 
+    def send_with_next(self, query: Any) -> None:
+        self.execute(query)
+
     def rows(self, statement: CompiledQuery, *values: Any) -> list[tuple[Any, ...]]:
         """Run a compiled query from its peewee query."""
         plain = tuple(value.adapted if isinstance(value, Json) else value for value in values)
@@ -94,10 +97,6 @@ class SimulatedDatabase(Database):
 
     def _known(self, transaction: Transaction, sql: str, params: Any) -> Cursor:
         """Run one of the few hand-written statements."""
-        postgres = self.postgres()
         if sql.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")):
             return Cursor([])  # the library never continues after an error in a savepoint
-        if "pg_advisory_xact_lock" in sql:
-            postgres.lock(transaction, ("advisory", params), "update")
-            return Cursor([(None,)], ["lock"])
         raise Unknown(sql)

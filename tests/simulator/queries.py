@@ -207,6 +207,8 @@ class _Statement:
                 return datetime.fromtimestamp(self._postgres.now(), UTC)
             if node.sql in ("1", "*"):
                 return 1
+            if node.sql == "false":
+                return False
             if node.sql == "DEFAULT":
                 return self._postgres.number("leases.epoch")  # the only such column that a query names
             raise Unknown(node.sql)
@@ -217,6 +219,11 @@ class _Statement:
             if str(node.name).upper() == "JSONB_EXTRACT_PATH_TEXT":
                 document, *path = (self._value(each, row) for each in arguments)
                 return document.get(*path)
+            if str(node.name).upper() == "HASHTEXTEXTENDED":
+                return self._value(arguments[0], row)
+            if str(node.name).upper() == "PG_ADVISORY_XACT_LOCK":
+                self._postgres.lock(self._transaction, ("advisory", self._value(arguments[0], row)), "update")
+                return None
             if str(node.name).upper() == "EXISTS":
                 return any(True for _ in self._found(arguments[0]))
             raise Unknown(node.name)

@@ -23,10 +23,10 @@ def _commits_without_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_a_begun_run_as_done(patch: pytest.MonkeyPatch) -> None:
-    def begun(message_id: str) -> bool:
-        return bool(Run.select(Run.id).where(Run.message_id == message_id).exists())
+    def begun(message_id: str) -> Any:
+        return Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null(False))
 
-    patch.setattr(run_queries, "completed", begun)
+    patch.setattr(run_queries, "_completed", begun)
 
 
 def _discards_counts_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,14 @@ from housekeeping import Settings, Sweep, install
 from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.batched_git_ref_updates.models import Deletion
 from housekeeping.workers.ci_stuck_builds.models import Build
+from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.costs.measuring import Costs, Meter, deviations
 from tests.integration.middleware.step_worker import close
 from tests.internals.brokers import message_broker
 from tests.internals.core import shared_redis
 from tests.internals.database import Database
 from tests.internals.engine import RunResult, actor_registry, register, run_sweep
+from tests.internals.ledger import Run as RunRow
 from tests.internals.workers import backends, configured_sweeps, stores
 
 #: Runs a worker on this many stale rows of a comparison; returns its result and its cost.
@@ -145,3 +147,19 @@ def test_run_without_work_has_the_recorded_costs(counted: Database, run: Run) ->
 
     assert result.outcome == "done"
     assert deviations("nothing stale", costs) == {}
+
+
+@pytest.mark.parametrize("worker", ["ci.stuck_builds.drop_canceling", "user_status_cleanup.batch"])
+def test_idle_run_of_a_warm_worker_takes_six_statements(
+    counted: Database, sweeps: Any, admin: Connection, meter_client: redis.Redis, worker: str
+) -> None:
+    counted.create_tables([Build, UserStatus])
+    sweep = sweeps(worker)
+    run_sweep(sweep)
+
+    meter = Meter(admin, meter_client)
+    result = run_sweep(sweep)
+
+    # The override; begin with lease and row; the runs before; COMMIT; the database's health; the batch.
+    assert (result.outcome, meter.costs().statements) == ("done", 6)
+    assert (RunRow.get_by_id(result.run_id).backlog, RunRow.get_by_id(result.run_id).backlog_exact) == (0, True)

@@ -12,10 +12,11 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import Alerts, ExclusiveLease, Lease
 from tests.declarations import changed
-from tests.integration.conftest import AddStatuses
+from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.metrics.conftest import Exported
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
+from tests.internals.ledger import Run
 from tests.internals.workers import status_sweep as sweep
 
 NARROW = changed(sweep, batch=1, runtime=timedelta(microseconds=1))
@@ -68,6 +69,18 @@ def test_late_alert_is_active_until_the_last_late_row_is_gone(add_statuses: AddS
         after_each.append(is_active("late"))
 
     assert after_each == [1, 0]
+
+
+def test_row_that_is_locked_during_the_only_batch_counts_as_backlog(
+    add_statuses: AddStatuses, locked: Locked, exported: Exported
+) -> None:
+    add_statuses(3, "now() - n * interval '1 hour'")
+
+    with locked("SELECT FROM user_statuses WHERE user_id = 2 FOR UPDATE"):
+        result = run_sweep(sweep)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 2)
+    assert (Run.get_by_id(result.run_id).backlog, exported("housekeeping_backlog_rows", worker=sweep.name)) == (1, 1)
 
 
 def test_oldest_row_metric_has_its_age_or_no_sample(

@@ -12,8 +12,8 @@ from psycopg2.extensions import connection as Connection
 
 from tests.faults import at_step
 from tests.internals.core import RunTakenOver
-from tests.internals.database import Database
-from tests.internals.ledger import RunStart, run_queries, run_start, runs
+from tests.internals.database import ClockSkew, Database
+from tests.internals.ledger import RunStart, run_start, runs
 from tests.session_settings import set_in_session
 
 PATIENCE_S = 20
@@ -28,7 +28,7 @@ def test_delayed_delivery_of_a_completed_message_starts_no_run(
 ) -> None:
     asleep, awake = threading.Event(), threading.Event()
 
-    def sleep_after_it_asked() -> None:
+    def sleep_with_a_row() -> None:
         if threading.current_thread() is not threading.main_thread():
             asleep.set()
             assert awake.wait(PATIENCE_S)
@@ -40,7 +40,7 @@ def test_delayed_delivery_of_a_completed_message_starts_no_run(
             postgres.close()
 
     set_in_session(postgres, "lock_timeout = '100ms'")
-    with at_step(run_queries, "completed", "after", sleep_after_it_asked), ThreadPoolExecutor(1) as another:
+    with at_step(ClockSkew, "between", "after", sleep_with_a_row), ThreadPoolExecutor(1) as another:
         sleeper = another.submit(sleep)
         try:
             assert asleep.wait(PATIENCE_S)
