@@ -35,6 +35,7 @@ from housekeeping.core.logs import counted, error_line, format_duration, format_
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database
 from housekeeping.engine.failures import Standing
+from housekeeping.erasures import subjects_of
 from housekeeping.insight.alerts import describe_caused
 from housekeeping.insight.coverage import Coverage, read_coverage
 from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus, by_trouble, format_backlog
@@ -413,7 +414,7 @@ def coverage(fail_on_undecided: bool) -> None:
     """
     settings, sweeps = load_workers(with_schema=False)
     with progress("reading the catalog"):
-        found = read_coverage(sweeps.values(), kept_tables(settings))
+        found = read_coverage(sweeps.values(), kept_tables(settings), subjects_of(settings).values())
     if not print_as_json(found):
         _print_coverage(found)
     if found.unavailable:

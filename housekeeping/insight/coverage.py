@@ -16,6 +16,7 @@ from housekeeping.core.logs import error_line
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.engine.registry import by_database
+from housekeeping.erasures.graph import read_reach
 from housekeeping.ledger.schema import MODELS, Run, TableSize
 from housekeeping.ledger.table_sizes import (
     growth_of_tables,
@@ -29,6 +30,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call, OfTable, Rows
 from housekeeping.sweeps.stage import OfTables
+from housekeeping.sweeps.subjects import Subject
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.validate_tables import archives_of, recorded
 from housekeeping.sweeps.values import Kept
@@ -50,7 +52,7 @@ class CoveredTable:
     Attributes:
       database: Name of its database.
       table: Its name, with the schema if it needs one.
-      by: The sweeps that clean it, or that fill it if it is an archive.
+      by: The sweeps and subjects that clean it, or that fill it if it is an archive.
       reason: Why it is kept, why its sweeps do not count, or the table whose deletions cascade to it; else None.
       rows: Estimated; None if unknown.
       bytes: Size with indexes; None while another session holds an exclusive lock on it.
@@ -136,7 +138,7 @@ class _Touch:
     is_archive: bool = False
 
 
-def read_coverage(sweeps: Iterable[Sweep], kept: Sequence[Kept]) -> Coverage:
+def read_coverage(sweeps: Iterable[Sweep], kept: Sequence[Kept], subjects: Iterable[Subject] = ()) -> Coverage:
     """Read the coverage of all databases from their catalogs and ledgers; no row of a table is read.
 
     A database that does not answer is among `Coverage.unavailable`.
@@ -151,8 +153,12 @@ def read_coverage(sweeps: Iterable[Sweep], kept: Sequence[Kept]) -> Coverage:
             touches[name] = read
             for other, touch in read.elsewhere:
                 elsewhere.setdefault(other, []).append(touch)
+    reasons: dict[str, list[Kept]] = {}
+    for subject in subjects:
+        _read_subject(subject, touches, elsewhere, reasons)
     for name, found in touches.items():
-        covered = _read_in(name, unavailable, partial(found.cover, name, elsewhere.get(name, ()), kept))
+        known = [*kept, *reasons.get(name, ())]
+        covered = _read_in(name, unavailable, partial(found.cover, name, elsewhere.get(name, ()), known))
         if covered is not None:
             tables += covered[0]
             fitting |= covered[1]
@@ -169,6 +175,34 @@ def _read_in(name: str, unavailable: dict[str, str], read: Callable[[], T]) -> T
     except (HousekeepingError, PeeweeException) as error:
         unavailable[name] = error_line(error)
     return None
+
+
+def _read_subject(
+    subject: Subject,
+    touches: Mapping[str, _Touches],
+    elsewhere: dict[str, list[_Touch]],
+    reasons: dict[str, list[Kept]],
+) -> None:
+    """Add the tables whose rows an erasure deletes or changes, and the reasons why it keeps others."""
+    if subject.database not in touches:
+        return
+    own = elsewhere.setdefault(subject.database, [])
+    try:
+        reach = read_reach(subject)
+    except DeclarationError as error:
+        touches[subject.database].refuse(subject.name, f"subject {subject.name} is refused: {error}")
+        with database.using(subject.database):
+            own.append(_Touch(subject.name, quoted_name(subject.model)))
+        return
+    except (HousekeepingError, PeeweeException):
+        return  # the database is among the unavailable ones
+    own.append(_Touch(subject.name, reach.root[1]))
+    for branch in reach.branches:
+        if branch.deletes or branch.values:
+            elsewhere.setdefault(branch.table[0], []).append(_Touch(subject.name, branch.table[1]))
+        else:
+            reason = f"{subject.name}: {branch.reason}"
+            reasons.setdefault(branch.table[0], []).append(Kept(branch.table[1], reason))
 
 
 class _Touches:
@@ -204,6 +238,10 @@ class _Touches:
                 if link.decision == "delete":
                     touch = _Touch(sweep.name, link.table, f"with the rows of {link.parent}")
                     self.elsewhere.append((link.database, touch))
+
+    def refuse(self, name: str, why: str) -> None:
+        """Let the touches of a sweep or subject not count."""
+        self._inactive[name] = why
 
     def cover(self, name: str, cascaded: Sequence[_Touch], kept: Sequence[Kept]) -> tuple[list[CoveredTable], set[str]]:
         """Return the tables of the current database, and the names of `Kept` that match one."""

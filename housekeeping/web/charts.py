@@ -22,6 +22,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import close_databases, database
 from housekeeping.doctor import CONNECTION, examine
+from housekeeping.erasures import subjects_of
 from housekeeping.insight.coverage import read_coverage
 from housekeeping.insight.load import read_loads
 from housekeeping.insight.trends import INTERVALS, Interval, Range, Trends, processed_by, read_trends
@@ -309,11 +310,13 @@ _COVERAGE_KEPT_S: Final = 10.0
 def add_coverage(app: Flask, snapshots: SnapshotCache) -> None:
     """Register the page."""
     cache, kept = Cache(), kept_tables(snapshots.settings)
+    subjects = subjects_of(snapshots.settings).values()
 
     @app.get("/coverage")
     def coverage() -> str:
-        found = cache.get("coverage", _COVERAGE_KEPT_S, lambda: read_coverage(snapshots.sweeps.values(), kept))
-        return render_template("coverage.html", coverage=found)
+        sweeps = snapshots.sweeps.values()
+        found = cache.get("coverage", _COVERAGE_KEPT_S, lambda: read_coverage(sweeps, kept, subjects))
+        return render_template("coverage.html", coverage=found, workers_by_name=snapshots.sweeps)
 
 
 _LONGEST: Final = 200  # characters of a worker's name

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from psycopg2.extensions import connection as Connection
 
-from housekeeping import Delete, Kept, Rows, Settings, Sweep
+from housekeeping import Anonymise, Delete, Keep, Kept, Reference, Rows, Settings, Subject, Sweep
 from tests.declarations import changed
 from tests.integration.conftest import Locked
 from tests.integration.sweeps.limits.test_db_health import until
@@ -48,8 +48,10 @@ def create(sql: SQL, *names: str) -> None:
         sql(f"CREATE TABLE {name} (id integer PRIMARY KEY, at timestamptz)")
 
 
-def covered(sweeps: Sequence[Sweep] = (), kept: Sequence[Kept] = ()) -> dict[str, CoveredTable]:
-    found = read_coverage(sweeps, kept)
+def covered(
+    sweeps: Sequence[Sweep] = (), kept: Sequence[Kept] = (), subjects: Sequence[Subject] = ()
+) -> dict[str, CoveredTable]:
+    found = read_coverage(sweeps, kept, subjects)
     assert found.unavailable == {}
     return {each.table: each for each in found.tables}
 
@@ -282,3 +284,44 @@ def test_wrong_kept_table_is_refused(kept: dict[str, str], text: str) -> None:
         kept_tables(Settings(kept=kept))
 
     assert text in str(refused.value)
+
+
+def people(sql: SQL) -> None:
+    sql(
+        "CREATE TABLE person (id integer PRIMARY KEY);"
+        "CREATE TABLE visit (id integer PRIMARY KEY, person_id integer REFERENCES person);"
+        "CREATE TABLE comment (id integer PRIMARY KEY, author_id integer REFERENCES person, at timestamptz);"
+        "CREATE TABLE invoice (id integer PRIMARY KEY, person_id integer REFERENCES person ON DELETE SET NULL)"
+    )
+
+
+def test_table_that_a_subject_decides_about_is_swept_or_kept_by_it(sql: SQL) -> None:
+    people(sql)
+    decisions: Any = {"visit": Delete(), "comment": Anonymise(author_id=None), "invoice": Keep("tax law")}
+
+    found = covered(subjects=[Subject("customer", "person", tables=decisions)])
+
+    assert {name: (found[name].state, found[name].by, found[name].reason) for name in ("person", *decisions)} == {
+        "person": ("swept", ("customer",), None),
+        "visit": ("swept", ("customer",), None),
+        "comment": ("swept", ("customer",), None),
+        "invoice": ("swept", ("customer",), None),
+    }
+
+
+def test_table_that_a_subject_keeps_unchanged_is_kept_for_its_reason(sql: SQL) -> None:
+    sql("CREATE TABLE person (id integer PRIMARY KEY); CREATE TABLE audit (id integer PRIMARY KEY, person_id integer)")
+    link = Reference("audit.person_id", "person.id")
+
+    found = covered(subjects=[Subject("customer", "person", tables={"audit": Keep("a log")}, references=[link])])
+
+    assert (found["audit"].state, found["audit"].by, found["audit"].reason) == ("kept", (), "customer: a log")
+
+
+def test_tables_of_a_refused_subject_are_undecided(sql: SQL) -> None:
+    people(sql)
+
+    found = covered(subjects=[Subject("customer", "person", tables={"visit": Delete()})])
+
+    assert {found[name].state for name in ("person", "visit", "comment", "invoice")} == {"undecided"}
+    assert str(found["person"].reason).startswith("subject customer is refused: 2 links without a decision")
