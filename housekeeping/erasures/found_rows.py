@@ -23,7 +23,7 @@ from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.erasures.stages import Conditions
 from housekeeping.erasures.work import located
 from housekeeping.ledger.schema import name_database
-from housekeeping.sweeps.cascade_statements import sql_name
+from housekeeping.sweeps.cascade_rows import sql_name
 from housekeeping.sweeps.subjects import Subject
 
 #: A snapshot lasts until everything is read. The last limit ends one whose reader has stopped reading.

@@ -18,7 +18,7 @@ from housekeeping.database.catalog import key_of, quoted_name, table_of
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.ledger.erasures import each_secret, key_hmac, mark_of
 from housekeeping.ledger.schema import Erasure
-from housekeeping.sweeps.cascade_statements import sql_name
+from housekeeping.sweeps.cascade_rows import sql_name
 from housekeeping.sweeps.subjects import Subject
 
 _PAGE: Final = 5000  # keys that are read at once

@@ -22,7 +22,7 @@ from housekeeping.database.connection import database, handle_of
 from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
-from housekeeping.sweeps.cascade_statements import Sql, sql_name
+from housekeeping.sweeps.cascade_rows import Sql, sql_name
 from housekeeping.sweeps.keyset import Hold
 from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Position, Unrecorded, merged
 from housekeeping.sweeps.table_stage import TableStage, Write

@@ -44,7 +44,7 @@ from housekeeping.engine.run import run_sweep
 from housekeeping.erasures.graph import Table, read_reach
 from housekeeping.erasures.stages import Conditions, Stale, error_text, stage_of, stage_of_root, without_identity
 from housekeeping.ledger import erasures
-from housekeeping.sweeps.cascade_statements import sql_name
+from housekeeping.sweeps.cascade_rows import sql_name
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import DETAILS, merged
 from housekeeping.sweeps.subjects import Objects, Subject

@@ -32,7 +32,8 @@ from housekeeping.sweeps.actions import (
     archive_in,
     columns_of_table,
 )
-from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
+from housekeeping.sweeps.cascade_rows import CascadeTable, Values, Window
+from housekeeping.sweeps.cascade_statements import Statements, is_local
 from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk, key_text
 from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.stage import (

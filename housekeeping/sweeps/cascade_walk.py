@@ -15,7 +15,8 @@ from peewee import PeeweeException
 
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.errors import is_unavailable
-from housekeeping.sweeps.cascade_statements import Pending, Statements, Values, Window, is_local
+from housekeeping.sweeps.cascade_rows import Pending, Values, Window
+from housekeeping.sweeps.cascade_statements import Statements, is_local
 from housekeeping.sweeps.dependents import Link
 from housekeeping.sweeps.stage import Failure, Position
 
