@@ -22,8 +22,8 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import error_line
-from housekeeping.core.settings import NO_CLUSTER, is_sentinel_url, parse_sentinel_url
 from housekeeping.core.telemetry import waiting_for
+from housekeeping.core.urls import NO_CLUSTER, is_sentinel_url, parse_sentinel_url
 
 #: A Sentinel answers within milliseconds, and there are others if it does not.
 _SENTINEL_TIMEOUT_S: Final = 1

@@ -13,17 +13,14 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-import psycopg2
 import pydantic
 from dotenv.parser import parse_stream
-from psycopg2.extensions import parse_dsn
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -39,137 +36,18 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import is_secret, mask_secrets
+from housekeeping.core.urls import (
+    AMQP,
+    url_type,
+    well_formed,
+    well_formed_each,
+    well_formed_for_libpq,
+    well_formed_server,
+    without_login,
+)
 
-SCHEMES: Final = ("redis+sentinel", "rediss+sentinel")
-EXAMPLE: Final = "redis+sentinel://host1:26379,host2:26379,host3:26379/service/0"
-#: Schemes that users try for Redis Cluster.
-CLUSTER_SCHEMES: Final = ("redis+cluster", "rediss+cluster")
-#: Why and what instead; the end of a sentence about the server.
-NO_CLUSTER: Final = f"a Redis Cluster loses messages when it moves slots; use one primary with Sentinel: {EXAMPLE}"
-
-_PORT: Final = 26_379
-_HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:\[\]/@,]+))(?::(?P<port>\d{1,5}))?")
-
-
-@dataclass(frozen=True, slots=True)
-class SentinelUrl:
-    """Parsed URL.
-
-    Attributes:
-      sentinels: Host and port of each Sentinel.
-      sentinel_login: ``username`` and ``password`` for the Sentinels, where given.
-      server_url: redis-py's URL of the data server, with the host ``primary``.
-    """
-
-    sentinels: tuple[tuple[str, int], ...]
-    service: str
-    sentinel_login: dict[str, str] = field(repr=False)
-    server_url: str = field(repr=False)
-
-
-def is_sentinel_url(url: str) -> bool:
-    """Return whether the URL's scheme is one of `SCHEMES`."""
-    return url.partition("://")[0] in SCHEMES
-
-
-def parse_sentinel_url(url: str) -> SentinelUrl:
-    """Return the parts of the URL.
-
-    Raises:
-      ValueError: When the URL is malformed. The text says what it should be, and quotes nothing of the URL.
-    """
-    scheme, _, rest = url.partition("://")
-    address, _, query = rest.partition("?")
-    place, _, path = address.partition("/")
-    login, at, hosts = place.rpartition("@")
-    sentinels = tuple(_host(each) for each in hosts.split(","))
-    service, _, db = path.rstrip("/").partition("/")
-    if not service or (service.isdecimal() and not db):
-        raise ValueError(f"a URL with the name of Sentinel's service after the hosts, such as {EXAMPLE}")
-    if "@" in login or not (db or "0").isdecimal():
-        raise ValueError(f"a URL such as {EXAMPLE}")
-    parameters, own = [], {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name in ("sentinel_username", "sentinel_password"):
-            own[name.removeprefix("sentinel_")] = value
-        else:
-            parameters.append((name, value))
-    server = f"{scheme.partition('+')[0]}://{login}{at}primary/{db or 0}?{urlencode(parameters)}"
-    return SentinelUrl(sentinels, unquote(service), own, server)
-
-
-def _host(text: str) -> tuple[str, int]:
-    found = _HOST.fullmatch(text)
-    port = int((found and found["port"]) or _PORT)
-    if found is None or not 0 < port < 65_536:
-        raise ValueError(
-            "a URL with hosts separated by commas, IPv6 addresses in brackets, such as "
-            "redis+sentinel://host1:26379,[::1]:26379/service/0"
-        )
-    return found["six"] or found["name"], port
-
-
-_AMQP: Final = ("amqp://", "amqps://")
-#: The part of a login that is shown: the scheme, and a user without characters that should have been escaped.
-_LOGIN: Final = re.compile(r"(?P<scheme>[\s\[{\"]*[a-z][a-z0-9+.-]*://)(?:[\w.~%+-]*:)?", re.IGNORECASE)
 #: Words in place of names of families.
 _KEYWORDS: Final[dict[str, tuple[str, ...]]] = {"all": ("all",), "none": ()}
-_ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40, a space %20"
-
-
-def _url(example: str, *schemes: str, well_formed: Callable[[str], bool]) -> Any:
-    def check(value: str) -> str:
-        scheme, _, rest = value.partition("://")
-        if scheme in CLUSTER_SCHEMES and "redis" in schemes:
-            raise ValueError(f"the URL of another server: {NO_CLUSTER}")
-        if scheme in SCHEMES and "redis" in schemes:
-            parse_sentinel_url(value)
-            return value
-        if scheme not in schemes or not rest or not well_formed(value):
-            raise ValueError(f"a URL such as {example} ({_ESCAPES})")
-        return value
-
-    return AfterValidator(check)
-
-
-# A malformed URL is rejected here, because later errors would quote the part of its password that was parsed as a host
-# or port.
-
-
-def _well_formed(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.port != 0 and parts.netloc.count("@") < 2
-    except ValueError:
-        return False
-
-
-def _well_formed_server(url: str) -> bool:
-    """Check the URL of a server that may have a login, of which nothing may be read as a host, a path or a query."""
-    if not _well_formed(url) or re.search(r"\s", url):
-        return False
-    parts = urlsplit(url)
-    return "@" not in parts.path + ("" if "@" in parts.netloc else parts.query + parts.fragment)
-
-
-def _well_formed_each(urls: str) -> bool:
-    """Check the URLs of several RabbitMQ nodes, separated by semicolons, or one other URL."""
-    if not urls.startswith(_AMQP):
-        return _well_formed_server(urls)
-    return all(url.startswith(_AMQP) and url not in _AMQP and _well_formed_server(url) for url in urls.split(";"))
-
-
-def _well_formed_for_libpq(url: str) -> bool:
-    try:
-        parameters = parse_dsn(url)
-    except psycopg2.ProgrammingError:
-        return False
-    # A slash in a password ends the login for libpq, which reads what follows as the name of the database.
-    authority, _, path = url.partition("://")[2].partition("/")
-    if "@" in path.partition("?")[0] or re.search(r"\s", authority):
-        return False
-    ports = parameters.get("port", "").split(",")
-    return all(port.isdecimal() or not port for port in ports) and "@" not in parameters.get("host", "")
 
 
 def _zone(value: Any) -> Any:
@@ -253,7 +131,7 @@ def _outside(example: str) -> Any:
 
     def check(value: Any) -> Any:
         if isinstance(value, str):
-            parts = urlsplit(value) if _well_formed(value) else None
+            parts = urlsplit(value) if well_formed(value) else None
             is_plain = value.isascii() and value.isprintable() and " " not in value
             is_http = parts is not None and parts.scheme in ("http", "https")
             if not (is_plain and is_http and parts and parts.hostname) or parts.username:
@@ -318,20 +196,20 @@ NOT_NULL: Final = BeforeValidator(_not_null)
 HEADER: Final = _matching(r"[A-Za-z][A-Za-z0-9-]{0,63}", "the name of a header, such as X-Forwarded-User")
 NETWORKS: Final = BeforeValidator(lambda value: _listed(value, "networks"))
 TOKEN: Final = _matching(r"[!-~]{16,200}", "16 to 200 random letters, digits and signs")
-POSTGRES: Final = _url(
-    "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=_well_formed_for_libpq
+POSTGRES: Final = url_type(
+    "postgresql://user:password@host:5432/database", "postgresql", "postgres", well_formed=well_formed_for_libpq
 )
-REDIS: Final = _url("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=_well_formed_server)
-BROKER: Final = _url(
+REDIS: Final = url_type("redis://:password@host:6379/0", "redis", "rediss", "unix", well_formed=well_formed_server)
+BROKER: Final = url_type(
     "redis://:password@host:6379/0 or amqp://user:password@host:5672/vhost",
     *("redis", "rediss", "unix", "amqp", "amqps"),
-    well_formed=_well_formed_each,
+    well_formed=well_formed_each,
 )
-SENTRY: Final = _url("https://key@host/1", "http", "https", well_formed=_well_formed_server)
+SENTRY: Final = url_type("https://key@host/1", "http", "https", well_formed=well_formed_server)
 PING: Final = _outside("https://hc-ping.com/00000000-0000-0000-0000-000000000000")
 WEBHOOK: Final = _outside("https://alerts.example.com/housekeeping")
-STORE: Final = _url(
-    "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=_well_formed
+STORE: Final = url_type(
+    "s3://bucket/prefix or file:///folder", "file", "s3", "gs", "az", "memory", well_formed=well_formed
 )
 
 _MAX_DURATION_S: Final = 7 * 86_400  # a week; a longer time is probably in the wrong unit
@@ -508,22 +386,10 @@ def one_line(error: pydantic.ValidationError) -> str:
 
 def _shown(value: Any) -> str:
     """Return the value on one line, without passwords."""
-    text = _without_login(value if isinstance(value, str) else json.dumps(value, default=str))
+    text = without_login(value if isinstance(value, str) else json.dumps(value, default=str))
     if not isinstance(value, str):
         return text
     return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
-
-
-def _without_login(text: str) -> str:
-    """Mask what may be a password of a wrong URL, which may be any text between a colon and the last @.
-
-    The password may have characters that end a URL, and the scheme may be missing.
-    """
-    before, at, after = text.rpartition("@")
-    start = _LOGIN.match(before)
-    if at and ":" in before[start.end("scheme") if start else 0 :]:
-        text = f"{start[0] if start else ''}***@{after}"
-    return mask_secrets(text)
 
 
 FILE: Final = ".env"
@@ -713,7 +579,7 @@ class Settings(BaseSettings):
     @property
     def on_rabbitmq(self) -> bool:
         """Whether the broker is RabbitMQ, and not Redis."""
-        return (self.broker_url or "").startswith(_AMQP)
+        return (self.broker_url or "").startswith(AMQP)
 
 
 def _missing(name: str, form: str) -> NoReturn:

@@ -14,7 +14,8 @@ from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import SchemaMissing, SettingsError
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.redis import redis_client, translate_redis_errors
-from housekeeping.core.settings import NO_CLUSTER, Settings, is_sentinel_url
+from housekeeping.core.settings import Settings
+from housekeeping.core.urls import NO_CLUSTER, is_sentinel_url
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import ClockSkew, database_now, read_redis_clock

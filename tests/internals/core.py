@@ -58,8 +58,6 @@ from housekeeping.core.settings import (
     ObjectStoreSettings,
     ThrottleSettings,
     WorkerSettings,
-    is_sentinel_url,
-    parse_sentinel_url,
 )
 from housekeeping.core.telemetry import (
     Counter,
@@ -71,4 +69,5 @@ from housekeeping.core.telemetry import (
     wait_times,
     waiting_for,
 )
+from housekeeping.core.urls import is_sentinel_url, parse_sentinel_url
 from housekeeping.middleware.observe import OPTION
