@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
 
-from benchmarks.comparison import FLOOR, LINES, OURS, Comparison, Contestant, Place
+from benchmarks.comparison import FLOOR, LINES, OURS, WARM, Comparison, Contestant, Place
 from benchmarks.contestants import Floor, composed, ours, run
 from benchmarks.pooler import through_pgbouncer
 from housekeeping import RowLog, run_sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker
 from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -249,8 +252,42 @@ COMPARISONS: Final = (
     ),
 )
 
-#: Not run unless named: the rate must not depend on the backlog, and processes must not disturb each other.
+
+def _warm(worker: str) -> Contestant:
+    """Run the worker once before the measured run, at a time when nothing was stale."""
+
+    def ready(place: Place) -> Callable[[], object]:
+        sweep = composed(place, worker, log_records=False)
+        run(sweep, clock=ManualClock(datetime.now(UTC) - timedelta(days=3650)))
+        return lambda: run(sweep)
+
+    return ready
+
+
+def _small(usual: Comparison, rows: int, worker: str, target: float | None = None) -> Comparison:
+    """Return a comparison whose run has a few rows, so that what it costs beside its batches counts."""
+    return replace(
+        usual,
+        name=f"{usual.name}-{rows}",
+        rows=rows,
+        among=max(10_000, 10 * rows),
+        contestants={
+            FLOOR: usual.contestants[FLOOR],
+            OURS: ours(worker, log_records=False),
+            WARM: _warm(worker),
+        },
+        targets={} if target is None else {OURS: target},
+    )
+
+
+_OF_WORKER: Final = {each.name: each for each in COMPARISONS}
+#: Not run unless named: the rate must not depend on the backlog, and processes must not disturb each other. A run with
+#: one row shows what an idle run costs; without any there would be no ratio.
 FURTHER: Final = (
+    *(_small(_OF_WORKER["imports"], rows, _IMPORTS) for rows in (1, 100, 1_000)),
+    _small(_OF_WORKER["imports"], 10_000, _IMPORTS, 0.9),
+    _small(_OF_WORKER["builds"], 10_000, _BUILDS, 0.9),
+    _small(_OF_WORKER["entities"], 1_000, _IMPORTS, 0.75),
     *(_growth(size) for size in (10_000, 100_000, 1_000_000)),
     Comparison(
         name="pgbouncer",
