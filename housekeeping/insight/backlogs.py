@@ -11,16 +11,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from peewee import SQL, OperationalError, Select
+from peewee import SQL, OperationalError, PeeweeException, Select
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.core.logs import error_line
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
-from housekeeping.database.errors import is_timeout, is_unavailable
+from housekeeping.database.errors import Kind, is_lock_timeout, is_timeout, is_unavailable, kind_of
 from housekeeping.engine.alerts import DEFAULT_COUNT_LIMIT, Alert, first_of, late_alert, total_held, up_to
+from housekeeping.engine.gates import LockGate
+from housekeeping.ledger.history import RunRecord
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partition_catalog import Partition, fails, read_partitions, reason_of_rows
@@ -222,3 +226,22 @@ def _stale_partitions(stage: TableStage, now: datetime) -> Iterator[Partition]:
                 raise
             return
         yield partition
+
+
+def why_uncounted(sweep: Sweep, now: datetime, error: Exception) -> str:
+    """Return the error with the session that locks the table, or with the command that finds the failing row."""
+    if is_lock_timeout(error):
+        with suppress(PeeweeException), time_limit(STATEMENT_TIME, LOCK_TIME):
+            locks = LockGate(stages_of(sweep), now).examine()
+            return locks.text if locks.reason is not None else error_line(error)
+    if isinstance(error, PeeweeException) and kind_of(error) is Kind.ROW:
+        return f"{error_line(error)}; housekeeping plan {sweep.name} looks for the row"
+    return error_line(error)
+
+
+def last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime | None]:
+    """Return the last backlog in the ledger, and when it was counted."""
+    for run in reversed(ended):
+        if run.backlog is not None:
+            return Backlog(run.backlog, exact=bool(run.backlog_exact)), run.finished_at
+    return None, None

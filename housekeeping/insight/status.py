@@ -23,7 +23,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import Kind, is_disk_full, is_lock_timeout, is_unavailable, kind_of
+from housekeeping.database.errors import is_disk_full, is_unavailable
 from housekeeping.database.times import ClockSkew, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
@@ -42,11 +42,17 @@ from housekeeping.engine.alerts import (
     worker_alerts,
 )
 from housekeeping.engine.failures import Standing, standing
-from housekeeping.engine.gates import LockGate
 from housekeeping.engine.guard import UNCONFIRMED
 from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.insight.alerts import Headline, explained, what_is_wrong, what_stops
-from housekeeping.insight.backlogs import Counted, count_backlogs, known_late_alert, planned_rows
+from housekeeping.insight.backlogs import (
+    Counted,
+    count_backlogs,
+    known_late_alert,
+    last_counted,
+    planned_rows,
+    why_uncounted,
+)
 from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, Rates, forecast_backlog, rates
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.ledger import history, runs
@@ -60,7 +66,6 @@ from housekeeping.ledger.runs import DISK_FULL
 from housekeeping.ledger.schema import name_database
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog, as_cursor
-from housekeeping.sweeps.validate_tables import stages_of
 from housekeeping.sweeps.values import SetupProblem
 
 logger = named_logger(__name__)
@@ -276,8 +281,8 @@ def _with_backlog(
                 raise
             found = error
     if isinstance(found, Exception):
-        waiting, counted_at = _last_counted(status.ended)
-        seen = replace(seen, uncounted=_why_uncounted(sweep, seen.now, found) if sweep.enabled else None)
+        waiting, counted_at = last_counted(status.ended)
+        seen = replace(seen, uncounted=why_uncounted(sweep, seen.now, found) if sweep.enabled else None)
         return replace(status, waiting=waiting, counted_at=counted_at, alarms=worker_alerts(sweep, seen))
     return replace(
         status,
@@ -296,25 +301,6 @@ def _with_backlog(
         ),
         alarms=worker_alerts(sweep, replace(seen, waiting=found.waiting)),
     )
-
-
-def _why_uncounted(sweep: Sweep, now: datetime, error: Exception) -> str:
-    """Return the error with the session that locks the table, or with the command that finds the failing row."""
-    if is_lock_timeout(error):
-        with suppress(PeeweeException), time_limit(STATEMENT_TIME, LOCK_TIME):
-            locks = LockGate(stages_of(sweep), now).examine()
-            return locks.text if locks.reason is not None else error_line(error)
-    if isinstance(error, PeeweeException) and kind_of(error) is Kind.ROW:
-        return f"{error_line(error)}; housekeeping plan {sweep.name} looks for the row"
-    return error_line(error)
-
-
-def _last_counted(ended: Sequence[RunRecord]) -> tuple[Backlog | None, datetime | None]:
-    """Return the last backlog in the ledger, and when it was counted."""
-    for run in reversed(ended):
-        if run.backlog is not None:
-            return Backlog(run.backlog, exact=bool(run.backlog_exact)), run.finished_at
-    return None, None
 
 
 def _observe(sweep: Sweep, status: WorkerStatus, runs: WorkerRuns, now: datetime, zone: Any) -> Observation:
