@@ -6,6 +6,7 @@ each test in schemas and under a key prefix of its own; nothing else of them is 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -39,6 +40,10 @@ from tests.twins.running import pytest_generate_tests as pytest_generate_tests
 from tests.twins.running import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.twins.running import twin as twin
 from tests.two_databases import OtherDatabase
+
+# The default collects so often that it is a twelfth of the processor time of the tests.
+gc.set_threshold(100_000, 20, 100)
+
 
 #: Topology -> the marker of tests that it leaves out.
 _LEFT_OUT: Final = {"pgbouncer": "direct_only", "failover": "one_server_only", "sentinel": "plain_redis_only"}

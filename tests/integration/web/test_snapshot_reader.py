@@ -227,9 +227,10 @@ def test_late_erasure_stays_while_the_database_is_unavailable(reader: SnapshotRe
 
 
 def _erasure(state: str, age: timedelta, key_hmac: str = "5f") -> int:
-    ended = {} if state in ("requested", "running") else {"ended_at": NOW}
+    now = datetime.now(UTC)  # a long time after the module was imported
+    ended = {} if state in ("requested", "running") else {"ended_at": now}
     key = None if ended else ["4711"]
     made = Erasure.create(
-        subject="person", key=key, key_hmac=key_hmac, requester="eva", state=state, requested_at=NOW - age, **ended
+        subject="person", key=key, key_hmac=key_hmac, requester="eva", state=state, requested_at=now - age, **ended
     )
     return int(made.id)
