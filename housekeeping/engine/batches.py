@@ -281,7 +281,7 @@ class Batches:
                 )
                 is_closed = nothing_left = False
         except (PeeweeException, HousekeepingError) as error:
-            if is_timeout(error):
+            if is_timeout(error) and (expected is None or not is_lock_timeout(error)):
                 raise
             found = self._commit.after_lost_answer(error) if is_connection_lost(error) else None
             if found is not None:

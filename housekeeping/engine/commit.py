@@ -67,6 +67,9 @@ T = TypeVar("T")
 #: Text that the statement casts to a boolean in order to fail.
 REFUSED: Final = "housekeeping: batch refused"
 _TRIES: Final = 4
+#: An expected change waits so long for a lock, far less than PostgreSQL's `deadlock_timeout`, so that it is never the
+#: application that is ended. The batch is then processed in a transaction, which skips locked rows.
+_WAIT_MS: Final = 10
 LONGEST_ERROR: Final = 300  # characters of an error in a log line
 #: Errors of a handler that cannot reach its service. They end the run, because no row is at fault.
 UNREACHABLE: Final = (ConnectionError, socket.gaierror)
@@ -181,7 +184,8 @@ class Commit:
             Case(None, [(is_expected, "true")], REFUSED).cast("boolean"),
         ]
         query = Select((numbers,), columns).join(advanced, JOIN.LEFT_OUTER, on=SQL("true"))
-        return PreparedQuery(with_parameters(change.text, width), query.with_cte(numbers, advanced, accepted))
+        wait = Select(columns=[fn.SET_CONFIG("lock_timeout", f"{_WAIT_MS}ms", True)])
+        return PreparedQuery(wait, with_parameters(change.text, width), query.with_cte(numbers, advanced, accepted))
 
     def after_lost_answer(self, error: Exception) -> RunRow | None:
         """Return what the ledger has after a batch whose answer was lost; None if the batch did not commit.

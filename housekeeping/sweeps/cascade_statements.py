@@ -241,10 +241,7 @@ class Statements:
         ]
         if below:
             assert window.link is not None
-            references = ", ".join(f"{alias}.{sql_name(each)}" for each in window.link.columns)
-            referenced = ", ".join(f"r{number}" for number in range(len(window.link.columns)))
-            # COALESCE keeps PostgreSQL from reading all dependents of these rows instead of the rows given.
-            same.append(f"COALESCE(({references}) IN (SELECT {referenced} FROM {below}), FALSE)")
+            same.append(_refers(window.link, alias, below))
         for text, parameters in self._may_change(window):
             same.append(text)
             values = [*values, *parameters]
@@ -259,7 +256,14 @@ class Statements:
         )
 
     def change(
-        self, table: CascadeTable, clearing: Link | None, chosen: str, numbered: str, suffix: str = ""
+        self,
+        table: CascadeTable,
+        clearing: Link | None,
+        chosen: str,
+        numbered: str,
+        suffix: str = "",
+        *,
+        with_keys: bool = True,
     ) -> tuple[list[str], str]:
         """Return the CTEs that delete or clear rows of a table, and SQL that is false if one is not archived.
 
@@ -270,12 +274,13 @@ class Statements:
           numbered: Name of a CTE with the keys of the rows and their numbers. The archive has later ones as earlier, so
             that a restore brings them back after those that they depend on.
           suffix: Follows the names of the CTEs.
+          with_keys: Whether ``gone`` has keys where no archive needs them.
         """
         archive, columns = self._archives.get(table.model, (None, ()))
         names = ", ".join(map(sql_name, columns))
         keys = [f"t.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key)]
         whole = [f"t.{sql_name(each)}" for each in columns]
-        returned = ", ".join(keys if clearing else [*keys, *whole])
+        returned = ", ".join(keys if clearing else [*keys, *whole]) if with_keys or archive is not None else "1"
         ctes, source, key = [], f"gone{suffix}", table.numbered_key
         if clearing is None:
             ctes.append(f"gone{suffix} AS (DELETE FROM {table.sql} AS t WHERE {chosen} RETURNING {returned})")
@@ -430,16 +435,22 @@ class Statements:
 
         It sets ``housekeeping.batch`` to a JSON array: whether all rows were locked and changed, or `most` dependents;
         without that, the message must be rolled back. Then the places of the first and of the last row that had some.
+        It may wait for a row that another transaction has locked.
 
         Parameters:
           link: The link of the dependents to change unseen; None to change the rows of the last part.
         """
         own = "own" if link is not None else f"l{len(parts) - 1}"
         if link is not None:
-            (ctes, is_archived), values = self._unseen(link, parts, most)
+            table = self.of_link(link)
+            # Without locks, a row that was changed meanwhile is checked again by the condition of the change alone.
+            (ctes, is_archived), values = self._unseen(
+                link, parts, most, locks=bool(table.holds) or link.where is not None
+            )
         else:
             ctes, values = _locks(parts)
-            changes, is_archived = self.change(changed.table, changed.clearing, _chosen_of(changed.table, own), own)
+            chosen = _chosen_of(changed.table, own)
+            changes, is_archived = self.change(changed.table, changed.clearing, chosen, own, with_keys=False)
             ctes, most = [*ctes, *changes], parts[-1][1]
         numbers = {**{f"l{number}": rows for number, (_, rows) in enumerate(parts)}, own: most, "gone": most}
         complete = " AND ".join(f"(SELECT count(*) FROM {name}) = %s" for name in numbers)
@@ -449,9 +460,13 @@ class Statements:
         return sql, [*values, *numbers.values()]
 
     def _unseen(
-        self, link: Link, parts: Sequence[tuple[Sql, int]], most: int
+        self, link: Link, parts: Sequence[tuple[Sql, int]], most: int, *, locks: bool = True
     ) -> tuple[tuple[list[str], str], list[Any]]:
-        """Return the CTEs of `change_unseen` with their parameters, and SQL that is false if a row is not archived."""
+        """Return the CTEs of `change_unseen` with their parameters, and SQL that is false if a row is not archived.
+
+        Parameters:
+          locks: Whether to lock the dependents first, skipping locked ones. It is nearly a third of the WAL.
+        """
         table = self.of_link(link)
         ctes, values = _locks(parts)
         alias = "c" if link.where is None else table.alias
@@ -460,19 +475,36 @@ class Statements:
         for text, parameters in self._not_held(table, alias):
             conditions.append(text)
             values += parameters
-        keys = ", ".join(f"{alias}.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key))
-        place = f", {alias}.ctid" if table.plain else ""
+        is_archived = table.model in self._archives
+        columns = [f"{alias}.ctid"] if table.plain else []
+        if is_archived or not table.plain:
+            columns += [f"{alias}.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key)]
+        number = ", row_number() OVER () AS n" if is_archived else ""
         referenced = ", ".join(f"r{number}" for number in range(len(link.columns)))
+        skipping = f" FOR UPDATE OF {alias} SKIP LOCKED" if locks else ""
         # The rows come in the order of those that they depend on, and LIMIT makes PostgreSQL read no more of them.
         ctes.append(
-            f"own AS MATERIALIZED (SELECT o.n AS owner, row_number() OVER () AS n, c.* "
+            f"own AS MATERIALIZED (SELECT o.n AS owner{number}, c.* "
             f"FROM (SELECT n, {referenced} FROM l{len(parts) - 1} ORDER BY n) AS o "
-            f"CROSS JOIN LATERAL (SELECT {keys}{place} FROM {table.sql} AS {alias} WHERE {' AND '.join(conditions)} "
-            f"LIMIT %s FOR UPDATE OF {alias} SKIP LOCKED) AS c LIMIT %s)"
+            f"CROSS JOIN LATERAL (SELECT {', '.join(columns)} FROM {table.sql} AS {alias} "
+            f"WHERE {' AND '.join(conditions)} LIMIT %s{skipping}) AS c LIMIT %s)"
         )
         cleared = link if link.decision == "clear" else None
-        changes, is_archived = self.change(table, cleared, _chosen_of(table, "own"), "own")
-        return ([*ctes, *changes], is_archived), [*values, most, most]
+        chosen = _chosen_of(table, "own")
+        if not locks:
+            chosen += f" AND {_refers(link, 't', f'l{len(parts) - 1}')}"
+        changes, is_whole = self.change(table, cleared, chosen, "own", with_keys=False)
+        return ([*ctes, *changes], is_whole), [*values, most, most]
+
+
+def _refers(link: Link, alias: str, cte: str) -> str:
+    """Return the condition that a row depends by the link on one of the rows of a CTE.
+
+    COALESCE keeps PostgreSQL from reading all dependents of these rows instead of the rows that are given.
+    """
+    references = ", ".join(f"{alias}.{sql_name(each)}" for each in link.columns)
+    referenced = ", ".join(f"r{number}" for number in range(len(link.columns)))
+    return f"COALESCE(({references}) IN (SELECT {referenced} FROM {cte}), FALSE)"
 
 
 def _locks(parts: Sequence[tuple[Sql, int]]) -> tuple[list[str], list[Any]]:

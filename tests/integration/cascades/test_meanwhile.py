@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,53 @@ def test_dependents_that_move_to_a_parent_that_stays_are_not_touched(accounts: N
         assert ids("account") == {"account": [4]}
 
     assert at_each_point(move, check) > 10
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_dependents_that_move_during_a_full_batch_are_not_touched(
+    accounts: None, application: Application, partitioned: bool
+) -> None:
+    """Items move to the order of an open account once the statement that deletes them has begun."""
+    if partitioned:
+        database.execute_sql(
+            "ALTER TABLE item RENAME TO before; CREATE TABLE item (id bigint PRIMARY KEY,"
+            " order_id bigint NOT NULL REFERENCES orders ON DELETE CASCADE) PARTITION BY RANGE (id);"
+            "CREATE TABLE item_all PARTITION OF item DEFAULT; CREATE INDEX ON item (order_id);"
+            "INSERT INTO item SELECT * FROM before; DROP TABLE before"
+        )
+    database.execute_sql("INSERT INTO item SELECT n, 1 + mod(n, 6) FROM generate_series(101, 400) AS n")
+    database.execute_sql(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF current_query() LIKE '%%housekeeping.batch%%' OR current_query() LIKE '%%EXECUTE%%' THEN"
+        "  PERFORM pg_advisory_xact_lock(7);"
+        "  WHILE NOT EXISTS (SELECT FROM item WHERE order_id = 7 AND id > 100) LOOP PERFORM pg_sleep(0.001); END LOOP;"
+        " END IF; RETURN NULL; END $$;"
+        "CREATE TRIGGER waits BEFORE DELETE ON item FOR EACH STATEMENT EXECUTE FUNCTION wait()"
+    )
+    moved: list[tuple[int]] = []
+
+    def move() -> None:
+        while not application.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 7"):
+            if is_over.wait(0.001):
+                return
+        # The first order of the account that was closed first.
+        moved.extend(application.rows("UPDATE item SET order_id = 7 WHERE order_id = 5 RETURNING id"))
+
+    is_over = threading.Event()
+    thread = threading.Thread(target=move)
+    thread.start()
+    try:
+        result = run_sweep(sweep(batch=10), clock=CLOCK)
+    finally:
+        is_over.set()
+        thread.join()
+
+    assert (result.outcome, ids("account")) == ("done", {"account": [4]})
+    assert len(moved) > 10
+    assert result.counts["deleted_dependents"] == 6 + 12 + 300 - len(moved)
+    assert application.rows("SELECT id FROM item WHERE order_id = 7 AND id NOT IN (13, 14) ORDER BY id") == sorted(
+        moved
+    )
 
 
 def test_dependents_that_move_to_a_stale_parent_do_not_outlive_it(accounts: None, application: Application) -> None:

@@ -12,9 +12,10 @@ import pytest
 from housekeeping import Call, Delete, Event, Reference, Rows, Settings, Sweep, events
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
+from tests.integration.cascades import shop
 from tests.integration.cascades.shop import NOW, Application, execute, hanging_from, ids, sweep
 from tests.integration.conftest import Locked, Plant
-from tests.internals.database import database
+from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
 from tests.internals.ledger import Run
 from tests.internals.workers import configured_sweeps
@@ -158,6 +159,17 @@ def test_locked_rows_are_left(accounts: None, locked: Locked, query: str, left: 
     assert (result.outcome, result.counts["failed"], ids(*left)) == ("done", 0, left)
     assert run_sweep(sweep(), clock=CLOCK).counts["deleted_rows"] == 1
     assert ids("account") == {"account": [4]}
+
+
+def test_locked_row_does_not_hold_up_full_batches(postgres: Database, locked: Locked) -> None:
+    shop.create()
+    shop.fill(accounts=3, orders=20, items=5, open_accounts=0)
+
+    with locked("SELECT FROM item WHERE id = 150 FOR UPDATE"):
+        result = run_sweep(sweep(batch=10), clock=CLOCK)
+
+    assert (result.outcome, result.counts["deleted_dependents"]) == ("done", 3 * 20 + 3 * 20 * 5 - 2)
+    assert ids("account", "orders", "item") == {"account": [2], "orders": [30], "item": [150]}
 
 
 def test_bad_dependent_fails_alone(accounts: None, plant: Plant, reported: list[dict[str, Any]]) -> None:
