@@ -164,6 +164,13 @@ def _record_everything(recorder: _Recorder, alive: int) -> None:
         recorder.point(f"Redis: {args[0]}")
         return command(self, *args, **options)
 
+    def recorded(evalsha: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluate(self: Any, *args: Any) -> Any:
+            recorder.point("Redis: EVALSHA")
+            return evalsha(self, *args)
+
+        return evaluate
+
     def execute_pipeline(self: Any, raise_on_error: bool = True) -> Any:
         recorder.point("Redis: a pipeline")
         return pipeline(self, raise_on_error)
@@ -171,6 +178,10 @@ def _record_everything(recorder: _Recorder, alive: int) -> None:
     psycopg2.connect = connect_and_share
     redis.Redis.execute_command = execute_command  # type: ignore[method-assign]
     redis.client.Pipeline.execute = execute_pipeline  # type: ignore[method-assign]
+    # The library's own client sends scripts without `execute_command`.
+    for client in redis.Redis.__subclasses__():
+        if "evalsha" in vars(client):
+            client.evalsha = recorded(client.evalsha)  # type: ignore[method-assign]
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event in _OUTSIDE or (event == "open" and isinstance(args[2], int) and args[2] & _WRITES):

@@ -32,6 +32,10 @@ ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/delete-times-out.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/no-table-is-forgotten.md": "tests/acceptance/test_coverage_page.py",
+    **dict.fromkeys(
+        (f"docs/howto/{name}.md" for name in ("erase-a-person", "offboard-a-tenant", "right-of-access")),
+        "tests/acceptance/test_erasure_pages.py",
+    ),
     "docs/howto/failover.md": "tests/acceptance/test_failover.py",
     "docs/howto/legal-hold.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/drop-partitions.md": "tests/acceptance/test_own_sweep_pages.py",
