@@ -23,7 +23,7 @@ from tests.internals.core import Counter, Exporter, Histogram, LostLease, Stderr
 from tests.internals.database import Database
 
 PATIENCE_S = 20
-TIMES = [pytest.param(40, id="some"), pytest.param(3000, id="thousands", marks=pytest.mark.slow)]
+TIMES = [pytest.param(40, id="some"), pytest.param(1000, id="thousand", marks=pytest.mark.slow)]
 #: Something that threads do again and again, given a number that is new each time.
 Step = Callable[[int], object]
 
