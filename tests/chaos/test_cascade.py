@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.processes import eventually
 from tests.chaos.conftest import MakeTrial
 from tests.chaos.figures import Figures
-from tests.chaos.retention.families import ACCOUNTS, MODULE
+from tests.chaos.retention.families import ACCOUNTS, ACCOUNTS_MODULE
 from tests.chaos.storm import Storm, Worker
 from tests.chaos.test_zombies import broken_off, ended
 from tests.chaos.trial import PATIENCE_S, Trial
@@ -34,7 +34,7 @@ MakeShop = Callable[..., Trial]
 
 @pytest.fixture
 def make_shop(make_trial: MakeTrial) -> MakeShop:
-    return lambda **more: make_trial([ACCOUNTS], settings={"SWEEPS": MODULE}, **more)
+    return lambda **more: make_trial([ACCOUNTS], settings={"SWEEPS": ACCOUNTS_MODULE}, **more)
 
 
 @pytest.mark.parametrize("points", [POINTS, pytest.param(ALL_POINTS, marks=pytest.mark.long)], ids=["some", "most"])

@@ -8,6 +8,7 @@ from typing import Final
 from tests.chaos.families import FRESH, SPAN, STALE, Family, Place, State
 
 MODULE: Final = "tests.chaos.retention.sweeps"
+ACCOUNTS_MODULE: Final = "tests.chaos.retention.account_sweeps"
 #: Partitions of a round whose range is over.
 OVER: Final = 5
 #: Rows of a round that a purge may delete, and those that its limit lets it delete.

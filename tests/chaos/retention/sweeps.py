@@ -1,4 +1,4 @@
-"""Sweeps of an application with an archive, with partitions and with dependents (``HOUSEKEEPING_SWEEPS``)."""
+"""Sweeps of an application with an archive and with partitions (``HOUSEKEEPING_SWEEPS``)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from housekeeping import (
     DropPartitions,
     Guard,
     Lease,
-    Limits,
-    Reference,
     Rows,
     Sweep,
     UtcDateTimeField,
@@ -61,19 +59,4 @@ old_events: Final = Sweep(
         hold=lambda row: row.on_hold,
     ),
     lease=Lease("shop.old_events", timedelta(minutes=10)),
-)
-closed_accounts: Final = Sweep(
-    "shop.closed_accounts",
-    Rows(
-        "account",
-        stale=lambda row, now: row.closed_at < now,
-        order="closed_at",
-        action=Delete(
-            dependents={"item": "delete", "invoice": "keep"},
-            references=[Reference("item.order_id", "purchase.id")],
-        ),
-    ),
-    lease=Lease("shop.closed_accounts", timedelta(minutes=10)),
-    limits=Limits(batch_takes=None),
-    guard=Guard(first_run=False),
 )
