@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from peewee import PeeweeException
@@ -286,24 +287,26 @@ class Walk:
     def _unseen_below(self, window: Window, pending: Pending, size: int) -> Chunk | None:
         """Return rows whose dependents by a link can be changed unseen. Without any, look further below."""
         link, numbers = pending.link, pending.numbers
-        live = [n for n in (range(len(window.rows)) if numbers is None else numbers) if window.rows[n] is not None]
-        own = self.statements.root.database
-        is_flat = not self._units and all(not each.is_tree and each.table.database == own for each in self.stack)
-        if pending.is_listed or not is_flat or not self.statements.changes_unseen(link):
-            self._look_below(window, pending, live)
-            return None
-        if live and not pending.has_dependents:
-            places = self.statements.having(link, window, live, with_held=False)
-            live, pending.has_dependents = [live[place - 1] for place in sorted(places)], True
-        pending.numbers = live
-        if not live:
-            window.pending.remove(pending)
-            return None
+        if not pending.has_dependents:
+            live = [n for n in (range(len(window.rows)) if numbers is None else numbers) if window.rows[n] is not None]
+            own = self.statements.root.database
+            is_flat = not self._units and all(not each.is_tree and each.table.database == own for each in self.stack)
+            if pending.is_listed or not is_flat or not self.statements.changes_unseen(link):
+                self._look_below(window, pending, live)
+                return None
+            places = self.statements.having(link, window, live, with_held=False) if live else []
+            numbers, pending.has_dependents = [live[place - 1] for place in sorted(places)], True
+        assert numbers is not None
         per_row = self._dependents_per_row.get(link.name)
         # Some more, as they may have fewer dependents than the last ones.
         rows = math.ceil(size / (per_row or 1) * _MARGIN) + 1
-        is_full = per_row is not None and len(live) >= rows
-        return Chunk(len(self.stack) - 1, live[:rows], link=link, most=size, is_full=is_full)
+        first = list(islice((number for number in numbers if window.rows[number] is not None), rows))
+        if not first:
+            window.pending.remove(pending)
+            return None
+        pending.numbers = [*first, *numbers[numbers.index(first[-1]) + 1 :]]
+        is_full = per_row is not None and len(first) == rows
+        return Chunk(len(self.stack) - 1, first, link=link, most=size, is_full=is_full)
 
     def _look_below(self, window: Window, pending: Pending, live: list[int]) -> None:
         """Look for dependents of these rows by a link, and push them as a window."""
