@@ -120,7 +120,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "C1",
         "ignores_holds_of_dependents",
-        f"{_CASCADE}test_hold_of_another_sweep_keeps_a_dependent_and_what_it_hangs_from",
+        f"{_CASCADE}test_hold_of_another_sweep_keeps_a_dependent_and_what_it_depends_on",
         instead(Statements, "_not_held", lambda *given: []),
     ),
     Twin(

@@ -26,7 +26,7 @@ def test_every_program_on_postgresql_processes_all_rows() -> None:
     assert done == expected
 
 
-def test_every_program_deletes_accounts_with_all_that_hangs_from_them() -> None:
+def test_every_program_deletes_accounts_with_all_that_depends_on_them() -> None:
     with started(durable=False) as servers:
         outcome = compare(Stage(servers), cascade.COMPARISON, 30_000, 1, [])
 

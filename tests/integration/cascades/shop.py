@@ -107,7 +107,7 @@ class Application:
             return list(cursor.fetchall())
 
 
-def hanging_from(application: Application, account: int) -> list[Any]:
+def depending_on(application: Application, account: int) -> list[Any]:
     """Return all rows of an account, as the application sees them."""
     return application.rows(
         f"SELECT 'account', id FROM account WHERE id = {account} "

@@ -405,7 +405,7 @@ def test_index_of_a_reference_is_one_that_postgresql_would_use(do: Do, index: st
     assert link.indexed is indexed
 
 
-def test_references_may_hang_from_one_another_in_any_order(do: Do) -> None:
+def test_references_may_depend_on_one_another_in_any_order(do: Do) -> None:
     do("CREATE TABLE a (id bigint PRIMARY KEY, account bigint); CREATE TABLE b (id bigint PRIMARY KEY, a bigint)")
 
     found = graph({"a": "delete", "b": "delete"}, Reference("b.a", "a.id"), Reference("a.account", "account.id"))

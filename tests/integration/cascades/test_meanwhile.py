@@ -10,7 +10,7 @@ import pytest
 
 from housekeeping.testing.stubs import ManualClock
 from tests.integration.cascades import shop
-from tests.integration.cascades.shop import NOW, Application, hanging_from, ids, sweep
+from tests.integration.cascades.shop import NOW, Application, depending_on, ids, sweep
 from tests.integration.statements import watch_statements
 from tests.internals.database import database
 from tests.internals.engine import run_sweep
@@ -52,11 +52,11 @@ def test_nothing_of_a_parent_is_touched_once_it_is_fresh(accounts: None, applica
     kept: list[Any] = []
 
     def freshen() -> bool:
-        kept[:] = hanging_from(application, 2)
+        kept[:] = depending_on(application, 2)
         return ("account", 2) in kept and application.execute("UPDATE account SET closed_at = NULL WHERE id = 2")
 
     def check(result: Any) -> None:
-        assert hanging_from(application, 2) == kept
+        assert depending_on(application, 2) == kept
         assert ids("account") == {"account": [2, 4]}
         assert result.counts["deleted_rows"] == 2
 
@@ -67,11 +67,11 @@ def test_nothing_of_a_parent_is_touched_once_it_is_on_hold(accounts: None, appli
     kept: list[Any] = []
 
     def hold() -> bool:
-        kept[:] = hanging_from(application, 2)
+        kept[:] = depending_on(application, 2)
         return ("account", 2) in kept and application.execute("UPDATE account SET on_hold = true WHERE id = 2")
 
     def check(result: Any) -> None:
-        assert hanging_from(application, 2) == kept
+        assert depending_on(application, 2) == kept
 
     assert at_each_point(hold, check) > 10
 

@@ -69,7 +69,7 @@ def test_tree_is_deleted_whatever_fits_into_a_window(
     assert by_table(result)["node"]["deleted"] == len(hanging) - 1
 
 
-def test_parents_that_hang_from_each_other_go_together(postgres: Database) -> None:
+def test_parents_that_depend_on_each_other_go_together(postgres: Database) -> None:
     execute(
         "CREATE TABLE person (id int PRIMARY KEY, boss_id int REFERENCES person ON DELETE RESTRICT, old boolean);"
         "CREATE INDEX ON person (boss_id);"

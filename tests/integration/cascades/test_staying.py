@@ -13,7 +13,7 @@ from housekeeping import Call, Delete, Event, Reference, Rows, Settings, Sweep, 
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
 from tests.integration.cascades import shop
-from tests.integration.cascades.shop import NOW, Application, execute, hanging_from, ids, sweep
+from tests.integration.cascades.shop import NOW, Application, depending_on, execute, ids, sweep
 from tests.integration.conftest import Locked, Plant
 from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
@@ -23,7 +23,7 @@ from tests.internals.workers import configured_sweeps
 CLOCK = ManualClock(NOW)
 
 
-def test_parent_with_a_kept_row_stays_with_all_that_hangs_from_it(accounts: None) -> None:
+def test_parent_with_a_kept_row_stays_with_all_that_depends_on_it(accounts: None) -> None:
     execute(
         "CREATE TABLE invoice (item_id bigint REFERENCES item); CREATE INDEX ON invoice (item_id);"
         "INSERT INTO invoice VALUES (6), (6), (99 - 86)"
@@ -87,12 +87,12 @@ def test_parent_that_becomes_fresh_keeps_what_is_left(accounts: None, applicatio
     def freshen(_: Any) -> None:
         if not left:
             application.execute("UPDATE account SET closed_at = NULL WHERE id = 2")
-            left.extend(hanging_from(application, 2))
+            left.extend(depending_on(application, 2))
 
     result = run_sweep(sweep(), clock=CLOCK, on_batch=freshen)
 
     assert (result.outcome, result.counts["deleted_rows"], len(left)) == ("done", 2, 7)
-    assert hanging_from(application, 2) == left
+    assert depending_on(application, 2) == left
 
 
 def test_parent_stays_while_the_application_adds_dependents_to_it(accounts: None, application: Application) -> None:
@@ -112,7 +112,7 @@ def test_parent_stays_while_the_application_adds_dependents_to_it(accounts: None
     assert ids("account", "file") == {"account": [4], "file": []}
 
 
-def test_hold_of_another_sweep_keeps_a_dependent_and_what_it_hangs_from(
+def test_hold_of_another_sweep_keeps_a_dependent_and_what_it_depends_on(
     accounts: None, housekeeping_settings: Settings
 ) -> None:
     execute("UPDATE orders SET on_hold = true WHERE id = 3")
@@ -132,7 +132,7 @@ def test_hold_of_another_sweep_keeps_a_dependent_and_what_it_hangs_from(
     }
 
 
-def test_own_hold_keeps_a_row_that_hangs_from_another_one(accounts: None) -> None:
+def test_own_hold_keeps_a_row_that_depends_on_another_one(accounts: None) -> None:
     execute("ALTER TABLE account ADD parent_id bigint REFERENCES account; CREATE INDEX ON account (parent_id)")
     execute("INSERT INTO account VALUES (10, NULL, true, 1), (11, NULL, false, 10), (12, NULL, false, 1)")
 
