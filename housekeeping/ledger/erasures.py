@@ -19,8 +19,6 @@ from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.ledger.schema import NOW, Erasure, Run
 
-STATES: Final = ("requested", "running", "done", "incomplete", "failed", "refused")
-
 
 def keyed_digest(secret: SecretStr, purpose: str, text: str) -> str:
     """Return the HMAC-SHA256 of a text in hexadecimal.
@@ -39,7 +37,7 @@ def each_secret(setting: SecretStr) -> list[SecretStr]:
 
 
 def key_hmac(secret: SecretStr, subject: str, key: Sequence[str]) -> str:
-    """Return what stands for a subject in receipts, lists, pages and the log: an HMAC, and a mark of its secret.
+    """Return the pseudonym of a subject in receipts, lists, pages and the log: an HMAC, and a mark of its secret.
 
     Parameters:
       subject: Name of the `Subject`.
@@ -48,12 +46,12 @@ def key_hmac(secret: SecretStr, subject: str, key: Sequence[str]) -> str:
     return f"{keyed_digest(secret, 'key', json.dumps([subject, *key]))}.{mark_of(secret)}"
 
 
-#: Stands for the mark of a secret that is lost.
+#: Written instead of the mark of a secret that is lost.
 LOST: Final = "lost"
 
 
 def mark_of(secret: SecretStr) -> str:
-    """Return the mark of a secret, which tells nothing about it, at the end of its HMACs."""
+    """Return the mark at the end of a secret's HMACs. It reveals nothing about the secret."""
     return keyed_digest(secret, "secret", "")[:8]
 
 
@@ -77,7 +75,7 @@ def require_known_secrets(setting: SecretStr) -> None:
 
 
 def give_up_unknown_secrets(setting: SecretStr) -> int:
-    """Mark the erasures whose secret the setting lacks as lost, so that new ones are possible; return their number."""
+    """Mark the erasures whose secret the setting lacks as lost, so that new ones are possible. Return their number."""
     with database.using(MAIN), translate_postgres_errors():
         lost: Any = fn.SPLIT_PART(Erasure.key_hmac, ".", 1).concat(f".{LOST}")
         return int(Erasure.update(key_hmac=lost).where(_of_unknown_secret(setting)).execute())
@@ -100,7 +98,7 @@ class LateErasures:
 def late_erasures(limit: timedelta, now: datetime) -> LateErasures:
     """Return the erasures that were requested longer ago than the limit; the current database must be ``main``.
 
-    A refused erasure is not among them, because somebody has decided about it.
+    Refused erasures do not count: a declaration or a hold has decided against them.
     """
     later: Any = Erasure.alias()
     done = later.select().where(

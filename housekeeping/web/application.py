@@ -44,8 +44,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.web.alerts import add_acknowledging, are_open, group_alerts
 from housekeeping.web.charts import add_charts, add_coverage, add_database, backlog_chart, runs_chart
 from housekeeping.web.dead_letters import add_dead_letters, add_errors
-from housekeeping.web.erasures import add_erasures
-from housekeeping.web.runs import add_action_log, add_processes, add_runs
+from housekeeping.web.runs import add_action_log, add_erasures, add_processes, add_runs
 from housekeeping.web.security import protect
 from housekeeping.web.snapshot import SnapshotCache
 from housekeeping.web.workers import ORDERS, WorkerTable, add_actions, add_plans, worker_page

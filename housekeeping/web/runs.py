@@ -1,4 +1,4 @@
-"""Pages of the runs, of the processes with their current runs, and of the operators' actions."""
+"""Pages of the runs, of the processes with their current runs, of the operators' actions, and of erasures."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, get_args
 
-from flask import Flask, abort, flash, redirect, render_template, request, url_for
+from flask import Flask, abort, flash, jsonify, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
+from housekeeping.core.errors import WrongArgument
 from housekeeping.core.redis import redis_client
+from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.times import database_now
 from housekeeping.engine.restore import MOST_ARCHIVED, undo_of
+from housekeeping.insight.erasures import find_erasure, read_erasures
 from housekeeping.insight.trends import Progress, progress_of_run
 from housekeeping.insight.why import explain_run
 from housekeeping.ledger import history
@@ -24,7 +27,7 @@ from housekeeping.ledger.schema import parse_run_label
 from housekeeping.web.security import Form, current_user
 from housekeeping.web.snapshot import SnapshotCache
 
-_SHOWN: Final = 50  # runs or actions on a page
+_SHOWN: Final = 50  # runs, actions or erasures on a page
 
 
 def add_action_log(app: Flask) -> None:
@@ -42,6 +45,30 @@ def add_action_log(app: Flask) -> None:
         return render_template(
             "actions.html", actions=found[:_SHOWN], older=older, form=form
         ), 400 if form.errors else 200
+
+
+def add_erasures(app: Flask, settings: Settings) -> None:
+    """Register the list of erasures and their receipts. Neither identifies a subject."""
+
+    @app.get("/erasures")
+    def erasures() -> tuple[str, int]:
+        form = Form(request.args, "subject", "since", "until")
+        since, until = form.times()
+        before = request.args.get("before", type=int)
+        # One more than shown tells whether there are older ones.
+        limit = 0 if form.errors else _SHOWN + 1
+        found = read_erasures(limit, before=before, since=since, until=until, subject=form.typed.get("subject"))
+        older = found[_SHOWN - 1].erasure_id if len(found) > _SHOWN else None
+        shown = render_template("erasures.html", erasures=found[:_SHOWN], older=older, form=form)
+        return shown, 400 if form.errors else 200
+
+    @app.get("/erasures/<int:number>/receipt.json")
+    def receipt(number: int) -> Response:
+        try:
+            found = find_erasure(str(number))
+        except WrongArgument:
+            abort(404, "no erasure has this ID")
+        return jsonify(found.receipt(settings.require_erasure_key()))
 
 
 _RUNS: Final = 500  # open runs that are read
