@@ -105,11 +105,15 @@ class _Installation:
 @click.option("--dry-run", is_flag=True, help="Show what would be erased and kept, and change nothing.")
 @click.option("--reason", metavar="TEXT", help="Why, for the receipt. It must not identify the subject.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
-@click.option("--replay-since", "since", metavar="TIME", help="Erase again what was erased since then and is back.")
+@click.option("--replay-since", "since", metavar="TIME", help="Erase subjects again that were erased since then.")
 @click.option(
-    "--receipts", "file", metavar="FILE", type=click.File("rb"), help="For --replay-since: saved receipts, one a line."
+    "--receipts",
+    "file",
+    metavar="FILE",
+    type=click.File("rb"),
+    help="For --replay-since: file of saved receipts.",
 )
-@click.option("--rekey", is_flag=True, help="Give up the secrets that HOUSEKEEPING_ERASURE_KEY lacks.")
+@click.option("--rekey", is_flag=True, help="Give up lost secrets of earlier erasures.")
 @json_option("Print the result object, and nothing else, on stdout.")
 def erase(
     kind: str | None,
@@ -121,35 +125,37 @@ def erase(
     file: BinaryIO | None,
     rekey: bool,
 ) -> None:
-    """Erase the person or tenant of this KIND with this KEY from all tables that a Subject decides about.
+    """Erase the person or tenant of this KIND with this KEY, as its Subject declares for each table.
 
-    Shows the tables with the decision about each and the number of rows, then asks for a confirmation. KEY is the
-    primary key, "4711,7" if it has two columns, or the value of the subject's column "by". "-" reads it without
-    showing it. The key is removed from the list of processes; everything shows its HMAC instead. A receipt stays:
-    "housekeeping receipt ID".
+    Shows the decision and the number of rows for each table, then asks for a confirmation. KEY is the primary key
+    ("4711,7" if it has two columns), or the value of the subject's column "by". "-" prompts for it. The command removes
+    the key from the list of processes; output and log show its HMAC instead. "housekeeping receipt ID" prints the
+    receipt.
 
-    A table that reaches the subject and has no decision, or a row on hold, refuses the erasure before anything changes.
+    The erasure is refused before any change if a table that refers to the subject has no decision, or if a row is on
+    hold.
 
-    Ctrl-C ends the erasure after its batch. The same command, or a worker, continues it.
+    Ctrl-C ends the erasure after its current batch. The same command, or a worker, continues it.
 
     After the restore of a backup, --replay-since compares the HMAC of every row of the subjects' tables with those of
     the erasures that ended since TIME, and erases these subjects again. If the database "main" was restored, too, its
-    list of erasures is old: add the receipts that "housekeeping erasures --receipts" has saved.
+    list lacks the latest erasures: pass the receipts that "housekeeping erasures --receipts" printed.
 
-    --rekey is for a lost secret. Without it, an erasure is refused while the setting lacks the secret of earlier ones.
+    While the setting lacks the secret of an earlier erasure, new ones are refused. --rekey ends this if it is lost.
 
     \b
     housekeeping erase person 4711 --dry-run
     housekeeping erase person 4711 --reason "ticket 12"
     housekeeping erase --replay-since 2026-05-01T03:00
 
-    Exit status: 0 done; 1 incomplete, failed or not confirmed; 2 refused, unknown kind or key, or a missing secret.
+    Exit status: 0 if it is done; 1 if it is incomplete, failed or not confirmed; 2 if it was refused, the kind or key
+    is unknown, or a secret is missing.
     """
     given = None if key is None else take_key(key)
     if (given is None) == (since is None and not rekey) or (since is not None and rekey):
-        raise WrongArgument("name the subject: housekeeping erase KIND KEY; or give --replay-since or --rekey")
+        raise WrongArgument("name the subject: housekeeping erase KIND KEY; or pass --replay-since or --rekey")
     if file is not None and since is None:
-        raise WrongArgument("--receipts belongs to --replay-since")
+        raise WrongArgument("--receipts needs --replay-since")
     if wants_json() and not (yes or dry_run):
         raise WrongArgument("--json does not ask for a confirmation; add --yes, or --dry-run")
     here = _Installation()
@@ -163,7 +169,7 @@ def erase(
             return
         assert kind is not None and given is not None
         if reason is not None and re.search(rf"(?<!\w){re.escape(given)}(?!\w)", reason):
-            raise WrongArgument("the reason contains the key, which the receipt must not have; write a ticket number")
+            raise WrongArgument("the reason contains the key, which must not be in the receipt; write a ticket number")
         without_identity(lambda: _erase_one(here, kind, given, reason, dry_run=dry_run, yes=yes))
 
 
@@ -270,18 +276,18 @@ def _replay(here: _Installation, since: datetime, file: BinaryIO | None, *, dry_
     if any(each.state == "refused" for each in records):
         raise Refused("an erasure was refused: housekeeping erasures")
     if not found.is_whole or any(each.state != "done" for each in records):
-        raise _NotDone("not all subjects could be looked for and erased: housekeeping erasures")
+        raise _NotDone("not all subjects could be found and erased: housekeeping erasures")
 
 
 def _show_replay(found: Replay, earlier: int) -> None:
     rows = table("KIND", "HMAC", ">ERASED BEFORE AS")
     for _, _, each in found.back:
         rows.add_row(each.subject, each.key_hmac[:_HMAC], str(each.erasure_id))
-    print_table(rows, empty=f"none of the subjects of {counted(earlier, 'erasure')} is back")
+    print_table(rows, empty=f"none of the subjects of {counted(earlier, 'erasure')} exists")
     if found.lost:
-        say(f"{counted(found.lost, 'erasure')} cannot be looked for: the secret is lost", style="bold red")
+        say(f"{counted(found.lost, 'erasure')} cannot be repeated: the secret is lost", style="bold red")
     for kind, number in found.undeclared.items():
-        say(f"{counted(number, 'erasure')} cannot be looked for: there is no subject {kind!r}", style="bold red")
+        say(f"{counted(number, 'erasure')} cannot be repeated: there is no subject {kind!r}", style="bold red")
 
 
 def _rekey(here: _Installation, *, yes: bool) -> None:
@@ -299,18 +305,18 @@ def _rekey(here: _Installation, *, yes: bool) -> None:
 @click.argument("key")
 @click.option("--to", "path", metavar="FILE", type=click.Path(path_type=Path), help="Write to this file.")
 def export(kind: str, key: str, path: Path | None) -> None:
-    """Write all rows that belong to the person or tenant of this KIND with this KEY, one JSON object a line.
+    """Write all rows of the person or tenant of this KIND with this KEY, one JSON object per line.
 
-    These are the rows that "housekeeping erase" would delete, anonymise or keep, in the order of the tables: the
-    subject's row first. Rows of others that only refer to them, such as replies, are left out. All rows of a database
-    are read as they were at one moment. For KEY see "housekeeping erase".
+    These are the rows that "housekeeping erase" would delete, anonymise or keep, table by table, with the subject's row
+    first. Other people's rows that refer to them, such as replies, are left out. All rows of a database are read in one
+    snapshot. For KEY see "housekeeping erase".
 
     \b
     {"table": "account", "decision": "delete", "row": {"id": 4711, "email": ...}}
 
-    Numbers, true, false and null are those of JSON, arrays are lists; JSON and composite types are objects. All else is
-    text: times with a time zone are in UTC, bytea is hexadecimal after \\x. Objects of stores follow as
-    {"location": ..., "object": ...}. A FILE is complete once it exists; only its owner can read it.
+    Numbers, booleans, null, arrays and JSON are written as JSON, composite types as objects. All other values are
+    strings: times with a time zone in UTC, bytea in hexadecimal after \\x. Objects of stores follow as
+    {"location": ..., "object": ...}. FILE appears when it is complete; only its owner can read it.
 
     Exit status: 0; 1 if a server does not answer; 2 for an unknown kind or key, or a table without a decision.
     """
@@ -325,7 +331,7 @@ def _export(here: _Installation, kind: str, key: str, path: Path | None) -> None
     with record_action("export", f"{kind} {digest}", command_line_user()) as outcome:
         erasing = here.erasing(subject, texts)
         if not erasing.exists:
-            raise UnknownSubject(f"there is no {kind} with this key any more (HMAC {digest[:_HMAC]})")
+            raise UnknownSubject(f"the {kind} with this key no longer exists (HMAC {digest[:_HMAC]})")
         lines = export_lines(subject, erasing.reach, erasing.found, here.settings)
         number = _print(lines) if path is None else _write(path, lines)
         outcome.result = counted(number, "row")

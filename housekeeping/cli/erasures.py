@@ -1,4 +1,4 @@
-"""``housekeeping erasures`` and ``receipt``: list erasures, print their signed receipts, and check a receipt."""
+"""``housekeeping erasures`` and ``receipt``: list erasures, print their signed receipts, and verify a receipt."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def load_ledger() -> Settings:
 
 @click.command()
 @click.option("--subject", metavar="KIND", help="Only erasures of this kind of subject.")
-@click.option("--receipts", is_flag=True, help="Print the receipts, one JSON object in each line.")
+@click.option("--receipts", is_flag=True, help="Print the receipts, one JSON object per line.")
 @time_options("were requested")
 @page_options()
 def erasures(subject: str | None, receipts: bool, before: str | None, limit: int, **times: str | None) -> None:
     """List erasures, newest first: state, kind, HMAC of the key, times, reason.
 
-    STATE is "requested" while it waits for a worker, "running", "done", "incomplete" if rows are left, "failed", or
-    "refused" if nothing was changed. The HMAC stands for the subject, whose key is not stored.
+    STATE is "requested" until a worker starts it, then "running". It ends as "done", "incomplete" if rows are left,
+    "failed", or "refused" if nothing was changed. The HMAC identifies the subject, whose key is not stored.
 
     --receipts prints the receipt of every erasure that has ended. Save them outside of the database. After a restore of
-    the database, "housekeeping erase --replay-since TIME --receipts FILE" reads what was erased after the backup.
+    the database, "housekeeping erase --replay-since TIME --receipts FILE" repeats the erasures after the backup.
     """
     settings = load_ledger()
     if before is not None and not before.isdecimal():
@@ -97,29 +97,29 @@ def _cells(erasure: ErasureRecord) -> list[str]:
 
 @click.command()
 @click.argument("erasure_id", metavar="[ID]", required=False)
-@click.option("--verify", "file", metavar="FILE", type=click.File("rb"), help="Check a saved receipt; - reads stdin.")
+@click.option("--verify", "file", metavar="FILE", type=click.File("rb"), help="Verify a saved receipt; - reads stdin.")
 @json_option("Print the receipt as JSON, signed.")
 def receipt(erasure_id: str | None, file: BinaryIO | None) -> None:
-    """Print the receipt of the erasure with this ID, or check one that was saved.
+    """Print the receipt of the erasure with this ID, or verify a saved one.
 
-    A receipt has the kind of the subject and the HMAC of its key, requester, reason and times, the numbers of rows by
-    table, the tables that are kept and why, what was asked at the end, and what is outside. It has nothing else that
-    identifies the subject. With --json it is signed with HOUSEKEEPING_ERASURE_KEY.
+    A receipt has the kind of the subject and the HMAC of its key, the requester, reason and times, the number of rows
+    by table, the tables that are kept and why, the result of the final check, and what the erasure does not reach.
+    Nothing else in it identifies the subject. With --json it is signed with HOUSEKEEPING_ERASURE_KEY.
 
-    --verify needs that setting, and no server.
+    --verify needs this setting, but no server.
 
     \b
     housekeeping receipt 12 --json > receipt-12.json
     housekeeping receipt --verify receipt-12.json
 
-    Exit status: 0; 1 if a checked receipt was changed; 2 if there is no such receipt.
+    Exit status: 0; 1 if the signature of a saved receipt is not valid; 2 if there is no such receipt.
     """
     if (erasure_id is None) == (file is None):
-        raise WrongArgument("name an erasure, or a receipt to check: --verify FILE")
+        raise WrongArgument("name an erasure, or a saved receipt: --verify FILE")
     if file is not None:
         content = verified(file.read(_LARGEST), load_settings().require_erasure_key())
         if not print_as_json(content):
-            say(f"the receipt of erasure {content['id']} is as it was signed")
+            say(f"the signature of receipt {content['id']} is valid")
         return
     assert erasure_id is not None
     settings = load_ledger()

@@ -105,7 +105,7 @@ _COMMANDS: Final = {
     "erase": ("housekeeping.cli.erase:erase", "Erase a person or tenant from all tables."),
     "export": ("housekeeping.cli.erase:export", "Write all rows of a person or tenant."),
     "erasures": ("housekeeping.cli.erasures:erasures", "List erasures of persons and tenants."),
-    "receipt": ("housekeeping.cli.erasures:receipt", "Print the receipt of an erasure, or check a saved one."),
+    "receipt": ("housekeeping.cli.erasures:receipt", "Print the receipt of an erasure, or verify a saved one."),
     "acknowledge": ("housekeeping.cli.operate:acknowledge", "Acknowledge active alerts until they end."),
     "restore": ("housekeeping.cli.undo:restore", "Restore what a run has moved to an archive."),
     "leases": ("housekeeping.cli.queues:leases", "List and release leases."),

@@ -171,7 +171,7 @@ def test_replay_erases_who_is_back_after_a_restore(command: Command, postgres: D
     assert [(each["state"], each["reason"]) for each in found["erasures"]] == [
         ("done", "again after a restore; erased before as 1")
     ]
-    assert rows() == ERASED and "none of the subjects of 2 erasures is back" in later.stdout
+    assert rows() == ERASED and "none of the subjects of 2 erasures exists" in later.stdout
     assert has_no_identity(planned.stdout, replayed.stdout, replayed.stderr)
 
 
@@ -220,7 +220,7 @@ def test_lost_secret_is_refused_until_it_is_given_up(command: Command, postgres:
     assert [each.returncode for each in refused] == [2, 2]
     assert "lacks the secret of 1 earlier erasure" in refused[0].stderr
     assert (rekeyed.returncode, rekeyed.stdout) == (0, "1 erasure marked as lost\n")
-    assert replayed.returncode == 1 and "1 erasure cannot be looked for" in replayed.stdout
+    assert replayed.returncode == 1 and "1 erasure cannot be repeated" in replayed.stdout
     assert (erased.returncode, rows()) == (0, ERASED)
     assert [each.action for each in logged_actions(10)] == ["erase", "rekey", "erase"]
 

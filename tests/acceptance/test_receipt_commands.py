@@ -93,7 +93,7 @@ def test_saved_receipt_is_verified_without_a_server(command: Command, ended: int
 
     checked = command("receipt", "--verify", str(path), DATABASE_URL="postgresql://127.0.0.1:1/nowhere")
 
-    assert (checked.returncode, checked.stdout) == (0, f"the receipt of erasure {ended} is as it was signed\n")
+    assert (checked.returncode, checked.stdout) == (0, f"the signature of receipt {ended} is valid\n")
 
 
 @pytest.mark.parametrize(
