@@ -23,7 +23,7 @@ from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.erasures.stages import Conditions
 from housekeeping.erasures.work import located
 from housekeeping.ledger.schema import name_database
-from housekeeping.sweeps.cascade_rows import sql_name
+from housekeeping.sweeps.cascade_rows import escaped, sql_name
 from housekeeping.sweeps.subjects import Subject
 
 #: A snapshot lasts until everything is read. The last limit ends one whose reader has stopped reading.
@@ -119,7 +119,7 @@ class FoundRows:
         names = ", ".join(f"v{place}" for place in range(len(columns)))
         same = " AND ".join(f"t.{sql_name(each)} = o.v{place}" for place, each in enumerate(link.columns))
         dependents = f"AS o ({names}) JOIN {_source(link.table, link.where)} ON {same}"
-        arrays = f"unnest({', '.join(f'%s::text[]::{_escaped(kind)}[]' for kind in link.parent_types)})"
+        arrays = f"unnest({', '.join(f'%s::text[]::{escaped(kind)}[]' for kind in link.parent_types)})"
         given: Iterable[tuple[str, list[Any]]] = [(f"({owners})", [])]
         if parent == self._reach.root:
             given = [(arrays, [[self._found.get(each)] for each in link.parent_columns])]
@@ -148,7 +148,7 @@ class FoundRows:
         except DeclarationError:  # a table whose rows are kept needs no key
             order = "f.housekeeping_table, f.housekeeping_row"
         query = (
-            f"SELECT row_to_json(t.*)::text FROM {_escaped(table[1])} AS t JOIN {self._places[table]} AS f "
+            f"SELECT row_to_json(t.*)::text FROM {escaped(table[1])} AS t JOIN {self._places[table]} AS f "
             f"ON t.ctid = f.housekeeping_row AND t.tableoid = f.housekeeping_table ORDER BY {order}"
         )
         for page in _pages(table[0], query):
@@ -222,14 +222,10 @@ def _secrets(settings: Settings) -> Iterator[str]:
     yield from (each for each in (settings.web_token, settings.web_read_token) if each)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%")
-
-
 def _source(table: str, where: str | None = None) -> str:
-    condition = "" if where is None else f" WHERE ({_escaped(where)})"
+    condition = "" if where is None else f" WHERE ({escaped(where)})"
     places = "tableoid AS housekeeping_table, ctid AS housekeeping_row"
-    return f"(SELECT *, {places} FROM {_escaped(table)}{condition}) AS t"
+    return f"(SELECT *, {places} FROM {escaped(table)}{condition}) AS t"
 
 
 def _pages(of_database: str, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:

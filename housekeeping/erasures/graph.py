@@ -7,7 +7,6 @@ kept are not the subject's.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from housekeeping.database.catalog import TableFacts
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, kind_of
 from housekeeping.sweeps.actions import Delete
-from housekeeping.sweeps.dependents import Graph, GraphReader, Link, names_of
+from housekeeping.sweeps.cascade_rows import escaped, sql_name
+from housekeeping.sweeps.dependents import Graph, GraphReader, Link, names_of, without_spaces
 from housekeeping.sweeps.subjects import Keep, Subject, TableDecision
 
 #: A table: names of its database and its own.
@@ -192,7 +192,7 @@ class _Decider:
 
     def __init__(self, subject: Subject, reader: GraphReader, graph: Graph) -> None:
         self._subject, self._reader, self._graph = subject, reader, graph
-        self._decisions = {name.replace(" ", ""): decision for name, decision in subject.tables.items()}
+        self._decisions = {without_spaces(name): decision for name, decision in subject.tables.items()}
         #: Name in `tables` -> what is undecided, and the decision to write.
         self._missing: dict[str, tuple[str, str]] = {}
 
@@ -209,7 +209,8 @@ class _Decider:
                     waiting.append(branch.table)
         reach = self._without_returns(Reach(self._subject, root, tuple(branches), self._graph))
         self._refuse_missing()
-        self._refuse_unfit_names()
+        named = f'`tables` of Subject("{self._subject.name}")'
+        self._reader.refuse_unfit_names(self._graph, self._decisions, named)
         reach = replace(reach, branches=tuple(self._checked(reach, each) for each in reach.branches))
         for branch in reach.branches:
             self._refuse_lost(reach, branch)
@@ -282,17 +283,6 @@ class _Decider:
                 f'add to `tables` of Subject("{self._subject.name}"): {lines}; or Keep("why") or '
                 "Anonymise(column=value), for each",
             )
-
-    def _refuse_unfit_names(self) -> None:
-        known = {name for link in self._graph.links for name in names_of(self._reader.facts_of(link), link)}
-        for name in self._decisions:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                fitting = ", ".join(dict.fromkeys(each.name for each in self._graph.links)) or "none"
-                raise DependentsRefused(
-                    f'`tables` of Subject("{self._subject.name}") names {name!r}, which does not reach the subject',
-                    f"did you mean {near[0]!r}?" if near else f"the links are {fitting}",
-                )
 
     def _checked(self, reach: Reach, branch: Branch) -> Branch:
         """Return a branch whose new values PostgreSQL takes, as far as that can be known."""
@@ -391,9 +381,9 @@ def _taken(link: Link, facts: TableFacts, values: Mapping[str, Any]) -> dict[str
         )
     for name, expression in checks.items():
         columns = ", ".join(
-            f"CAST(%s AS {facts.columns[each].sql_type}) AS {facts.columns[each].sql_name}" for each in found
+            f"CAST(%s AS {escaped(facts.columns[each].sql_type)}) AS {sql_name(each)}" for each in found
         )
-        sql = f"SELECT ({expression.replace('%', '%%')}) IS NOT FALSE FROM (SELECT {columns}) AS given"  # noqa: S608
+        sql = f"SELECT ({escaped(expression)}) IS NOT FALSE FROM (SELECT {columns}) AS given"  # noqa: S608
         ((allowed,),) = database.execute_sql(sql, list(found.values())).fetchall()
         if not allowed:
             raise DependentsRefused(f"{facts.name}: the constraint {name} forbids these values", "write other values")
@@ -406,7 +396,7 @@ def _as_text(table: str, name: str, value: Any, sql_type: str) -> str:
     problem = f"{table}.{name} does not take the value {value!r}"
     try:
         with database.atomic():
-            row: Any = database.execute_sql(f"SELECT CAST(%s::text AS {sql_type})::text", (given,)).fetchone()
+            row: Any = database.execute_sql(f"SELECT CAST(%s::text AS {escaped(sql_type)})::text", (given,)).fetchone()
     except PeeweeException as error:
         if kind_of(error) not in (Kind.STATEMENT, Kind.ROW):
             raise

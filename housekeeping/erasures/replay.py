@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 from pydantic import SecretStr
 
 from housekeeping.core.settings import MAIN
-from housekeeping.database.catalog import key_of, quoted_name, table_of
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.erasures.stages import typed_key
 from housekeeping.ledger.erasures import each_secret, key_hmac, mark_of
 from housekeeping.ledger.schema import Erasure
-from housekeeping.sweeps.cascade_rows import sql_name
 from housekeeping.sweeps.subjects import Subject
 
 _PAGE: Final = 5000  # keys that are read at once
@@ -101,10 +101,10 @@ def _keys(subject: Subject) -> Iterator[list[str]]:
     """Yield the primary key of each row of the subject's table, as PostgreSQL writes its values."""
     with database.using(subject.database):
         model = subject.model
-        names, types = [each.column_name for each in key_of(model)], table_of(model).columns
-        own, texts = ", ".join(map(sql_name, names)), ", ".join(f"{sql_name(each)}::text" for each in names)
-        given = ", ".join(f"%s::text::{types[each]}" for each in names)
-        sql = f"SELECT {texts} FROM {quoted_name(model).replace('%', '%%')}"  # noqa: S608
+        key = typed_key(model)
+        own, texts = ", ".join(key), ", ".join(f"{each}::text" for each in key)
+        given = ", ".join(f"%s::text::{kind}" for kind in key.values())
+        sql = f"SELECT {texts} FROM {quoted_name(model)}"  # noqa: S608
         last: list[str] = []
         while True:
             after = f" WHERE ({own}) > ({given})" if last else ""

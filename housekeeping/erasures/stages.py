@@ -22,7 +22,7 @@ from housekeeping.database.connection import database, handle_of
 from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
-from housekeeping.sweeps.cascade_rows import Sql, sql_name
+from housekeeping.sweeps.cascade_rows import Sql, escaped, sql_name
 from housekeeping.sweeps.keyset import Hold
 from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Position, Unrecorded, merged
 from housekeeping.sweeps.table_stage import TableStage, Write
@@ -52,10 +52,9 @@ class Conditions:
         """Return the condition that a row is the subject's."""
         model = self.reach.model_of(self.reach.root)
         with database.using(self.reach.root[0]):
-            types = table_of(model).columns
-        names = [each.column_name for each in key_of(model)]
-        texts = [f"{alias}.{sql_name(name)} = ANY(%s::text[]::{types[name]}[])" for name in names]
-        return " AND ".join(texts), [[self.versions[-1][name]] for name in names]
+            key = typed_key(model)
+        texts = [f"{alias}.{name} = ANY(%s::text[]::{kind}[])" for name, kind in key.items()]
+        return " AND ".join(texts), [[self.versions[-1][each.column_name]] for each in key_of(model)]
 
     def belongs(self, branch: Branch, alias: str) -> Sql:
         """Return the condition that a row of the link's `source` belongs to the subject by this link."""
@@ -70,12 +69,12 @@ class Conditions:
         parent = self._alias()
         member, parameters = self.member(branch.parent, parent)
         above = ", ".join(f"{parent}.{sql_name(each)}" for each in link.parent_columns)
-        table = link.parent.replace("%", "%%")
+        table = escaped(link.parent)
         return f"({', '.join(own)}) IN (SELECT {above} FROM {table} AS {parent} WHERE {member})", parameters
 
     def _among(self, branch: Branch, own: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sql:
         # As arrays: the values of lists are not part of the fingerprint of a predicate.
-        types = [each.replace("%", "%%") for each in branch.link.parent_types]
+        types = [escaped(each) for each in branch.link.parent_types]
         arrays = [[row[number] for row in rows] for number in range(len(own))]
         if len(own) == 1:
             return f"{own[0]} = ANY(%s::text[]::{types[0]}[])", arrays
@@ -89,7 +88,9 @@ class Conditions:
             return self._known[link.name]
         member, parameters = self.member(branch.parent, alias)
         columns = ", ".join(f"{alias}.{sql_name(each)}::text" for each in link.parent_columns)
-        sql = f"SELECT DISTINCT {columns} FROM {link.parent} AS {alias} WHERE {member} LIMIT {_MOST_VALUES + 1}"
+        sql = (
+            f"SELECT DISTINCT {columns} FROM {escaped(link.parent)} AS {alias} WHERE {member} LIMIT {_MOST_VALUES + 1}"
+        )
         rows: list[tuple[Any, ...]] = handle_of(link.parent_database).execute_sql(sql, parameters).fetchall()
         if len(rows) > _MOST_VALUES:
             raise HousekeepingError(f"over {_MOST_VALUES:,} rows of {link.parent} are referred to by {link.name}")
@@ -103,7 +104,7 @@ class Conditions:
         trees = self.reach.trees_of(table)
         if not trees:
             return _joined(" OR ", [self._part(branch, alias) for branch in self.reach.into(table)])
-        key, source = self._key(table), table[1].replace("%", "%%")
+        key, source = self._key(table), escaped(table[1])
         named = dict.fromkeys((*key, *(name for each in trees for name in each.link.parent_columns)))
         child, (first, parameters) = (
             self._alias(),
@@ -184,7 +185,7 @@ class Conditions:
             return 0
         text, parameters = self._part(branch, alias)
         more, further = ("TRUE", list[Any]()) if branch.deletes else _differs(branch, alias)
-        table = branch.link.table.replace("%", "%%")
+        table = escaped(branch.link.table)
         sql = f"SELECT count(*) FROM (SELECT FROM {table} AS {alias} WHERE {text} AND ({more}) LIMIT {limit}) AS found"
         row: Any = handle_of(branch.link.database).execute_sql(sql, [*parameters, *further]).fetchone()
         return int(row[0])
@@ -201,8 +202,14 @@ class Conditions:
         return f"r{self._aliases}"
 
 
+def typed_key(model: type[Model]) -> dict[str, str]:
+    """Return the primary key's columns with their types, written for SQL with parameters."""
+    types = table_of(model).columns
+    return {sql_name(each.column_name): escaped(types[each.column_name]) for each in key_of(model)}
+
+
 def _source(branch: Branch) -> str:
-    return branch.link.source.replace("%", "%%")
+    return escaped(branch.link.source)
 
 
 def _joined(by: str, parts: Sequence[Sql]) -> Sql:
@@ -232,7 +239,7 @@ class WriteValues:
         columns: Any = table.model._meta.columns
         values = {
             columns.get(name, Column(table.model._meta.table, name)): SQL(
-                f"CAST(%s AS {self.branch.types[name].replace('%', '%%')})", (value,)
+                f"CAST(%s AS {escaped(self.branch.types[name])})", (value,)
             )
             for name, value in self.branch.values.items()
         }
@@ -380,7 +387,7 @@ class Stale:
         self.conditions.restart()
         text, parameters = self.condition("s")
         names = ", ".join(f"s.{sql_name(each.column_name)}" for each in key)
-        table = quoted_name(self.model).replace("%", "%%")
+        table = quoted_name(self.model)
         found = SQL(f"(SELECT {names} FROM {table} AS s WHERE {text})", parameters)
         own: Any = key[0] if len(key) == 1 else Tuple(*key)
         return EnclosedNodeList([Expression(own, "IN", found)])

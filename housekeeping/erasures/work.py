@@ -42,9 +42,17 @@ from housekeeping.engine import RunResult
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
 from housekeeping.erasures.graph import Table, read_reach
-from housekeeping.erasures.stages import Conditions, Stale, error_text, stage_of, stage_of_root, without_identity
+from housekeeping.erasures.stages import (
+    Conditions,
+    Stale,
+    error_text,
+    stage_of,
+    stage_of_root,
+    typed_key,
+    without_identity,
+)
 from housekeeping.ledger import erasures
-from housekeeping.sweeps.cascade_rows import sql_name
+from housekeeping.sweeps.cascade_rows import escaped, sql_name
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import DETAILS, merged
 from housekeeping.sweeps.subjects import Objects, Subject
@@ -294,10 +302,7 @@ class _Execution:
 
     def _refuse(self, text: str, erasing: Erasing | None) -> None:
         """End as refused, or as incomplete if an earlier execution has changed something."""
-        if self._counts():
-            self.end(erasing, "incomplete", text)
-        else:
-            self.end(erasing, "refused", text)
+        self.end(erasing, "incomplete" if self._counts() else "refused", text)
 
     def end(self, erasing: Erasing | None, state: str, error: str | None = None, proof: Any = None) -> None:
         """Record how it has ended."""
@@ -465,23 +470,22 @@ def find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
 def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
     with database.using(subject.database):
         model = subject.model
-        names, types, table = [each.column_name for each in key_of(model)], table_of(model).columns, quoted_name(model)
+        columns, table, types = typed_key(model), quoted_name(model), table_of(model).columns
         given = [str(each) for each in (key if isinstance(key, tuple | list) else [key])]
-        if len(given) == 1 and len(names) > 1:
+        if len(given) == 1 and len(columns) > 1:
             given = given[0].split(",")
-        columns = ", ".join(f"{sql_name(each)}::text" for each in names)
-        cast = ", ".join(f"%s::text::{types[each]}" for each in names)
-        texts = ", ".join(f"(%s::text::{types[each]})::text" for each in names)
-        if len(given) == len(names) and (values := _row(f"SELECT {texts}", given)) is not None:
-            own = ", ".join(map(sql_name, names))
-            row = _row(f"SELECT {columns} FROM {table} WHERE ({own}) = ({cast})", given)  # noqa: S608
+        select = f"SELECT {', '.join(f'{each}::text' for each in columns)} FROM {table}"  # noqa: S608
+        casts = [f"%s::text::{kind}" for kind in columns.values()]
+        texts = ", ".join(f"({each})::text" for each in casts)
+        if len(given) == len(columns) and (values := _row(f"SELECT {texts}", given)) is not None:
+            row = _row(f"{select} WHERE ({', '.join(columns)}) = ({', '.join(casts)})", given)
             if row is not None or subject.by is None:
                 return list(row or values), row is not None
         if subject.by is not None and len(given) == 1:
-            where = f"{sql_name(subject.by)} = %s::text::{types[subject.by]}"
-            if (row := _row(f"SELECT {columns} FROM {table} WHERE {where}", given)) is not None:  # noqa: S608
+            where = f"{sql_name(subject.by)} = %s::text::{escaped(types[subject.by])}"
+            if (row := _row(f"{select} WHERE {where}", given)) is not None:
                 return list(row), True
-            if len(names) == 1 and (values := _row(f"SELECT {texts}", given)) is not None:
+            if len(columns) == 1 and (values := _row(f"SELECT {texts}", given)) is not None:
                 return list(values), False
     raise UnknownSubject(f"this cannot be the key of a {subject.name}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -288,7 +288,7 @@ class GraphReader:
         self, decisions: Mapping[str, Decision], references: Sequence[Reference], otherwise: Decision | None = None
     ) -> None:
         self._otherwise = otherwise
-        self._decisions = {_without_spaces(name): decision for name, decision in decisions.items()}
+        self._decisions = {without_spaces(name): decision for name, decision in decisions.items()}
         self._references = references
         self._own = database.selected
         self._tables: dict[_Node, TableFacts] = {}
@@ -481,7 +481,7 @@ class GraphReader:
     def refuse_problems(self, graph: Graph) -> None:
         """Raise DependentsRefused for the first kind of problem that a run would meet."""
         self._refuse_undecided(graph)
-        self._refuse_unfit_names(graph)
+        self.refuse_unfit_names(graph, self._decisions, "dependents")
         self.refuse_missing_rights(graph)  # it tells which tables cannot be looked up
         self.refuse_hidden_rows(graph)
         self._refuse_impossible(graph)
@@ -499,16 +499,17 @@ class GraphReader:
             f'decide "delete", "clear" or "keep" for {"it" if one else "each"}: dependents={_written(lines)}',
         )
 
-    def _refuse_unfit_names(self, graph: Graph) -> None:
+    def refuse_unfit_names(self, graph: Graph, names: Iterable[str], mapping: str) -> None:
+        """Raise DependentsRefused if a mapping names a link or table that does not exist."""
         # Also of links that are not reached, because their parents stay.
         known = {name for edges in self._edges.values() for edge in edges for name in self._names_of(edge)}
-        for name in self._decisions:
+        for name in names:
             if name not in known:
                 links = [each for link in graph.links for each in (link.name, link.table)]
                 near = difflib.get_close_matches(name, links, n=1)
                 fitting = ", ".join(dict.fromkeys(each.name for each in graph.links)) or "none"
                 raise DependentsRefused(
-                    f"dependents names {name!r}, which matches no link",
+                    f"{mapping} names {name!r}, which matches no link",
                     f"did you mean {near[0]!r}?" if near else f"the links are {fitting}",
                 )
 
@@ -609,7 +610,8 @@ def names_of(table: TableFacts, edge: _Edge | Link) -> tuple[str, ...]:
     return (*(f"{each}.{columns}" for each in table.spellings), *table.spellings)
 
 
-def _without_spaces(name: str) -> str:
+def without_spaces(name: str) -> str:
+    """Return the name of a link without spaces around its commas."""
     return ",".join(each.strip() for each in name.split(","))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping import Settings
+from housekeeping import Anonymise, Delete, Reference, Settings, Subject
 from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, ask, erase, row, rows
+from tests.internals.database import database
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -39,6 +40,33 @@ def test_receipt_has_counts_reasons_and_the_proof_and_no_key(settings: Settings)
     assert (done.key, done.found, done.requester, done.reason) == (None, None, "somebody", "of May")
     assert done.requested_at <= done.started_at <= done.ended_at
     assert MARKER not in str(done.__data__) and str(MARKER_ID) not in str(done.__data__)
+
+
+def test_names_with_spaces_and_percent_signs(settings: Settings) -> None:
+    database.execute_sql("""
+    CREATE DOMAIN "k%%s" AS bigint; CREATE DOMAIN "t%%s" AS text;
+    CREATE TABLE "our members" (id "k%%s" PRIMARY KEY, "the mail" "t%%s" UNIQUE);
+    CREATE TABLE "their posts" (id "k%%s" PRIMARY KEY, "written by" "k%%s" REFERENCES "our members", body "t%%s");
+    CREATE TABLE "any note" (id "k%%s" PRIMARY KEY, "of post" "k%%s");
+    INSERT INTO "our members" VALUES (1, 'a%%b'), (2, 'c');
+    INSERT INTO "their posts" VALUES (3, 1, 'x'), (4, 2, 'y'); INSERT INTO "any note" VALUES (5, 3), (6, 4)
+    """)
+    member = Subject(
+        "member",
+        '"our members"',
+        tables={'"their posts"': Anonymise(**{"written by": None, "body": "100%"}), '"any note".of post': Delete()},
+        references=[Reference('"any note".of post', '"their posts".id')],
+        by="the mail",
+    )
+
+    done = erase(settings, member, "a%b")
+
+    assert (done.state, done.error) == ("done", None)
+    assert list(rows('"our members"', '"their posts"', '"any note"').values()) == [
+        [(2, "c")],
+        [(3, None, "100%"), (4, 2, "y")],
+        [(6, 4)],
+    ]
 
 
 def test_erased_twice_changes_nothing(settings: Settings) -> None:
