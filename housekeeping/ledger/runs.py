@@ -457,7 +457,9 @@ def begin(
                 transaction.rollback()
                 return None
         before = SYSTEM_CLOCK.now()
-        run_id, started_at, heartbeat_at, number = _insert(
+        run_id, started_at, heartbeat_at, number, is_completed = _insert(
+            # Only now: the first statements have waited for an earlier attempt that was committing its last batch.
+            SQL("false") if message_id is None else fn.EXISTS(_completed(message_id)),
             worker=worker,
             message_id=message_id,
             tick=tick,
@@ -467,21 +469,20 @@ def begin(
             counts=counts or {},
         )
         skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
-        # Only now: the first statements have waited for an earlier attempt that was committing its last batch.
-        last, rejected, rejected_until, is_completed = _last_runs(worker, subject, message_id)
         if is_completed:
             transaction.rollback()
             return None
+        last, rejected, rejected_until = _last_runs(worker, subject)
         if resumes is None and last and (cursor := _stopped_at(last[0], resume)) is not None:
             Run.update(cursor=cursor).where(Run.id == run_id).execute()
-        fence = None if lease is None or number is None else Fence(lease[0], number, lease[1])
+        fence = None if lease is None else Fence(lease[0], number, lease[1])
         until = None if rejected_until is None else tuple(rejected_until)
         return RunStart(run_id, started_at, cursor, fence, last, skew, rejected, until, heartbeat_at)
 
 
 def past_runs(worker: str) -> list[RunRow]:
     """Return the worker's last runs, newest first, without those that were stopped before their first change."""
-    return _last_runs(worker, "", None)[0]
+    return _last_runs(worker, "")[0]
 
 
 def closing_dead_runs(worker: str, message_id: str | None = None) -> Query:
@@ -504,24 +505,20 @@ def _lock(text: str) -> Any:
     return fn.pg_advisory_xact_lock(fn.hashtextextended(text, 0))
 
 
-def _last_runs(worker: str, subject: str, message_id: str | None) -> tuple[list[RunRow], bool, list[Any] | None, bool]:
-    """Return the worker's last runs, newest first, and three things known only with them.
-
-    These are whether rows of the subject are rejected, up to where, and whether the message has completed.
-    """
+def _last_runs(worker: str, subject: str) -> tuple[list[RunRow], bool, list[Any] | None]:
+    """Return the worker's last runs, newest first, whether rows of the subject are rejected, and up to where."""
     rejected = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
     until = rejected.order_by(Rejection.last_at.desc()).limit(1)
-    is_completed: Any = SQL("false") if message_id is None else fn.EXISTS(_completed(message_id))
     was_not_refused = Run.reason.is_null() | Run.reason.not_in(_REFUSED) | (Run.outcome != "failed")
     rows: Any = (
-        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until, is_completed)
+        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until)
         .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & was_not_refused)
         .order_by(Run.id.desc())
         .limit(HISTORY)
         .tuples()
     )
     found = list(rows)
-    return [RunRow(*row[:-3]) for row in found], *(found[0][-3:] if found else (False, None, False))
+    return [RunRow(*row[:-2]) for row in found], *(found[0][-2:] if found else (False, None))
 
 
 def _stopped_at(last: RunRow, resume: Resume) -> Cursor | None:
@@ -559,14 +556,13 @@ def record(
     return run_id, at
 
 
-def _insert(**columns: Any) -> tuple[int, datetime, str, int | None]:
-    """Insert a row that begins now, and return its id, time, heartbeat and epoch."""
+def _insert(*values: Any, **columns: Any) -> tuple[Any, ...]:
+    """Insert a row that begins now, and return its id, time, heartbeat, epoch and these values."""
     process = {"host": socket.gethostname(), "pid": os.getpid()}
     row = Run.insert(started_at=NOW, heartbeat_at=NOW, **process, **columns).returning(
-        Run.id, Run.started_at, Run.heartbeat_at.cast("text"), Run.epoch
+        Run.id, Run.started_at, Run.heartbeat_at.cast("text"), Run.epoch, *values
     )
-    found: tuple[int, datetime, str, int | None] = next(iter(row.tuples().execute()))
-    return found
+    return next(iter(row.tuples().execute()))
 
 
 #: Reasons of missed ticks: no scheduler ran, or one ran and could not reach Redis or the broker.

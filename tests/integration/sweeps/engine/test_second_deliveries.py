@@ -76,6 +76,15 @@ def test_delivery_that_waited_for_the_completing_commit_starts_no_run(postgres: 
     assert second.result(PATIENCE_S) is None
 
 
+def test_message_of_a_stopped_run_that_was_refused_starts_no_run(postgres: Database) -> None:
+    first = begin()
+    assert first is not None
+    runs.request_stop(first.run_id, "ops")
+    runs.finish(first.run_id, "failed", "breaker", counts={}, cursor=None)
+
+    assert begin() is None
+
+
 def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, admin: Connection) -> None:
     # Not where one before that had been interrupted: what has become due there meanwhile would wait for the next run.
     place = {"pass": "rows", "after": [3]}
