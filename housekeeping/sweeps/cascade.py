@@ -552,11 +552,12 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
 
 
 def _changes_at_once(walk: Walk, chunk: Chunk) -> bool:
-    """Return whether one statement can lock and change the rows of a chunk: nothing can depend on them."""
+    """Return whether one statement can lock and change the rows of a chunk. Nothing depends on them then."""
     chain, window = walk.stack[: chunk.level + 1], walk.stack[chunk.level]
     own = walk.statements.root.database
     is_flat = not chunk.units and all(not each.is_tree and each.table.database == own for each in chain)
-    return is_flat and (window.clears or not window.table.links)
+    is_leaf = window.clears or not window.table.links
+    return is_flat and is_leaf and walk.statements.locks_and_changes(window.table, window.link)
 
 
 def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:

@@ -397,12 +397,22 @@ class Statements:
             _require(row[-1], changed.table)
         return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)]
 
+    def locks_and_changes(self, table: CascadeTable, link: Link | None) -> bool:
+        """Return whether one statement can lock rows that a link reaches and change them.
+
+        It cannot archive cleared rows without a ctid: it may lock a later version of a row than it archives.
+        """
+        is_cleared = link is not None and link.decision == "clear"
+        return table.plain or not is_cleared or table.model not in self._archives
+
     def changes_unseen(self, link: Link) -> bool:
         """Return whether dependents by the link can be changed without being read first.
 
         Nothing depends on them, and after the change they are no dependents any more.
         """
         if not is_local(link) or link.database != self.root.database or self.recurses(link):
+            return False
+        if not self.locks_and_changes(self.of_link(link), link):
             return False
         return not link.defaults if link.decision == "clear" else not self.of_link(link).links
 
@@ -443,10 +453,11 @@ class Statements:
         own = "own" if link is not None else f"l{len(parts) - 1}"
         if link is not None:
             table = self.of_link(link)
-            # Without locks, a row that was changed meanwhile is checked again by the condition of the change alone.
-            (ctes, is_archived), values = self._unseen(
-                link, parts, most, locks=bool(table.holds) or link.where is not None
-            )
+            # Without locks, a row that was changed meanwhile is checked again by the condition of the change alone, and
+            # a cleared one is archived as it was before.
+            is_archived_before = link.decision == "clear" and table.model in self._archives
+            locks = bool(table.holds) or link.where is not None or is_archived_before
+            (ctes, is_archived), values = self._unseen(link, parts, most, locks=locks)
         else:
             ctes, values = _locks(parts)
             chosen = _chosen_of(changed.table, own)

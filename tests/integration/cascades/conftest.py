@@ -34,6 +34,14 @@ def accounts(postgres: Database) -> None:
 
 
 @pytest.fixture
+def archive(accounts: None) -> Iterator[str]:
+    """Name of a schema for the archives."""
+    name = f"{shop.value('SELECT current_schema()')}_old"
+    yield name
+    shop.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+
+
+@pytest.fixture
 def application(application_url: str, postgres: Database) -> Iterator[Application]:
     """Session of the application. Its statements never wait for a lock."""
     connection = psycopg2.connect(application_url)

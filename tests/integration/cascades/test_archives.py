@@ -29,7 +29,6 @@ def _archiving(dependents: Any = DECISIONS, schema: str = "old_rows", **options:
 @pytest.fixture
 def threads(accounts: None) -> None:
     """Accounts with a main order, and comments with an editor and with trees of replies."""
-    schema = value("SELECT current_schema()")
     execute(
         "ALTER TABLE account ADD main_order bigint REFERENCES orders; CREATE INDEX ON account (main_order);"
         "ALTER TABLE comment ADD editor_id bigint DEFAULT 4 REFERENCES account, ADD text text[];"
@@ -42,7 +41,6 @@ def threads(accounts: None) -> None:
         "INSERT INTO reply (account_id, reply_id) SELECT 1 + n % 4, CASE WHEN n > 4 THEN (n + 1) / 2 END"
         " FROM generate_series(1, 40) AS n"
     )
-    assert schema
 
 
 def contents() -> dict[str, list[str]]:
@@ -53,10 +51,8 @@ def contents() -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def schema(threads: None) -> Any:
-    name = f"{value('SELECT current_schema()')}_old"
-    yield name
-    execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+def schema(threads: None, archive: str) -> str:
+    return archive
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 50])

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from peewee import fn
 
+from housekeeping import Delete, Sweep
 from housekeeping.testing.stubs import ManualClock
+from tests.declarations import only
+from tests.integration.archives.tickets import create_archives
 from tests.integration.cascades import shop
 from tests.integration.cascades.shop import NOW, Application, depending_on, ids, sweep
 from tests.integration.statements import watch_statements
@@ -113,6 +119,47 @@ def test_dependents_that_move_to_a_parent_that_stays_are_not_touched(accounts: N
     assert at_each_point(move, check) > 10
 
 
+@contextmanager
+def once_it_has_begun(application: Application, statement: str, update: str) -> Iterator[list[Any]]:
+    """Execute an UPDATE in another session once a statement of `waiting` has begun; yield the rows it returns.
+
+    The statement has its snapshot then, and has locked no row.
+
+    Parameters:
+      statement: Text that it has.
+    """
+    database.execute_sql(
+        "CREATE TABLE tried (); CREATE FUNCTION wait(held boolean) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF current_query() LIKE '%%{statement}%%' OR current_query() LIKE '%%EXECUTE%%' THEN"
+        "  PERFORM pg_advisory_xact_lock(7);"
+        "  WHILE NOT EXISTS (SELECT FROM tried) LOOP PERFORM pg_sleep(0.001); END LOOP;"
+        " END IF; RETURN held; END $$"
+    )
+    updated: list[Any] = []
+
+    def execute() -> None:
+        while not application.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 7"):
+            if is_over.wait(0.001):
+                return
+        updated.extend(application.rows(update))
+        application.execute("INSERT INTO tried DEFAULT VALUES")
+
+    is_over = threading.Event()
+    thread = threading.Thread(target=execute)
+    thread.start()
+    try:
+        yield updated
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def waiting(action: Delete) -> Sweep:
+    """Return the sweep whose statements wait, with a function in the condition of its hold."""
+    of = sweep(batch=10)
+    return replace(of, stages=replace(only(of), action=action, hold=lambda row: fn.wait(row.on_hold)))
+
+
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_dependents_that_move_during_a_full_batch_are_not_touched(
     accounts: None, application: Application, partitioned: bool
@@ -126,31 +173,10 @@ def test_dependents_that_move_during_a_full_batch_are_not_touched(
             "INSERT INTO item SELECT * FROM before; DROP TABLE before"
         )
     database.execute_sql("INSERT INTO item SELECT n, 1 + mod(n, 6) FROM generate_series(101, 400) AS n")
-    database.execute_sql(
-        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF current_query() LIKE '%%housekeeping.batch%%' OR current_query() LIKE '%%EXECUTE%%' THEN"
-        "  PERFORM pg_advisory_xact_lock(7);"
-        "  WHILE NOT EXISTS (SELECT FROM item WHERE order_id = 7 AND id > 100) LOOP PERFORM pg_sleep(0.001); END LOOP;"
-        " END IF; RETURN NULL; END $$;"
-        "CREATE TRIGGER waits BEFORE DELETE ON item FOR EACH STATEMENT EXECUTE FUNCTION wait()"
-    )
-    moved: list[tuple[int]] = []
-
-    def move() -> None:
-        while not application.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 7"):
-            if is_over.wait(0.001):
-                return
-        # The first order of the account that was closed first.
-        moved.extend(application.rows("UPDATE item SET order_id = 7 WHERE order_id = 5 RETURNING id"))
-
-    is_over = threading.Event()
-    thread = threading.Thread(target=move)
-    thread.start()
-    try:
-        result = run_sweep(sweep(batch=10), clock=CLOCK)
-    finally:
-        is_over.set()
-        thread.join()
+    # To the first order of the account that stays, from one of the account that was closed first.
+    move = "UPDATE item SET order_id = 7 WHERE order_id = 5 RETURNING id"
+    with once_it_has_begun(application, "housekeeping.batch", move) as moved:
+        result = run_sweep(waiting(Delete(dependents=True)), clock=CLOCK)
 
     assert (result.outcome, ids("account")) == ("done", {"account": [4]})
     assert len(moved) > 10
@@ -158,6 +184,30 @@ def test_dependents_that_move_during_a_full_batch_are_not_touched(
     assert application.rows("SELECT id FROM item WHERE order_id = 7 AND id NOT IN (13, 14) ORDER BY id") == sorted(
         moved
     )
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_archive_of_cleared_rows_has_what_was_written_to_them_during_a_batch(
+    accounts: None, application: Application, archive: str, partitioned: bool
+) -> None:
+    database.execute_sql(
+        "DROP TABLE comment; CREATE TABLE comment (id bigint PRIMARY KEY,"
+        " author_id bigint REFERENCES account ON DELETE SET NULL, text text)"
+        + (" PARTITION BY RANGE (id); CREATE TABLE comment_all PARTITION OF comment DEFAULT;" if partitioned else ";")
+        + "CREATE INDEX ON comment (author_id);"
+        "INSERT INTO comment SELECT n, 1 + mod(n, 3), 'old' FROM generate_series(1, 300) AS n"
+    )
+    of = waiting(Delete(dependents=True, archive_to=archive))
+    create_archives(of)
+    write = "UPDATE comment SET text = 'new' WHERE author_id = 3 RETURNING id"
+    statement = "l1 AS MATERIALIZED%%FOR UPDATE" if partitioned else "housekeeping.batch"
+    with once_it_has_begun(application, statement, write) as written:
+        result = run_sweep(of, clock=CLOCK)
+
+    assert len(written) > 10
+    assert (result.outcome, ids("account")) == ("done", {"account": [4]})
+    archived = application.rows(f"SELECT id FROM \"{archive}\".comment WHERE text = 'new' ORDER BY id")
+    assert archived == sorted(written)
 
 
 def test_dependents_that_move_to_a_stale_parent_do_not_outlive_it(accounts: None, application: Application) -> None:
