@@ -8,17 +8,18 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
 import redis
 
-from benchmarks.comparison import Comparison, Place
+from benchmarks.comparison import FLOOR, Comparison, Place
 from benchmarks.contestants import composed, ours, run
 from benchmarks.rounds import answer, process
 from benchmarks.servers import Servers, Stage
-from benchmarks.tables import STATUSES, fill_statuses
+from benchmarks.tables import STATUSES, STATUSES_FLOOR, fill_statuses
 from housekeeping import Delete, Guard, Rows, Sweep
 from housekeeping.engine.purge import PurgeRequest, sweep_of
 from housekeeping.workers.user_status_cleanup.models import UserStatus
@@ -61,6 +62,11 @@ COMPARISON: Final = Comparison(
         ),
         "beside a sweep, batches that grow": ours(_GROW.name, sweeps=[_GROW]),
         "beside a purge": _purge,
+        # What any program does that deletes at full speed on this machine.
+        **{
+            f"beside a hand-written loop, batches of {size:,}": replace(STATUSES_FLOOR, batch=size).contestants()[FLOOR]
+            for size in (100, 2_000)
+        },
     },
 )
 

@@ -80,7 +80,7 @@ _UNDONE_ENTITIES: Final = (
     "AND status IN (0, 1, 3)))"
 )
 
-_STATUSES_FLOOR: Final = Floor(
+STATUSES_FLOOR: Final = Floor(
     table="user_statuses",
     stale="clear_status_at <= %(now)s",
     order=("clear_status_at", "user_id"),
@@ -199,7 +199,7 @@ COMPARISONS: Final = (
         fill=fill_statuses,
         undone=_UNDONE_STATUSES,
         contestants={
-            **_STATUSES_FLOOR.contestants(),
+            **STATUSES_FLOOR.contestants(),
             OURS: ours(STATUSES),
             LINES: ours(STATUSES, lines=True, row_log=RowLog("Status deleted", {"user_id": "user_id"})),
         },
@@ -296,7 +296,7 @@ FURTHER: Final = (
         fill=fill_statuses,
         undone=_UNDONE_STATUSES,
         contestants={
-            FLOOR: through_pgbouncer(_STATUSES_FLOOR.contestants()[FLOOR]),
+            FLOOR: through_pgbouncer(STATUSES_FLOOR.contestants()[FLOOR]),
             OURS: through_pgbouncer(ours(STATUSES)),
         },
         targets={OURS: 0.85},
