@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import psycopg2
-import redis
+from redis.connection import AbstractConnection
 
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.database.connection import close_databases, database
@@ -33,6 +33,8 @@ _OUTSIDE: Final = (
     *(f"os.{name}" for name in ("remove", "rename", "rmdir", "mkdir", "link", "symlink", "truncate")),
     *("subprocess.Popen", "socket.connect", "http.client.send"),
 )
+#: Redis commands that open or check a connection. They change nothing.
+_GREETINGS: Final = frozenset({"HELLO", "AUTH", "CLIENT", "SELECT", "PING"})
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES: Final = re.compile(r'(INSERT INTO|UPDATE|DELETE FROM) ("[^"]+"(?:\."[^"]+")?)')
 _LONGEST: Final = 120  # characters of a point's description
@@ -146,7 +148,7 @@ class _Recorder:
 
 def _record_everything(recorder: _Recorder, alive: int) -> None:
     """Make each SQL statement, Redis command and outside effect a point. Patches libraries for the whole process."""
-    connect, command, pipeline = psycopg2.connect, redis.Redis.execute_command, redis.client.Pipeline.execute
+    connect, send = psycopg2.connect, AbstractConnection.send_packed_command
 
     class Cursor(psycopg2.extensions.cursor):
         def execute(self, query: Any, vars: Any = None) -> None:
@@ -160,34 +162,26 @@ def _record_everything(recorder: _Recorder, alive: int) -> None:
         connection.commit()
         return connection
 
-    def execute_command(self: Any, *args: Any, **options: Any) -> Any:
-        recorder.point(f"Redis: {args[0]}")
-        return command(self, *args, **options)
-
-    def recorded(evalsha: Callable[..., Any]) -> Callable[..., Any]:
-        def evaluate(self: Any, *args: Any) -> Any:
-            recorder.point("Redis: EVALSHA")
-            return evalsha(self, *args)
-
-        return evaluate
-
-    def execute_pipeline(self: Any, raise_on_error: bool = True) -> Any:
-        recorder.point("Redis: a pipeline")
-        return pipeline(self, raise_on_error)
+    def send_packed_command(self: AbstractConnection, command: Any, check_health: bool = True) -> None:
+        name = _redis_command(command)
+        if name not in _GREETINGS:
+            recorder.point(f"Redis: {name}")
+        send(self, command, check_health)
 
     psycopg2.connect = connect_and_share
-    redis.Redis.execute_command = execute_command  # type: ignore[method-assign]
-    redis.client.Pipeline.execute = execute_pipeline  # type: ignore[method-assign]
-    # The library's own client sends scripts without `execute_command`.
-    for client in redis.Redis.__subclasses__():
-        if "evalsha" in vars(client):
-            client.evalsha = recorded(client.evalsha)  # type: ignore[method-assign]
+    AbstractConnection.send_packed_command = send_packed_command  # type: ignore[method-assign]
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event in _OUTSIDE or (event == "open" and isinstance(args[2], int) and args[2] & _WRITES):
             recorder.point(f"{event} {args[1] if event.startswith(('socket', 'http')) else args[0]}")
 
     sys.addaudithook(audit)
+
+
+def _redis_command(packed: bytes | list[bytes]) -> str:
+    """Return the name of a command, or of the first one of a pipeline."""
+    first = packed if isinstance(packed, bytes) else packed[0]
+    return first.split(b"\r\n", 3)[2].decode()
 
 
 def _short_statement(sql: str) -> str:

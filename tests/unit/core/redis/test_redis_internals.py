@@ -3,12 +3,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-import redis
 from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection
-
-
-def test_redis_py_executes_commands_by_its_private_method() -> None:
-    assert "self._execute_command(" in inspect.getsource(redis.Redis.execute_command)
 
 
 @pytest.mark.parametrize("kind", [Connection, UnixDomainSocketConnection])
