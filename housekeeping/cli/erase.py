@@ -105,6 +105,7 @@ class _Installation:
 @click.option("--dry-run", is_flag=True, help="Show what would be erased and kept, and change nothing.")
 @click.option("--reason", metavar="TEXT", help="Why, for the receipt. It must not identify the subject.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@click.option("--confirm", "confirmed", is_flag=True, help="Erase any number of rows.")
 @click.option("--replay-since", "since", metavar="TIME", help="Erase subjects again that were erased since then.")
 @click.option(
     "--receipts",
@@ -121,6 +122,7 @@ def erase(
     dry_run: bool,
     reason: str | None,
     yes: bool,
+    confirmed: bool,
     since: str | None,
     file: BinaryIO | None,
     rekey: bool,
@@ -132,8 +134,9 @@ def erase(
     the key from the list of processes; output and log show its HMAC instead. "housekeeping receipt ID" prints the
     receipt.
 
-    The erasure is refused before any change if a table that refers to the subject has no decision, or if a row is on
-    hold.
+    The erasure is refused before any change if a table that refers to the subject has no decision, if a row is on hold,
+    or if over 20 % of a table, and at least 1,000 rows, would be changed. --confirm allows that; it does not replace
+    --yes.
 
     Ctrl-C ends the erasure after its current batch. The same command, or a worker, continues it.
 
@@ -165,15 +168,21 @@ def erase(
             return
         if since is not None:
             erasures.require_known_secrets(here.secret)
-            without_identity(lambda: _replay(here, parse_since(since, database_now()), file, dry_run=dry_run, yes=yes))
+            without_identity(
+                lambda: _replay(
+                    here, parse_since(since, database_now()), file, dry_run=dry_run, yes=yes, confirmed=confirmed
+                )
+            )
             return
         assert kind is not None and given is not None
         if reason is not None and re.search(rf"(?<!\w){re.escape(given)}(?!\w)", reason):
             raise WrongArgument("the reason contains the key, which must not be in the receipt; write a ticket number")
-        without_identity(lambda: _erase_one(here, kind, given, reason, dry_run=dry_run, yes=yes))
+        without_identity(lambda: _erase_one(here, kind, given, reason, dry_run=dry_run, yes=yes, confirmed=confirmed))
 
 
-def _erase_one(here: _Installation, kind: str, key: str, reason: str | None, *, dry_run: bool, yes: bool) -> None:
+def _erase_one(
+    here: _Installation, kind: str, key: str, reason: str | None, *, dry_run: bool, yes: bool, confirmed: bool
+) -> None:
     subject, texts, digest = here.find(kind, key)
     refusal: str | None = None
     try:
@@ -185,25 +194,26 @@ def _erase_one(here: _Installation, kind: str, key: str, reason: str | None, *, 
         refusal = error_line(error)
     else:
         if not wants_json() or dry_run:
-            _show(planned)
-        refusal = None if planned.held is None else f"on hold: {planned.held}"
+            _show(planned, confirmed=confirmed or not dry_run)
+        held = None if planned.held is None else f"on hold: {planned.held}"
         if dry_run:
-            if refusal is not None:
-                raise Refused(refusal)
+            if held is not None:
+                raise Refused(held)
             return
+        refusal = held or (None if confirmed else planned.unconfirmed)
         if not yes and refusal is None:
             touched = [each for each in planned.links if each.rows and each.decision != "keep"]
             tables = counted(len({(each.database, each.table) for each in touched}), "table")
             rows = f"{counted(sum(each.rows for each in touched), 'row')} in {tables}"
             confirm(f"Erase {kind} {digest[:_HMAC]}: {rows}?", "nothing was erased")
     # A refusal is recorded, too.
-    record = _execute(here, subject, texts, digest, reason)
+    record = _execute(here, subject, texts, digest, reason, confirmed=confirmed)
     if not print_as_json(record):
         _report(record)
     _exit(record)
 
 
-def _show(planned: ErasurePlan) -> None:
+def _show(planned: ErasurePlan, *, confirmed: bool) -> None:
     if print_as_json(planned):
         return
     say(f"{planned.subject} {planned.key_hmac}", style="bold")
@@ -216,13 +226,17 @@ def _show(planned: ErasurePlan) -> None:
         say(line)
     if planned.held is not None:
         say(f"on hold: {planned.held}", style="bold red")
+    if planned.unconfirmed is not None and not confirmed:
+        say(planned.unconfirmed, style="bold red")
 
 
-def _execute(here: _Installation, subject: Subject, key: list[str], digest: str, reason: str | None) -> ErasureRecord:
+def _execute(
+    here: _Installation, subject: Subject, key: list[str], digest: str, reason: str | None, *, confirmed: bool
+) -> ErasureRecord:
     """Execute an erasure in the foreground, and return how it ended, or that it has not."""
     user = command_line_user()
     with record_action("erase", f"{subject.name} {digest}", user) as outcome:
-        number = erasures.request(subject.name, key, digest, requester=user, reason=reason)
+        number = erasures.request(subject.name, key, digest, requester=user, reason=reason, confirmed=confirmed)
 
         def execute(line: ProgressLine, stopping: threading.Event) -> None:
             line(f"erasure {number}")
@@ -254,7 +268,9 @@ def _exit(record: ErasureRecord) -> None:
         raise _NotDone(f"erasure {record.erasure_id} is {record.state}" + (f": {record.error}" * bool(record.error)))
 
 
-def _replay(here: _Installation, since: datetime, file: BinaryIO | None, *, dry_run: bool, yes: bool) -> None:
+def _replay(
+    here: _Installation, since: datetime, file: BinaryIO | None, *, dry_run: bool, yes: bool, confirmed: bool
+) -> None:
     receipts = [verified(line, here.secret) for line in file or () if line.strip()]
     with progress("comparing"):
         earlier = [*erased_by_receipts(receipts, since), *erased_since(since)]
@@ -268,7 +284,7 @@ def _replay(here: _Installation, since: datetime, file: BinaryIO | None, *, dry_
         for subject, key, before in found.back:
             digest = erasures.key_hmac(here.secret, subject.name, key)
             again = f"again after a restore; erased before as {before.erasure_id}"
-            records.append(_execute(here, subject, key, digest, again))
+            records.append(_execute(here, subject, key, digest, again, confirmed=confirmed))
             if not wants_json():
                 _report(records[-1])
     back = [{"subject": each.subject, "key_hmac": each.key_hmac, "id": each.erasure_id} for _, _, each in found.back]

@@ -173,11 +173,22 @@ class RowGuard:
             if link.large and not link.indexed:
                 found = {"table": link.table, "rows": link.rows, "index": link.index_statement}
                 return {**known, **found, "stale": None, "exact": False, "limit": LARGE}
+        much = self.much_of_a_table()
+        return None if much is None else {**known, **much}
+
+    def much_of_a_table(self) -> Counts | None:
+        """Return the numbers of the first table of which over a fifth, and at least 1,000 rows, are stale.
+
+        ``stale`` is None if they could not be counted in time.
+
+        Raises:
+          peewee.PeeweeException: The database does not answer.
+        """
         for table, stale, rows in self._tables():
             limit = max(AT_LEAST - 1, (rows or 0) // ONE_IN)
             if stale is None or stale.exceeds(limit):
                 numbers = {"stale": None if stale is None else stale.rows, "exact": stale is not None and stale.exact}
-                return {**known, "table": table, **numbers, "limit": limit, "rows": rows}
+                return {"table": table, **numbers, "limit": limit, "rows": rows}
         return None
 
     def breaker(self, history: Sequence[RunRow]) -> Counts | None:
@@ -304,18 +315,14 @@ class RowGuard:
 
 def in_words(count: Mapping[str, Any]) -> str:
     """Return why a run needs a confirmation, with the commands to type, from the count of `RowGuard.first_run`."""
-    stale, rows, worker = count["stale"], count["rows"], count["worker"]
+    worker = count["worker"]
     if (index := count.get("index")) is not None:
         found = (
-            f"{count['table']} has about {rows:,} rows and no index by which dependents are found, so that each batch "
-            f"would read all of it ({index})"
+            f"{count['table']} has about {count['rows']:,} rows and no index by which dependents are found, so that "
+            f"each batch would read all of it ({index})"
         )
-    elif stale is None:
-        found = f"the stale rows of {count['table']} could not be counted in time"
     else:
-        size = "" if rows is None else f" of about {rows:,}"
-        over = f", over the first run's limit of {count['limit']:,}"
-        found = f"{'' if count['exact'] else 'at least '}{stale:,}{size} rows of {count['table']} are stale{over}"
+        found = much_in_words(count, "are stale", "the first run's limit")
     if count["changed"]:
         why = "its predicate, its age or its table has changed since the last completed run"
     else:
@@ -324,6 +331,21 @@ def in_words(count: Mapping[str, Any]) -> str:
         f"{found}, and {why}: its runs are skipped until one is confirmed. Look: "
         f"housekeeping plan {worker}; then: housekeeping run {worker} --confirm"
     )
+
+
+def much_in_words(count: Mapping[str, Any], what: str, limit: str) -> str:
+    """Return the numbers of `RowGuard.much_of_a_table` as text.
+
+    Parameters:
+      what: What these rows are, such as ``are stale``.
+      limit: Whose limit they exceed.
+    """
+    table, stale, rows = count["table"], count["stale"], count["rows"]
+    if stale is None:
+        return f"the rows of {table} that {what} could not be counted in time"
+    size = "" if rows is None else f" of about {rows:,}"
+    least = "" if count["exact"] else "at least "
+    return f"{least}{stale:,}{size} rows of {table} {what}, over {limit} of {count['limit']:,}"
 
 
 def in_numbers(count: Mapping[str, Any]) -> str:

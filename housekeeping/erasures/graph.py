@@ -148,6 +148,10 @@ class Reach:
         """Return whether rows of a table are deleted."""
         return table == self.root or any(each.deletes for each in self.branches if each.table == table)
 
+    def may_be_changed(self, table: Table) -> bool:
+        """Return whether rows of a table are deleted, or get new values."""
+        return self.may_be_deleted(table) or any(each.values for each in self.branches if each.table == table)
+
     @property
     def tables(self) -> list[Table]:
         """All tables, the subject's first."""

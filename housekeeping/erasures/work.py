@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar, Final
 
 from peewee import DataError, PeeweeException
@@ -39,6 +40,7 @@ from housekeeping.database.catalog import key_of, quoted_name, table_of
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, caused_by, is_unavailable, kind_of
 from housekeeping.engine import RunResult
+from housekeeping.engine.guard import RowGuard, much_in_words
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
 from housekeeping.erasures.graph import Table, read_reach
@@ -52,6 +54,7 @@ from housekeeping.erasures.stages import (
     without_identity,
 )
 from housekeeping.ledger import erasures
+from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade_rows import escaped, sql_name
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import DETAILS, merged
@@ -190,12 +193,37 @@ class Erasing:
             with database.using(table[0]):
                 model: Any = self.reach.model_of(table)
                 for name, hold in holds_on(model, table[0], self._sweeps).items():
-                    mine = Stale(self._conditions, model, lambda alias, at=table: self._conditions.member(at, alias))
                     held = any_of({name: hold})
                     assert held is not None
-                    if model.select(*key_of(model)).where(mine(now) & held(now)).limit(1).exists():
+                    if model.select(*key_of(model)).where(self._mine(table)(now) & held(now)).limit(1).exists():
                         return f"{table[1]}, by the hold of {name}"
         return None
+
+    def unconfirmed(self) -> str | None:
+        """Return of which table it would change so many rows that it needs a confirmation; None if it needs none."""
+        kind = self.subject.name
+        changed = [each for each in self.reach.tables if self.reach.may_be_changed(each)]
+        for name, tables in groupby(sorted(changed, key=itemgetter(0)), itemgetter(0)):
+            with database.using(name):
+                stages = [
+                    TableStage(
+                        name=each[1], stale=self._mine(each), order=key_of(self.reach.model_of(each)), action=Delete()
+                    )
+                    for each in tables
+                ]
+                sweep = self._sweep(name, stages)
+                much = RowGuard(sweep, stages, SYSTEM_CLOCK.now()).much_of_a_table()
+            if much is not None:
+                shown = next(each.name for each in stages if quoted_name(each.model) == much["table"])
+                found = much_in_words({**much, "table": shown}, f"belong to this {kind}", "the limit")
+                command = f"housekeeping erase {kind} KEY"
+                return f"{found}. Look: {command} --dry-run; then: {command} --confirm"
+        return None
+
+    def _mine(self, table: Table) -> Stale:
+        """Return the predicate of the rows of a table that belong to the subject."""
+        conditions = self._conditions
+        return Stale(conditions, self.reach.model_of(table), lambda alias: conditions.member(table, alias))
 
     def sweeps(self, lease: str) -> Iterator[Sweep]:
         """Yield the sweeps of one pass, each of one database, in order.
@@ -209,15 +237,18 @@ class Erasing:
         for name, group in groupby(enumerate(steps), lambda step: step[1][0][0]):
             with database.using(name):
                 stages = [self._stage(conditions, number, *step) for number, step in group]
-            yield ErasureSweep(
-                f"erase:{self.subject.name}",
-                stages,
-                database=name,
-                lease=Lease(lease, 2 * _RUNTIME),
-                limits=Limits(_BATCH, _RUNTIME, resume="never"),
-                guard=Guard(times_history=None, first_run=False),
-                setup=Setup(declared=lambda: self._sweeps),
-            )
+            yield self._sweep(name, stages, Lease(lease, 2 * _RUNTIME))
+
+    def _sweep(self, of_database: str, stages: Sequence[TableStage], lease: Lease | None = None) -> Sweep:
+        return ErasureSweep(
+            f"erase:{self.subject.name}",
+            stages,
+            database=of_database,
+            lease=lease,
+            limits=Limits(_BATCH, _RUNTIME, resume="never"),
+            guard=Guard(times_history=None, first_run=False),  # the erasure has examined it as a whole
+            setup=Setup(declared=lambda: self._sweeps),
+        )
 
     def _stage(self, conditions: Conditions, number: int, table: Table, branch: Any) -> TableStage:
         hold = any_of(holds_on(self.reach.model_of(table), table[0], self._sweeps))
@@ -289,6 +320,11 @@ class _Execution:
         erasures.note(self._number, found=erasing.versions, kept=erasing.kept, outside=erasing.outside)
         if held is not None:
             self._refuse(f"on hold: {held}", erasing)
+            return
+        # One that has changed something passed before.
+        much = None if self._row.confirmed or self._counts() else erasing.unconfirmed()
+        if much is not None:
+            self._refuse(much, erasing)
             return
         try:
             for each in objects:

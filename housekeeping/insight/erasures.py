@@ -123,6 +123,7 @@ class ErasurePlan:
       objects: Location and form of the key of the subject's objects.
       calls: Names of the functions of other systems.
       held: Which sweep holds a row of the subject, so that the erasure would be refused; None if none does.
+      unconfirmed: Of which table it would change so many rows that it needs a confirmation; None if it needs none.
     """
 
     subject: str
@@ -131,6 +132,7 @@ class ErasurePlan:
     objects: Sequence[str]
     calls: Sequence[str]
     held: str | None
+    unconfirmed: str | None
 
 
 def plan_erasure(erasing: Erasing, digest: str) -> ErasurePlan:
@@ -161,7 +163,8 @@ def plan_erasure(erasing: Erasing, digest: str) -> ErasurePlan:
     visit(reach.root, 1)
     subject = erasing.subject
     objects = [f"{each.location}: {each.key}" for each in subject.objects]
-    return ErasurePlan(subject.name, digest, links, objects, [name_of(each.function) for each in subject.also], held)
+    calls = [name_of(each.function) for each in subject.also]
+    return ErasurePlan(subject.name, digest, links, objects, calls, held, erasing.unconfirmed())
 
 
 def describe_counts(counts: Any) -> str:

@@ -120,17 +120,27 @@ def late_erasures(limit: timedelta, now: datetime) -> LateErasures:
     return next((LateErasures(*row) for row in late.tuples()), LateErasures())
 
 
-def request(subject: str, key: Sequence[str], digest: str, *, requester: str, reason: str | None) -> int:
+def request(
+    subject: str, key: Sequence[str], digest: str, *, requester: str, reason: str | None, confirmed: bool = False
+) -> int:
     """Record that a subject is to be erased. Return the number of its erasure: that of one that has not ended, if any.
 
     Parameters:
       key: Values of the subject's primary key, as PostgreSQL writes them.
       digest: Its `key_hmac`.
+      confirmed: Whether an operator has confirmed that it may change much of a table.
 
     Raises:
       peewee.PeeweeException: The database ``main`` does not answer.
     """
-    row = {"subject": subject, "key": list(key), "key_hmac": digest, "requester": requester, "reason": reason}
+    row = {
+        "subject": subject,
+        "key": list(key),
+        "key_hmac": digest,
+        "requester": requester,
+        "reason": reason,
+        "confirmed": confirmed,
+    }
     unfinished = (Erasure.subject == subject) & (Erasure.key_hmac == digest) & Erasure.ended_at.is_null()
     with database.using(MAIN):
         while True:
@@ -139,6 +149,8 @@ def request(subject: str, key: Sequence[str], digest: str, *, requester: str, re
                 return int(number)
             number = Erasure.select(Erasure.id).where(unfinished).scalar()
             if number is not None:  # else it has ended meanwhile
+                if confirmed:
+                    note(number, confirmed=True)
                 return int(number)
 
 

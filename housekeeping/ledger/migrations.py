@@ -199,6 +199,7 @@ MIGRATIONS: Final = (
         key_hmac text NOT NULL,
         requester text NOT NULL,
         reason text,
+        confirmed boolean NOT NULL DEFAULT false,
         requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
         started_at timestamptz,
         ended_at timestamptz,

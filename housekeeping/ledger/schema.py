@@ -313,6 +313,7 @@ class Erasure(BaseModel):
         PostgreSQL writes them. So an erasure that was killed after the row was deleted can continue. NULL once it has
         ended.
       key_hmac: `ledger.erasures.key_hmac` of subject and key.
+      confirmed: Whether an operator has confirmed that it may change much of a table.
       counts: Rows by table: ``{"comment": {"deleted": 12}}``; ``objects`` and ``calls`` are counted likewise.
       kept: Reasons by table whose rows are kept.
       proof: What was asked at the end: ``{"passes": 1, "left": {"comment": 0}}``.
@@ -328,6 +329,7 @@ class Erasure(BaseModel):
     key_hmac = TextField()
     requester = TextField()
     reason = TextField(null=True)
+    confirmed = BooleanField(default=False)
     requested_at = UtcDateTimeField()
     started_at = UtcDateTimeField(null=True)
     ended_at = UtcDateTimeField(null=True)

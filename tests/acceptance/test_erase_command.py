@@ -139,6 +139,23 @@ def test_table_without_a_decision_is_refused_and_recorded(command: Command, post
     assert [each.state for each in Erasure.select()] == ["refused"]
 
 
+def test_much_of_a_table_is_refused_until_it_is_confirmed(command: Command, postgres: Database) -> None:
+    postgres.execute_sql("INSERT INTO session SELECT n, %s FROM generate_series(100, 1200) AS n", (MARKER_ID,))
+    before = rows()
+
+    planned = command("erase", *PERSON, "--dry-run")
+    refused = command("erase", *PERSON, "--yes")
+    kept = rows()
+    confirmed = command("erase", *PERSON, "--yes", "--confirm")
+
+    assert [each.returncode for each in (planned, refused, confirmed)] == [0, 2, 0], confirmed.stderr
+    for text in (" ".join(planned.stdout.split()), refused.stderr.strip()):
+        assert "1,106 of about 1,109 rows of session belong to this person" in text and has_no_identity(text)
+        assert text.endswith("then: housekeeping erase person KEY --confirm")
+    assert (kept, rows()) == (before, ERASED)
+    assert sorted(each.state for each in Erasure.select()) == ["done", "refused"]
+
+
 def test_unset_secret_exits_with_2(command: Command) -> None:
     assert command("erase", *PERSON, "--yes", ERASURE_KEY="").returncode == 2
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from housekeeping import Anonymise, Delete, Keep, Reference, Settings, Subject
-from tests.integration.erasure.shop import MARKER_ID, PERSON, deciding, erase, rows
+from housekeeping import Anonymise, Call, Delete, Keep, Reference, Settings, Subject
+from tests.integration.erasure.shop import ERASED, MARKER_ID, PERSON, ask, deciding, erase, row, rows, with_key
 from tests.integration.several_databases import CI
 from tests.internals.database import database
+from tests.internals.erasures import Erasure, execute, ledger
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -49,6 +50,46 @@ def test_table_or_link_of_a_migration_stops_it(settings: Settings, statement: st
         assert f'"{line.format(schema)}": ' in _refusal(settings, PERSON)
     finally:
         database.execute_sql(f"DROP SCHEMA IF EXISTS late_{schema} CASCADE")
+
+
+def _add_sessions(of_person: int, of_other: int) -> None:
+    sql = "INSERT INTO session SELECT n, CASE WHEN n < %s THEN %s ELSE 1 END FROM generate_series(100, %s) AS n"
+    database.execute_sql(sql, (100 + of_person, MARKER_ID, 99 + of_person + of_other))
+
+
+def test_much_of_a_table_needs_a_confirmation(settings: Settings) -> None:
+    called: list[Any] = []
+    subject = replace(PERSON, also=[Call(lambda key: called.append(key))])
+    _add_sessions(1100, 3000)
+
+    text = _refusal(settings, subject)
+    number = ask(settings, subject)
+    again = ledger.request("person", [str(MARKER_ID)], row(number).key_hmac, requester="", reason=None, confirmed=True)
+    execute(number, with_key(settings), {"person": subject})
+
+    assert text == (
+        "1,105 of about 4,108 rows of session belong to this person, over the limit of 999. "
+        "Look: housekeeping erase person KEY --dry-run; then: housekeeping erase person KEY --confirm"
+    )
+    assert (again, row(number).state, rows("account")["account"]) == (number, "done", ERASED["account"])
+    assert called == [str(MARKER_ID)]  # not by the refused one
+
+
+@pytest.mark.parametrize(("of_person", "of_other"), [(994, 0), (1100, 5000)])
+def test_few_rows_or_a_small_share_need_no_confirmation(settings: Settings, of_person: int, of_other: int) -> None:
+    _add_sessions(of_person, of_other)
+
+    assert erase(settings).state == "done"
+
+
+def test_erasure_that_has_begun_is_continued_without_a_confirmation(settings: Settings) -> None:
+    _add_sessions(1100, 0)
+    number = ask(settings)
+    Erasure.update(counts={"session": {"deleted": 1000}}).where(Erasure.id == number).execute()
+
+    execute(number, with_key(settings), {"person": PERSON})
+
+    assert row(number).state == "done"
 
 
 def _generated(tables: int) -> tuple[str, dict[str, Any]]:
