@@ -399,7 +399,7 @@ class _Execution:
         passes, wait_s = 0, FIRST_WAIT_S
         while True:
             passes += 1
-            if self._pass(erasing, passes):
+            if self._pass(erasing):
                 self._error = None
             left = erasing.left()
             proof = {"passes": passes, "left": left}
@@ -417,12 +417,16 @@ class _Execution:
                 raise ErasureInterrupted("the process stops")
             wait_s *= 2
 
-    def _pass(self, erasing: Erasing, number: int) -> bool:
-        """Run the sweeps of one pass. Return whether no row has failed."""
+    def _pass(self, erasing: Erasing) -> bool:
+        """Run the sweeps of one pass. Return whether no row has failed, and no run stopped without a change."""
         is_fine = True
         for place, sweep in enumerate(erasing.sweeps(f"erasure.{self._row.key_hmac[:32]}")):
-            while (result := self._run(sweep, f"{number}.{place}")).reason == "out_of_time":
+            while (result := self._run(sweep, place)).reason == "out_of_time" and _has_changed(result):
                 logger.info("Erasure goes on in another run", erasure=self._number)
+            if result.reason == "out_of_time":
+                # Another run would end as this one did. The proof decides.
+                is_fine, self._error = False, "a run reached its limit of time and changed nothing"
+                continue
             self._judge(result)
             failed = result.outcome == "failed" or bool(result.counts.get("failed"))
             is_fine = is_fine and not failed
@@ -430,8 +434,10 @@ class _Execution:
                 self._error = str(result.reason or counted(result.counts["failed"], "row") + " failed")
         return is_fine
 
-    def _run(self, sweep: Sweep, part: str) -> RunResult:
-        with _part_of_message(part):
+    def _run(self, sweep: Sweep, place: int) -> RunResult:
+        # A run that reached its limit, and those of an earlier delivery, have ended. What is left needs another run.
+        ended = erasures.count_ended_runs(self._number, self._worker, sweep.database)
+        with _part_of_message(f"{place}.{ended}"):
             return run_sweep(sweep, noted={erasures.OF_ERASURE: self._number}, stopping=self._stopping)
 
     def _judge(self, result: RunResult) -> None:
@@ -442,6 +448,12 @@ class _Execution:
             raise ErasureInterrupted(f"run ended: {result.reason}")
         if result.outcome == "failed" and result.error is not None and _is_outage(result.error):
             raise result.error
+
+
+def _has_changed(result: RunResult) -> bool:
+    """Return whether a run has deleted or anonymised rows."""
+    by_table = (result.counts.get(DETAILS) or {}).get("dependents") or {}
+    return any(each.get(name) for each in by_table.values() for name in ("deleted", "cleared", "anonymised"))
 
 
 def _is_outage(error: BaseException) -> bool:

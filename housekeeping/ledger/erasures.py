@@ -201,6 +201,12 @@ def counts_of_runs(number: int, worker: str, databases: Iterable[str]) -> list[M
     return found
 
 
+def count_ended_runs(number: int, worker: str, of_database: str) -> int:
+    """Return how many runs of an erasure in this database have ended, whatever their outcome."""
+    with database.using(of_database):
+        return int(Run.select().where(_of_erasure(number, worker) & Run.outcome.is_null(False)).count())
+
+
 def forget_rows(number: int, worker: str, databases: Iterable[str]) -> None:
     """Remove from the runs of an erasure what may identify rows."""
     for name in databases:

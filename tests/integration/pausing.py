@@ -50,6 +50,33 @@ def _paused(stale: Any, column: Any, at: int) -> Any:
 
 
 @contextmanager
+def acting_in_the_gap(admin: Connection, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` in another thread once a statement of the block waits in ``pause_at``, then let it continue."""
+    with admin.cursor() as cursor:
+        cursor.execute(_CREATE)
+        cursor.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+
+    def wait_and_act() -> None:
+        other = psycopg2.connect(admin.dsn)
+        other.autocommit = True
+        try:
+            with other.cursor() as looking:
+                _until(lambda: _count(looking) > 0)
+            act()
+        finally:
+            other.close()
+            with admin.cursor() as release:
+                release.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(wait_and_act)
+        try:
+            yield
+        finally:
+            done.result(20)
+
+
+@contextmanager
 def changed_in_the_gap(admin: Connection, change: str, *further: str) -> Iterator[None]:
     """Carry out these statements once a statement of the block waits at its row, then let it continue.
 
@@ -57,31 +84,22 @@ def changed_in_the_gap(admin: Connection, change: str, *further: str) -> Iterato
       change: Each statement commits by itself.
     """
     with admin.cursor() as cursor:
-        cursor.execute(_CREATE)
         cursor.execute("SELECT current_setting('search_path')")
         (path,) = cursor.fetchone() or ("",)
-        cursor.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
     other = psycopg2.connect(admin.dsn)
     other.autocommit = True
 
     def act() -> None:
         with other.cursor() as cursor:
             cursor.execute(f"SET search_path TO {path}")
-            _until(lambda: _count(cursor) > 0)
-            try:
-                for statement in (change, *further):
-                    cursor.execute(statement)
-            finally:
-                with admin.cursor() as release:
-                    release.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
+            for statement in (change, *further):
+                cursor.execute(statement)
 
-    with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(act)
-        try:
+    try:
+        with acting_in_the_gap(admin, act):
             yield
-        finally:
-            done.result(20)
-            other.close()
+    finally:
+        other.close()
 
 
 def _count(cursor: Any) -> int:

@@ -8,3 +8,4 @@ from housekeeping.erasures.graph import read_reach
 from housekeeping.erasures.work import Erasing, execute, find_key
 from housekeeping.ledger import erasures as ledger
 from housekeeping.ledger.schema import Erasure
+from housekeeping.sweeps.stage import merged
