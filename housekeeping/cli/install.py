@@ -68,6 +68,8 @@ def doctor(role: str | None, load: bool) -> None:
     indexes     EXPLAIN of each worker's statements, and the missing
                 CREATE INDEX CONCURRENTLY
     throttles   limits on WAL, your own functions (setting gates)
+    subjects    secret of erasures, tables without a decision, rights,
+                object stores
     Redis       eviction, persistence, other users
     others      dead letters, object stores, repositories, git, clocks,
                 the dashboard's token, processes

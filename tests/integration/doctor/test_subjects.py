@@ -1,0 +1,114 @@
+"""Checks of the persons and tenants that can be erased."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from peewee import BigIntegerField
+from psycopg2.extensions import connection as Connection
+from pydantic import SecretStr
+
+from housekeeping import BaseModel, Delete, Objects, Settings, Subject
+from tests.integration.erasure import shop
+from tests.integration.erasure.shop import PERSON, deciding, erase, with_key
+from tests.integration.roles import connected_as_a_role
+from tests.internals.database import Database
+from tests.internals.doctor import examine
+from tests.internals.engine import Finding
+
+
+class Missing(BaseModel):
+    """A table that no migration has created."""
+
+    number = BigIntegerField(primary_key=True)
+
+    class Meta:
+        table_name = "missing_accounts"
+
+
+RIGHTS = ("SELECT", "UPDATE", "DELETE")
+
+
+@pytest.fixture(autouse=True)
+def customers(postgres: Database, redis_client: redis.Redis) -> None:
+    shop.create()
+
+
+def _found(settings: Settings, monkeypatch: pytest.MonkeyPatch, *subjects: Subject, **changes: Any) -> list[Finding]:
+    module: Any = ModuleType("doctors_subjects")
+    module.SUBJECTS = subjects
+    monkeypatch.setitem(sys.modules, "doctors_subjects", module)
+    given = with_key(settings, sweeps=("doctors_subjects",), **changes)
+    return [each for each in examine(given, {}) if each.area == "subjects"]
+
+
+def test_subject_that_can_be_erased_is_fine(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(each.level, each.subject, each.text) for each in _found(settings, monkeypatch, PERSON)] == [
+        ("fine", "HOUSEKEEPING_ERASURE_KEY", "is set, and has the secret of every erasure"),
+        ("fine", "person", "8 tables, each with a decision"),
+    ]
+
+
+def test_installation_without_subjects_needs_no_secret(settings: Settings) -> None:
+    assert [each for each in examine(settings, {}) if each.area == "subjects"] == []
+
+
+def test_unset_or_lost_secret_is_an_error(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    unset = _found(settings, monkeypatch, PERSON, erasure_key=None)
+    erase(settings)
+    lost = _found(settings, monkeypatch, PERSON, erasure_key=SecretStr("z" * 40))
+
+    assert [each[0].level for each in (unset, lost)] == ["error", "error"]
+    assert unset[0].way_out == "set HOUSEKEEPING_ERASURE_KEY to the output of: openssl rand -base64 32"
+    assert lost[0].text == "HOUSEKEEPING_ERASURE_KEY lacks the secret of 1 earlier erasure"
+    assert "housekeeping erase --rekey" in str(lost[0].way_out)
+
+
+@pytest.mark.parametrize(
+    ("subject", "text", "way_out"),
+    [
+        (deciding(session=None), "1 link without a decision: session.account_id", '"session": Delete()'),
+        (Subject("person", "accounts"), "there is no table 'accounts'", "correct the Subject"),
+        (Subject("person", Missing), '"missing_accounts" is not in ', "correct the table"),
+        (deciding(nothing=Delete()), "its erasure is refused: ", ""),
+        (replace(PERSON, objects=[Objects("pictures", "{id}/")]), "has no location 'pictures'", "add it"),
+    ],
+)
+def test_declaration_that_would_be_refused_is_an_error(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, subject: Subject, text: str, way_out: str
+) -> None:
+    tenant = Subject("member", "newsletter")
+
+    found = _found(settings, monkeypatch, subject, tenant)
+
+    [wrong] = [each for each in found if each.level != "fine"]
+    assert (wrong.level, wrong.subject) == ("error", "person")
+    assert text in wrong.text and way_out in str(wrong.way_out)
+    assert found[-1].subject == "member"  # one subject does not hide another
+
+
+def test_missing_right_is_an_error_with_the_statement(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, postgres: Database, admin: Connection
+) -> None:
+    name = postgres.execute_sql("SELECT quote_ident(current_database())").fetchone()[0]
+    ways: list[str | None] = []
+    with admin.cursor() as cursor:
+        cursor.execute(f"REVOKE TEMPORARY ON DATABASE {name} FROM PUBLIC")
+    try:
+        for changed in ({}, {"session": ("SELECT",)}, {"account": ("SELECT",)}):
+            rights = {**dict.fromkeys(shop.NAMES, RIGHTS), **changed}
+            with connected_as_a_role(postgres, settings, admin, rights):
+                errors = [each for each in _found(settings, monkeypatch, PERSON) if each.level == "error"]
+            ways += [each.way_out for each in errors]
+    finally:
+        with admin.cursor() as cursor:
+            cursor.execute(f"GRANT TEMPORARY ON DATABASE {name} TO PUBLIC")
+
+    assert ways[0] == f"GRANT TEMPORARY ON DATABASE {name} TO current_user"
+    assert "GRANT DELETE" in str(ways[1]) and "session" in str(ways[1])
+    assert len(ways) == 3 and "GRANT DELETE ON" in str(ways[2]) and "account" in str(ways[2])
