@@ -17,6 +17,8 @@ import redis
 from peewee import OperationalError
 from redis.connection import AbstractConnection
 
+from tests.internals.core import MAIN
+from tests.internals.database import connect_to, database
 from tests.sentinel_servers import PORTS
 
 PATIENCE_S: Final = 10
@@ -115,6 +117,18 @@ def exchanges(*, everywhere: bool = False) -> Iterator[Exchanges]:
         patch.setattr(AbstractConnection, "send_packed_command", send_packed_command)
         patch.setattr(AbstractConnection, "read_response", read_response)
         yield counted
+
+
+@contextmanager
+def unavailable_database() -> Iterator[None]:
+    """Lead the main database's connection to a port that refuses it."""
+    with database.using(MAIN):
+        before = database.obj
+        database.initialize(connect_to("postgresql://127.0.0.1:1/nowhere"))
+    try:
+        yield
+    finally:
+        database.initialize(before)
 
 
 @contextmanager

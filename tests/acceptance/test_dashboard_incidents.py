@@ -23,9 +23,8 @@ from tests.acceptance.test_dashboard import dashboard as dashboard
 from tests.acceptance.test_dashboard import logged_in as logged_in
 from tests.acceptance.test_dashboard import one_browser as one_browser
 from tests.acceptance.test_dashboard import wait as wait
+from tests.faults import unavailable_database
 from tests.integration.web.serving import serving_in_a_thread
-from tests.internals.core import MAIN
-from tests.internals.database import Database, connect_to, database
 from tests.internals.ledger import Run, override_of
 from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
@@ -94,19 +93,15 @@ def said(browser: ChromiumDriver) -> str:
 
 
 def test_unavailable_database_is_named_and_its_workers_stay_on_the_page(
-    dashboard: str, browser: ChromiumDriver, wait: Wait, postgres: Database
+    dashboard: str, browser: ChromiumDriver, wait: Wait
 ) -> None:
     browser.get(f"{dashboard}/")
     wait.until(until.text_to_be_present_in_element((By.ID, "workers"), WORKER))
-    with database.using(MAIN):
-        database.initialize(connect_to("postgresql://127.0.0.1:1/nowhere"))
-    try:
+    with unavailable_database():
         wait.until(until.text_to_be_present_in_element((By.ID, "alerts"), "PostgreSQL did not answer"))
         during = text_of(browser, "#errors"), text_of(browser, "#workers")
         browser.get(f"{dashboard}/workers/{WORKER}")
         page = text_of(browser, "main")
-    finally:
-        database.initialize(postgres)
     browser.get(f"{dashboard}/")
     wait.until(until.invisibility_of_element_located((By.ID, "errors")))
 

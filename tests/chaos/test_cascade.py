@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -14,7 +13,7 @@ from tests.chaos.conftest import MakeTrial
 from tests.chaos.figures import Figures
 from tests.chaos.retention.families import ACCOUNTS, ACCOUNTS_MODULE
 from tests.chaos.storm import Storm, Worker
-from tests.chaos.test_zombies import broken_off, ended
+from tests.chaos.test_zombies import broken_off, empty_redis_until_taken_over, ended, pause_until_taken_over
 from tests.chaos.trial import PATIENCE_S, Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
@@ -80,16 +79,9 @@ def test_lost_answers_and_reopened_accounts_are_noticed_at_the_next_commit(
 def test_paused_cascade_cannot_commit_after_a_takeover(make_shop: MakeShop, figures: Figures) -> None:
     trial = make_shop()
     sleeper = trial.worker()
-    trial.arm("update", 5)
-    trial.add_round(1)
-    trial.await_held(sleeper)
+    trial.hold_first_round("update", 5, sleeper)
 
-    sleeper.pause()
-    figures.faults["SIGSTOP past the ttl"] += 1
-    other = trial.worker()
-    eventually(lambda: not trial.waiting, other, patience_s=PATIENCE_S)
-    trial.go()
-    sleeper.unpause()
+    other = pause_until_taken_over(trial, sleeper, figures)
     eventually(lambda: ended(sleeper), sleeper, patience_s=PATIENCE_S)
     drain(trial, sleeper, other, expected=EXPECTED)
 
@@ -101,17 +93,9 @@ def test_paused_cascade_cannot_commit_after_a_takeover(make_shop: MakeShop, figu
 def test_cascade_whose_lease_redis_lost_changes_each_row_once(make_shop: MakeShop, figures: Figures) -> None:
     trial = make_shop()
     one = trial.worker()
-    trial.arm("select", 5)
-    trial.add_round(1)
-    trial.await_held(one)
+    trial.hold_first_round("select", 5, one)
 
-    emptied_at = time.time()
-    trial.servers.restart("redis")
-    figures.faults["Redis restarted empty"] += 1
-    eventually(lambda: not trial.tick(), one, patience_s=PATIENCE_S)
-    other = trial.worker()
-    eventually(lambda: trial.recorder.taken_over_at(ACCOUNTS.actor, emptied_at), one, other, patience_s=PATIENCE_S)
-    trial.go()
+    other = empty_redis_until_taken_over(trial, one, figures)
     drain(trial, one, other, expected=EXPECTED)
 
     assert verdict(trial, EXPECTED, figures) == []

@@ -90,10 +90,7 @@ def test_killed_worker_is_taken_over_within_90_seconds(  # issue: done when
 ) -> None:
     trial = make_trial(FIVE, shortened=False)
     worker = trial.worker()
-    trial.arm("commit", 2)
-    trial.fill(1)
-    trial.tick()
-    trial.await_held(worker)
+    trial.hold_first_round("commit", 2, worker)
 
     trial.kill(worker)
     killed_at = time.time()

@@ -17,10 +17,7 @@ def test_commit_with_a_lost_answer_is_counted_once(  # F4
 ) -> None:
     trial = make_trial(FIVE)
     worker = trial.worker()
-    trial.arm("cursor", 2)
-    trial.fill(1)
-    trial.tick()
-    trial.await_held(worker)
+    trial.hold_first_round("cursor", 2, worker)
 
     trial.postgres.cut_commits(len(FIVE))
     trial.go()

@@ -66,9 +66,7 @@ def test_random_faults_drop_each_old_partition_once(
 def test_worker_killed_between_detach_and_drop_is_taken_over(make_shop: MakeShop, figures: Figures) -> None:
     trial = make_shop(EVENTS)
     worker = trial.worker()
-    trial.arm("detach", 2)
-    trial.add_round(1)
-    trial.await_held(worker)
+    trial.hold_first_round("detach", 2, worker)
 
     trial.kill(worker)
     figures.faults["SIGKILL at: detach"] += 1

@@ -24,9 +24,32 @@ def ended(process: Process) -> set[str]:
     return {line["worker"] for line in process.lines() if line["event"] == "Run ended"}
 
 
-def begun_since(trial: Trial, moment: float) -> bool:
-    """Return whether every worker has started again."""
-    return all(trial.recorder.taken_over_at(family.actor, moment) for family in trial.families)
+def pause_until_taken_over(trial: Trial, sleeper: Process, figures: Figures) -> Process:
+    """Pause a process until another one has done its work, then let both go on. Return the other one."""
+    sleeper.pause()
+    figures.faults["SIGSTOP past the ttl"] += 1
+    other = trial.worker()
+    eventually(lambda: not trial.waiting, other, patience_s=PATIENCE_S)
+    trial.go()
+    sleeper.unpause()
+    return other
+
+
+def empty_redis_until_taken_over(trial: Trial, one: Process, figures: Figures) -> Process:
+    """Empty Redis until another process has started every worker again, then let both go on. Return the other one."""
+    emptied_at = time.time()
+    trial.servers.restart("redis")
+    figures.faults["Redis restarted empty"] += 1
+    eventually(lambda: not trial.tick(), one, patience_s=PATIENCE_S)
+    other = trial.worker()
+    eventually(
+        lambda: all(trial.recorder.taken_over_at(family.actor, emptied_at) for family in trial.families),
+        one,
+        other,
+        patience_s=PATIENCE_S,
+    )
+    trial.go()
+    return other
 
 
 @pytest.mark.parametrize("point", ["update", pytest.param("select", marks=pytest.mark.long)])
@@ -35,17 +58,9 @@ def test_worker_paused_past_its_ttl_cannot_commit_after_a_takeover(  # F1
 ) -> None:
     trial = make_trial(FIVE)
     sleeper = trial.worker()
-    trial.arm(point, 2)
-    trial.fill(1)
-    trial.tick()
-    trial.await_held(sleeper)
+    trial.hold_first_round(point, 2, sleeper)
 
-    sleeper.pause()
-    figures.faults["SIGSTOP past the ttl"] += 1
-    other = trial.worker()
-    eventually(lambda: not trial.waiting, other, patience_s=PATIENCE_S)
-    trial.go()
-    sleeper.unpause()
+    other = pause_until_taken_over(trial, sleeper, figures)
     eventually(lambda: ended(sleeper) == {family.actor for family in FIVE}, sleeper, patience_s=PATIENCE_S)
     drain(trial, sleeper, other, expected=undisturbed)
 
@@ -58,18 +73,9 @@ def test_empty_redis_doubles_attempts_but_not_effects(  # F2
 ) -> None:
     trial = make_trial(FOUR)
     one = trial.worker()
-    trial.arm("select", 2)
-    trial.fill(1)
-    trial.tick()
-    trial.await_held(one)
+    trial.hold_first_round("select", 2, one)
 
-    emptied_at = time.time()
-    trial.servers.restart("redis")
-    figures.faults["Redis restarted empty"] += 1
-    eventually(lambda: not trial.tick(), one, patience_s=PATIENCE_S)
-    other = trial.worker()
-    eventually(lambda: begun_since(trial, emptied_at), one, other, patience_s=PATIENCE_S)
-    trial.go()
+    other = empty_redis_until_taken_over(trial, one, figures)
     drain(trial, one, other, expected=undisturbed)
 
     assert verdict(trial, undisturbed, figures) == []
@@ -81,10 +87,7 @@ def test_redis_frozen_past_the_ttl_ends_runs_and_loses_nothing(  # L2, L5
 ) -> None:
     trial = make_trial(FIVE)
     worker = trial.worker()
-    trial.arm("select", 2)
-    trial.fill(1)
-    trial.tick()
-    trial.await_held(worker)
+    trial.hold_first_round("select", 2, worker)
 
     trial.redis.freeze()
     figures.faults["Redis silent past the ttl"] += 1

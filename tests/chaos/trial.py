@@ -182,6 +182,12 @@ class Trial:
             prepared.write_text(str(time))
             prepared.rename(f"{prepared}.armed")
 
+    def hold_first_round(self, point: str, time: int, *processes: Process) -> None:
+        """Hold all families at this pass of a point in the first round."""
+        self.arm(point, time)
+        self.add_round(1)
+        self.await_held(*processes)
+
     def await_held(self, *processes: Process, ticking: bool = False) -> None:
         """Wait until every armed point is reached.
 

@@ -24,9 +24,11 @@ from tests.internals.ledger import Heartbeat, RedisHeartbeats, Run
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
 AddStatuses = Callable[..., None]
-#: Sets this machine's clock so far ahead of the real one.
 #: Writes a process's heartbeat that is so old.
 Beat = Callable[..., None]
+#: Executes a statement in another session, and returns its rows.
+Do = Callable[[str], list[tuple[Any, ...]]]
+#: Sets this machine's clock so far ahead of the real one.
 SetAhead = Callable[[timedelta], None]
 #: Makes a trigger act, in PL/pgSQL, before an event such as ``DELETE ON orders`` of rows that a condition holds for.
 Plant = Callable[[str, str, str], None]
@@ -39,6 +41,16 @@ def application_url(urls: Urls, settings: Settings) -> str:
     """URL of an application's own connections to the database of its tables, direct with every topology."""
     separator = "&" if "?" in urls.database else "?"
     return f"{urls.database}{separator}options=-csearch_path%3D{settings.namespace}"
+
+
+@pytest.fixture
+def do(postgres: Database, admin: Connection) -> Do:
+    def execute(statement: str) -> list[tuple[Any, ...]]:
+        with admin.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    return execute
 
 
 @pytest.fixture

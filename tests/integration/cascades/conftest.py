@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg2
 import pytest
-from psycopg2.extensions import connection as Connection
 
 from tests.integration.cascades import shop
 from tests.integration.cascades.shop import Application
 from tests.integration.several_databases import two as two
 from tests.internals.database import Database
-
-#: Executes statements in another session.
-Do = Callable[[str], None]
-
-
-@pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statements: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statements)
-
-    return execute
 
 
 @pytest.fixture

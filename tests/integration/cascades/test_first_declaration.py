@@ -10,7 +10,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import DeclarationError, Delete, Reference, Rows, Sweep
-from tests.integration.cascades.conftest import Do
+from tests.integration.conftest import Do
 from tests.internals.engine import run_sweep
 from tests.internals.insight import Plan, plan
 

@@ -9,7 +9,7 @@ import pytest
 from peewee import BigAutoField
 
 from housekeeping import BaseModel, DeclarationError, Delete, Reference, Settings
-from tests.integration.cascades.conftest import Do
+from tests.integration.conftest import Do
 from tests.internals.database import Database, key_of
 from tests.internals.sweeps import Graph, read_graph
 from tests.session_settings import set_in_session

@@ -8,7 +8,7 @@ import pytest
 from peewee import BigAutoField
 
 from housekeeping import BaseModel, Delete, Guard, Rows, Settings, Sweep, UtcDateTimeField
-from tests.integration.cascades.conftest import Do
+from tests.integration.conftest import Do
 from tests.internals.doctor import stages
 from tests.internals.engine import run_sweep
 from tests.internals.insight import plan

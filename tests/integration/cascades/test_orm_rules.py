@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from housekeeping import Delete, Rows, Settings, Sweep
-from tests.integration.cascades.conftest import Do
+from tests.integration.conftest import Do
 from tests.integration.sweeps.table_models import django_shop
 from tests.internals.doctor import stages
 

@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, Call, Delete, Rows, Settings, Sweep, UtcDateTimeField
 from tests.declarations import changed
-from tests.integration.cascades.conftest import Do
+from tests.integration.conftest import Do
 from tests.internals.database import Database
 from tests.internals.doctor import stages
 from tests.internals.engine import Finding, run_sweep

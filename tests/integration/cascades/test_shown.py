@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from housekeeping import Delete, Rows, Sweep
-from tests.integration.cascades.conftest import Do
+from tests.integration.conftest import Do
 from tests.internals.cli import out, print_plan
 from tests.internals.insight import plan
 

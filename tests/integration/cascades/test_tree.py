@@ -8,7 +8,7 @@ import pytest
 from peewee import BigAutoField
 
 from housekeeping import BaseModel, Delete, Limits, Reference, Rows, Sweep, UtcDateTimeField
-from tests.integration.cascades.conftest import Do
+from tests.integration.conftest import Do
 from tests.internals.insight import as_json, plan
 from tests.internals.sweeps import tree
 

@@ -12,7 +12,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import Anonymise, Delete, Keep, Kept, Reference, Rows, Settings, Subject, Sweep
 from tests.declarations import changed
-from tests.integration.conftest import Locked
+from tests.integration.conftest import Do, Locked
 from tests.integration.sweeps.limits.test_db_health import until
 from tests.internals.core import SettingsError
 from tests.internals.database import Database, database
@@ -23,7 +23,6 @@ from tests.internals.workers import BUILT_IN, kept_tables
 from tests.internals.workers import old_runs_sweep as old_runs
 
 DAY: Final = timedelta(days=1)
-SQL = Callable[[str], None]
 
 
 def sweep(name: str, table: str, **more: Any) -> Sweep:
@@ -34,18 +33,9 @@ def sweep(name: str, table: str, **more: Any) -> Sweep:
 SESSIONS: Final = sweep("shop.sessions", "session")
 
 
-@pytest.fixture
-def sql(postgres: Database, admin: Connection) -> SQL:
-    def execute(text: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(text)
-
-    return execute
-
-
-def create(sql: SQL, *names: str) -> None:
+def create(do: Do, *names: str) -> None:
     for name in names:
-        sql(f"CREATE TABLE {name} (id integer PRIMARY KEY, at timestamptz)")
+        do(f"CREATE TABLE {name} (id integer PRIMARY KEY, at timestamptz)")
 
 
 def covered(
@@ -56,8 +46,8 @@ def covered(
     return {each.table: each for each in found.tables}
 
 
-def test_table_is_swept_kept_or_undecided(sql: SQL) -> None:
-    create(sql, "session", "country", "forgotten")
+def test_table_is_swept_kept_or_undecided(do: Do) -> None:
+    create(do, "session", "country", "forgotten")
 
     found = covered([SESSIONS], [Kept("country", "reference data")])
 
@@ -69,9 +59,9 @@ def test_table_is_swept_kept_or_undecided(sql: SQL) -> None:
     }
 
 
-def test_own_tables_and_archives_are_named_as_such(sql: SQL) -> None:
-    create(sql, "session")
-    sql("CREATE TABLE old_session (id integer, at timestamptz, archived_at timestamptz, archived_by_run bigint)")
+def test_own_tables_and_archives_are_named_as_such(do: Do) -> None:
+    create(do, "session")
+    do("CREATE TABLE old_session (id integer, at timestamptz, archived_at timestamptz, archived_by_run bigint)")
 
     found = covered([sweep("shop.sessions", "session", action=Delete(archive_to="old_session")), old_runs])
 
@@ -81,9 +71,9 @@ def test_own_tables_and_archives_are_named_as_such(sql: SQL) -> None:
     assert (own["runs"], own["migrations"]) == (("housekeeping.old_runs",), ())
 
 
-def test_table_whose_rows_go_with_others_is_swept(sql: SQL) -> None:
-    create(sql, "session")
-    sql(
+def test_table_whose_rows_go_with_others_is_swept(do: Do) -> None:
+    create(do, "session")
+    do(
         "CREATE TABLE visit (id integer PRIMARY KEY, session_id integer REFERENCES session ON DELETE CASCADE);"
         "CREATE TABLE click (visit_id integer REFERENCES visit ON DELETE CASCADE);"
         "CREATE TABLE payment (session_id integer REFERENCES session ON DELETE SET NULL)"
@@ -96,9 +86,9 @@ def test_table_whose_rows_go_with_others_is_swept(sql: SQL) -> None:
     assert found["payment"].state == "undecided"
 
 
-def test_table_that_a_declared_cascade_deletes_is_swept_and_a_kept_one_is_not(sql: SQL) -> None:
-    create(sql, "session")
-    sql(
+def test_table_that_a_declared_cascade_deletes_is_swept_and_a_kept_one_is_not(do: Do) -> None:
+    create(do, "session")
+    do(
         "CREATE TABLE visit (id integer PRIMARY KEY, session_id integer REFERENCES session);"
         "CREATE TABLE payment (id integer PRIMARY KEY, session_id integer REFERENCES session ON DELETE CASCADE)"
     )
@@ -110,9 +100,9 @@ def test_table_that_a_declared_cascade_deletes_is_swept_and_a_kept_one_is_not(sq
     assert found["payment"].state == "undecided"
 
 
-def test_refused_cascade_keeps_no_table_clean(sql: SQL) -> None:
-    create(sql, "session")
-    sql("CREATE TABLE visit (id integer PRIMARY KEY, session_id integer REFERENCES session)")
+def test_refused_cascade_keeps_no_table_clean(do: Do) -> None:
+    create(do, "session")
+    do("CREATE TABLE visit (id integer PRIMARY KEY, session_id integer REFERENCES session)")
 
     found = covered([sweep("shop.cascade", "session", action=Delete(dependents=True))])
 
@@ -120,16 +110,16 @@ def test_refused_cascade_keeps_no_table_clean(sql: SQL) -> None:
     assert "shop.cascade is refused" in (found["session"].reason or "")
 
 
-def test_disabled_sweep_keeps_no_table_clean(sql: SQL) -> None:
-    create(sql, "session")
+def test_disabled_sweep_keeps_no_table_clean(do: Do) -> None:
+    create(do, "session")
 
     found = covered([changed(SESSIONS, enabled=False)])
 
     assert (found["session"].state, found["session"].reason) == ("undecided", "shop.sessions is disabled")
 
 
-def test_partitions_count_as_their_table(sql: SQL) -> None:
-    sql(
+def test_partitions_count_as_their_table(do: Do) -> None:
+    do(
         "CREATE TABLE event (id integer, at timestamptz) PARTITION BY RANGE (id);"
         "CREATE TABLE event_low PARTITION OF event FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id);"
         "CREATE TABLE event_low_1 PARTITION OF event_low FOR VALUES FROM (0) TO (50);"
@@ -144,13 +134,13 @@ def test_partitions_count_as_their_table(sql: SQL) -> None:
     assert (found["event"].state, found["event"].rows, found["event"].bytes) == ("kept", 100, 2 * 8192)
 
 
-def test_table_of_another_schema_needs_its_schema(sql: SQL, settings: Settings) -> None:
+def test_table_of_another_schema_needs_its_schema(do: Do, settings: Settings) -> None:
     other = f"{settings.namespace}_audit"
-    sql(f'CREATE SCHEMA {other}; CREATE TABLE {other}."Event" (id integer)')
+    do(f'CREATE SCHEMA {other}; CREATE TABLE {other}."Event" (id integer)')
 
     without = read_coverage((), [Kept("Event", "log")])
     found = covered(kept=[Kept(f'{other}."Event"', "log")])
-    sql(f"DROP SCHEMA {other} CASCADE")
+    do(f"DROP SCHEMA {other} CASCADE")
 
     assert without.unfit == ["Event"]
     assert found[f'{other}."Event"'].state == "kept"
@@ -167,13 +157,13 @@ def test_built_in_workers_say_which_tables_they_keep_clean(postgres: Database, m
     assert {found[model._meta.table_name].state for model in models.values()} <= {"swept"}
 
 
-def test_growth_is_measured_between_two_nights(sql: SQL) -> None:
-    create(sql, "session")
-    sql("CREATE TABLE steady (id integer)")
+def test_growth_is_measured_between_two_nights(do: Do) -> None:
+    create(do, "session")
+    do("CREATE TABLE steady (id integer)")
     run_sweep(old_runs)
     before = covered()["session"].growth
     TableSize.update(at=NOW - 2 * DAY).execute()
-    sql("INSERT INTO session SELECT n, now() FROM generate_series(1, 10000) AS n")
+    do("INSERT INTO session SELECT n, now() FROM generate_series(1, 10000) AS n")
 
     run_sweep(old_runs)
     found = list(covered())
@@ -185,19 +175,19 @@ def test_growth_is_measured_between_two_nights(sql: SQL) -> None:
     assert (found[0], again) == ("session", 0)
 
 
-def test_size_of_a_dropped_table_is_forgotten(sql: SQL) -> None:
-    create(sql, "session")
+def test_size_of_a_dropped_table_is_forgotten(do: Do) -> None:
+    create(do, "session")
     run_sweep(old_runs)
-    sql("DROP TABLE session")
+    do("DROP TABLE session")
 
     run_sweep(old_runs)
 
     assert not TableSize.select().where(TableSize.table_name == "session").exists()
 
 
-def test_oldest_stale_row_is_that_of_the_last_run(sql: SQL, locked: Locked) -> None:
-    create(sql, "session")
-    sql("INSERT INTO session VALUES (1, '2020-01-01 00:00+00'), (2, '2021-01-01 00:00+00')")
+def test_oldest_stale_row_is_that_of_the_last_run(do: Do, locked: Locked) -> None:
+    create(do, "session")
+    do("INSERT INTO session VALUES (1, '2020-01-01 00:00+00'), (2, '2021-01-01 00:00+00')")
 
     with locked("SELECT FROM session WHERE id = 2 FOR UPDATE"):
         run_sweep(changed(SESSIONS, first_run=False))
@@ -205,8 +195,8 @@ def test_oldest_stale_row_is_that_of_the_last_run(sql: SQL, locked: Locked) -> N
     assert covered([SESSIONS])["session"].oldest_at == datetime(2021, 1, 1, tzinfo=UTC)
 
 
-def test_exclusively_locked_table_has_no_size_and_delays_nothing(sql: SQL, locked: Locked) -> None:
-    create(sql, "session", "country")
+def test_exclusively_locked_table_has_no_size_and_delays_nothing(do: Do, locked: Locked) -> None:
+    create(do, "session", "country")
 
     with locked("LOCK TABLE session IN ACCESS EXCLUSIVE MODE"):
         found = covered([SESSIONS])
@@ -215,8 +205,8 @@ def test_exclusively_locked_table_has_no_size_and_delays_nothing(sql: SQL, locke
     assert found["country"].bytes == 8192
 
 
-def test_ledger_need_not_exist(sql: SQL, settings: Settings) -> None:
-    create(sql, "session")
+def test_ledger_need_not_exist(do: Do, settings: Settings) -> None:
+    create(do, "session")
     for model in (TableSize, Run):
         model.drop_table()
 
@@ -230,11 +220,11 @@ def rows_read(sql_rows: Callable[[str], list[Any]]) -> list[str]:
 
 
 def test_500_tables_need_as_many_statements_as_one_and_no_row_is_read(
-    sql: SQL, admin: Connection, statements: list[str]
+    do: Do, admin: Connection, statements: list[str]
 ) -> None:
     numbers = range(500)
-    sql(";".join(f"CREATE TABLE table_{n} (id integer PRIMARY KEY, at timestamptz)" for n in numbers))
-    sql(";".join(f"INSERT INTO table_{n} SELECT generate_series(1, 10), now()" for n in numbers))
+    do(";".join(f"CREATE TABLE table_{n} (id integer PRIMARY KEY, at timestamptz)" for n in numbers))
+    do(";".join(f"INSERT INTO table_{n} SELECT generate_series(1, 10), now()" for n in numbers))
     sweeps = [sweep(f"shop.sweep_{n}", f"table_{n}") for n in range(100)]
     kept = [Kept(f"table_{n}", "reference data") for n in range(100, 499)]
 
@@ -286,8 +276,8 @@ def test_wrong_kept_table_is_refused(kept: dict[str, str], text: str) -> None:
     assert text in str(refused.value)
 
 
-def people(sql: SQL) -> None:
-    sql(
+def people(do: Do) -> None:
+    do(
         "CREATE TABLE person (id integer PRIMARY KEY);"
         "CREATE TABLE visit (id integer PRIMARY KEY, person_id integer REFERENCES person);"
         "CREATE TABLE comment (id integer PRIMARY KEY, author_id integer REFERENCES person, at timestamptz);"
@@ -295,8 +285,8 @@ def people(sql: SQL) -> None:
     )
 
 
-def test_table_that_a_subject_decides_about_is_swept_or_kept_by_it(sql: SQL) -> None:
-    people(sql)
+def test_table_that_a_subject_decides_about_is_swept_or_kept_by_it(do: Do) -> None:
+    people(do)
     decisions: Any = {"visit": Delete(), "comment": Anonymise(author_id=None), "invoice": Keep("tax law")}
 
     found = covered(subjects=[Subject("customer", "person", tables=decisions)])
@@ -309,8 +299,8 @@ def test_table_that_a_subject_decides_about_is_swept_or_kept_by_it(sql: SQL) -> 
     }
 
 
-def test_table_that_a_subject_keeps_unchanged_is_kept_for_its_reason(sql: SQL) -> None:
-    sql("CREATE TABLE person (id integer PRIMARY KEY); CREATE TABLE audit (id integer PRIMARY KEY, person_id integer)")
+def test_table_that_a_subject_keeps_unchanged_is_kept_for_its_reason(do: Do) -> None:
+    do("CREATE TABLE person (id integer PRIMARY KEY); CREATE TABLE audit (id integer PRIMARY KEY, person_id integer)")
     link = Reference("audit.person_id", "person.id")
 
     found = covered(subjects=[Subject("customer", "person", tables={"audit": Keep("a log")}, references=[link])])
@@ -318,8 +308,8 @@ def test_table_that_a_subject_keeps_unchanged_is_kept_for_its_reason(sql: SQL) -
     assert (found["audit"].state, found["audit"].by, found["audit"].reason) == ("kept", (), "customer: a log")
 
 
-def test_tables_of_a_refused_subject_are_undecided(sql: SQL) -> None:
-    people(sql)
+def test_tables_of_a_refused_subject_are_undecided(do: Do) -> None:
+    people(do)
 
     found = covered(subjects=[Subject("customer", "person", tables={"visit": Delete()})])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import pytest
 from peewee import BigIntegerField, CompositeKey, DatabaseError, IntegerField, SmallIntegerField, TextField
-from psycopg2.extensions import connection as Connection
 
 from housekeeping import BaseModel, StateMachine
+from tests.integration.conftest import Do
 from tests.integration.statements import watch_statements
 from tests.internals.core import IllegalEvent, RecordChanged
 from tests.internals.database import CONFLICT_RETRIES, Database
@@ -47,8 +46,6 @@ MACHINE = StateMachine(
     final=(State.DONE, State.FAILED),
 )
 
-Do = Callable[[str], None]
-
 
 @pytest.fixture
 def job(postgres: Database) -> Job:
@@ -56,17 +53,6 @@ def job(postgres: Database) -> Job:
     postgres.create_tables([Job])
     Job.create(id=1, part=2, status=State.WAITING)
     return Job.create(id=1, part=1, status=State.WAITING)
-
-
-@pytest.fixture
-def do(admin: Connection) -> Do:
-    """Do something in another session."""
-
-    def execute(statement: str) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(statement)
-
-    return execute
 
 
 def row(part: int = 1) -> tuple[int, str, int]:

@@ -9,9 +9,10 @@ import redis
 
 from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.faults import unavailable_database
 from tests.integration.conftest import Beat, Locked, Plant
 from tests.internals.core import MAIN
-from tests.internals.database import Database, connect_to, database
+from tests.internals.database import Database
 from tests.internals.embedded import embedded
 from tests.internals.ledger import Erasure, Evaluation, Heartbeat, Run
 from tests.internals.web import SnapshotReader, database_server
@@ -33,14 +34,10 @@ def without_redis(settings: Settings) -> SnapshotReader:
     return SnapshotReader(settings.model_copy(update={"redis_url": NOWHERE, "broker_url": None}), SWEEPS)
 
 
-def test_unavailable_database_is_named_and_its_workers_stay(reader: SnapshotReader, postgres: Database) -> None:
+def test_unavailable_database_is_named_and_its_workers_stay(reader: SnapshotReader) -> None:
     before = reader.read(None)
-    with database.using(MAIN):
-        database.initialize(connect_to("postgresql://127.0.0.1:1/nowhere"))
-    try:
+    with unavailable_database():
         during = reader.read(before)
-    finally:
-        database.initialize(postgres)
 
     assert during.statuses == before.statuses and during.statuses.keys() == {sweep.name}
     [line] = during.errors
@@ -213,15 +210,11 @@ def test_late_erasure_is_explained_until_a_later_one_is_done(reader: SnapshotRea
     assert [each for each in later.alerts if each.name == "erasure_late"] == []
 
 
-def test_late_erasure_stays_while_the_database_is_unavailable(reader: SnapshotReader, postgres: Database) -> None:
+def test_late_erasure_stays_while_the_database_is_unavailable(reader: SnapshotReader) -> None:
     _erasure("requested", 25 * HOUR)
     before = reader.read(None)
-    with database.using(MAIN):
-        database.initialize(connect_to("postgresql://127.0.0.1:1/nowhere"))
-    try:
+    with unavailable_database():
         during = reader.read(before)
-    finally:
-        database.initialize(postgres)
 
     assert (during.late_erasures, "erasure_late" in {each.name for each in during.alerts}) == (None, True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from psycopg2.extensions import connection as Connection
 from housekeeping import Settings, Sweep
 from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.bulk_imports.models import BulkImportEntity
+from tests.integration.conftest import Do
 from tests.integration.workers.bulk_imports.conftest import STALE
 from tests.integration.workers.partitioned import create_partitioned
 from tests.internals.database import Database, connect_to, database, restore_declared_key
@@ -28,17 +29,6 @@ SELECT n, 100 + n % 2, n, 1, n % 2, 'g' || n, 'g', 'new', n % 4, {STALE}, {STALE
 INSERT INTO p_bulk_import_trackers (partition_id, bulk_import_entity_id, relation, status)
 SELECT 100 + s % 2, n, 'relation ' || s, s FROM generate_series(1, 40) AS n, unnest(ARRAY[0, 1, 2, 3]) AS s;
 """
-Do = Callable[[str], list[tuple[Any, ...]]]
-
-
-@pytest.fixture
-def do(postgres: Database, admin: Connection) -> Do:
-    def execute(statement: str) -> list[tuple[Any, ...]]:
-        with admin.cursor() as cursor:
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-
-    return execute
 
 
 @pytest.fixture
