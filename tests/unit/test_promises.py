@@ -17,7 +17,7 @@ _LEFT_OUT: Final = ("tests/chaos/", "tests/simulator/", "tests/soak/")
 #: Numbers of the promises and of the scenarios after them.
 NUMBERS = [
     f"{letter}{number}"
-    for letter, last in dict(D=10, L=6, I=4, R=6, S=5, B=3, F=10, A=2, C=2, P=1, O=1).items()
+    for letter, last in dict(D=10, L=6, I=4, R=6, S=5, B=3, F=10, A=2, C=2, E=3, P=1, O=1).items()
     for number in range(1, last + 1)
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tests.integration.several_databases import CI
 from tests.internals.core import DatabaseUnavailable
 from tests.internals.database import database
 from tests.internals.engine import run_sweep
-from tests.internals.erasures import ErasureInterrupted, execute, ledger, work
+from tests.internals.erasures import ErasureInterrupted, execute, export, ledger, work
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -347,6 +348,23 @@ def test_rows_of_other_databases_are_decided_likewise(
     assert _ci("SELECT * FROM shipment ORDER BY 1") == shipments_left
     assert _ci("SELECT id FROM step ORDER BY 1") == [(4,), (5,)]
     assert done.counts["step"] == {"deleted": 3}
+
+
+def test_export_has_the_rows_of_all_databases_and_an_erasure_leaves_none(builds: Settings) -> None:
+    subject = _of_two_databases(Delete(), Delete())
+    erasing = work.Erasing(subject, [str(MARKER_ID)], [], ())
+
+    lines = [json.loads(each) for each in export(subject, erasing.reach, erasing.found, builds)]
+
+    found: dict[str, list[int]] = {}
+    for each in lines:
+        if each.get("database") == CI:
+            found.setdefault(each["table"], []).append(each["row"]["id"])
+    assert found == {"build": [1, 2, 3], "shipment": [1, 2, 3, 4], "step": [1, 2, 3]}
+    assert len(lines) == 23 + 10
+    assert erase(builds, subject).state == "done"
+    again = work.Erasing(subject, [str(MARKER_ID)], [erasing.found], ())
+    assert not any(again.left().values())
 
 
 def test_locked_row_of_another_database_keeps_what_leads_to_it(builds: Settings) -> None:
