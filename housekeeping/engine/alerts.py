@@ -34,7 +34,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import ExceptHeld
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Backlog, Stage
-from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.table_stage import TableStage, backlog_of
 
 logger = named_logger(__name__)
 
@@ -583,10 +583,7 @@ def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Backlog:
 
 def backlog(sweep: Sweep, now: datetime, limit: int) -> Backlog:
     """Return the stale rows of all stages, counted up to `limit`. If there are more: `limit`, and not exact."""
-    waiting = Backlog(0)
-    for each in sweep.stages_for_run():
-        waiting += each.backlog(now, limit)
-    return up_to(limit, waiting)
+    return up_to(limit, backlog_of(sweep.stages_for_run(), now, limit))
 
 
 def up_to(limit: int, waiting: Backlog) -> Backlog:

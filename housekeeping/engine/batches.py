@@ -61,7 +61,7 @@ from housekeeping.sweeps.stage import (
     Stage,
     as_cursor,
 )
-from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.table_stage import TableStage, counts_rows
 
 logger = named_logger(__name__)
 
@@ -193,6 +193,7 @@ class Batches:
         self._traversal = Traversal(stages, begun.cursor)
         self._place = self._traversal.start
         self._verdict: Verdict | None = None
+        self._commits = 0
         self._commit = Commit(sweep.name, begun)
         tables = throttled_tables(stages, now)
         self._throttle = Throttle(sweep.limits.throttle, tables, budget, request.stopping.wait, request.health)
@@ -272,8 +273,7 @@ class Batches:
                     counts=counts,
                     cursor=cursor,
                     ends_run=is_last and self._error_at_end(DONE, ends_stage) is None,
-                    # Only for a batch that begins the run: rows become stale meanwhile.
-                    is_only=place == Place() and len(self._stages) == 1 and self._counts_rows(stage),
+                    all_stages=self._all_counted(place),
                 )
             else:
                 result, override = self._commit.as_expected(
@@ -303,9 +303,14 @@ class Batches:
         self._take((counts, place, verdict))
         return result
 
-    def _counts_rows(self, stage: TableStage) -> bool:
-        """Return whether the run's backlog is recorded, as the number of the stage's stale rows."""
-        return records_backlog(self._request.sweep) and type(stage).backlog is TableStage.backlog
+    def _all_counted(self, place: Place) -> Sequence[TableStage]:
+        """Return the stages whose stale rows are the run's backlog, if a batch at this place can count them.
+
+        It is the only batch of the last stage, and each stage before had one: rows become stale during a longer run.
+        """
+        stages = [each for each in self._stages if isinstance(each, TableStage) and counts_rows(each)]
+        is_only = place == Place(len(self._stages) - 1) and self._commits == place.stage
+        return stages if is_only and len(stages) == len(self._stages) and records_backlog(self._request.sweep) else ()
 
     def _commit_whole(self, apply: Callable[[], BatchResult], place: Place) -> BatchResult:
         """Commit a batch with counts and cursor. Close the run's row after the last one."""
@@ -341,6 +346,7 @@ class Batches:
 
     def _take(self, after: _After) -> None:
         self._state.counts, self._place, self._verdict = after
+        self._commits += 1
 
     def _close(self, counts: Counts, place: Place, verdict: Verdict, result: BatchResult) -> Counts:
         """Close the row in the open transaction, and return its counts.

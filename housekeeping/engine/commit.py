@@ -101,7 +101,14 @@ class Commit:
         )
 
     def in_one_statement(
-        self, stage: TableStage, batch: Batch, *, counts: Counts, cursor: Cursor | None, ends_run: bool, is_only: bool
+        self,
+        stage: TableStage,
+        batch: Batch,
+        *,
+        counts: Counts,
+        cursor: Cursor | None,
+        ends_run: bool,
+        all_stages: Sequence[TableStage],
     ) -> tuple[BatchResult, Override | None, bool, bool]:
         """Commit a batch together with its counts and cursor, in one round trip.
 
@@ -111,7 +118,8 @@ class Commit:
         Parameters:
           counts, cursor: Those of the run before the batch.
           ends_run: Whether the run ends as done if the batch is not full.
-          is_only: Whether the run's backlog is that of this stage, and this batch begins at its front.
+          all_stages: All stages, this one last, if the batch is to find out whether no stale rows are left. The batch
+            begins at the front of its stage. Otherwise empty.
 
         Raises:
           peewee.DataError: The run or its lease was taken over, or a picked row was not changed. Nothing was changed;
@@ -119,8 +127,8 @@ class Commit:
           peewee.PeeweeException: The database failed. Nothing was changed, unless the connection was lost.
         """
         with_rows = stage.needs_rows()
-        form = ("at once", with_rows, "batches" in counts, is_only)
-        statement = stage.statement(batch, form, partial(self._compiled, stage, with_rows, counts, is_only))
+        form = ("at once", with_rows, "batches" in counts, bool(all_stages))
+        statement = stage.statement(batch, form, partial(self._compiled, stage, with_rows, counts, all_stages))
         own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self._heartbeat_at, ends_run)
         with span("housekeeping.batch"):
             rows = statement.rows_at_once(*(batch.after or ()), *own)
@@ -315,12 +323,14 @@ class Commit:
                 self._stored += outbox.store_in_outbox(each.event, each.rows, worker=self._worker, run_id=self._run_id)
 
     def _compiled(
-        self, stage: TableStage, with_rows: bool, before: Counts, is_only: bool, batch: Batch
+        self, stage: TableStage, with_rows: bool, before: Counts, all_stages: Sequence[TableStage], batch: Batch
     ) -> PreparedQuery:
-        query = self._query(stage, with_rows, before, is_only, batch)
+        query = self._query(stage, with_rows, before, all_stages, batch)
         return PreparedQuery(lock_statement(stage, batch), query) if stage.locks_first else PreparedQuery(query)
 
-    def _query(self, stage: TableStage, with_rows: bool, before: Counts, is_only: bool, batch: Batch) -> Query:
+    def _query(
+        self, stage: TableStage, with_rows: bool, before: Counts, all_stages: Sequence[TableStage], batch: Batch
+    ) -> Query:
         width = len(batch.after or ())
         counts, cursor, heartbeat, ends_run = (
             Parameter(width + number).cast(kind)
@@ -334,7 +344,9 @@ class Commit:
         totals = [count_of(each).alias(name) for name, each in zip(names, write.ctes, strict=True)]
         last = _last_position(stage, picked).alias("position")
         # Of the statement's snapshot, in which the picked rows are stale. Not executed if the run continues.
-        stale = stage.probes(batch.now, stage.batch_size)[0].query if is_only else SQL("NULL::bigint")
+        stale: Any = stage.probes(batch.now, stage.batch_size)[0].query if all_stages else SQL("NULL::bigint")
+        for each in all_stages[:-1]:
+            stale = Case(None, [(Expression(each.probes(batch.now, 0)[0].query, OP.EQ, 0), stale)])
         is_last = ends_run & (count_of(picked) < stage.batch_size)
         numbers = Select(
             columns=[last, count_of(picked).alias("picked"), Case(None, [(is_last, stale)]).alias("stale"), *totals]

@@ -51,6 +51,7 @@ from housekeeping.sweeps.stage import (
     Failure,
     Position,
     RowLog,
+    Stage,
     StagePlan,
 )
 
@@ -361,6 +362,22 @@ class TableStage(TableRows):
         return Probe(found, read)
 
 
+def backlog_of(stages: Sequence[Stage], now: datetime, limit: int) -> Backlog:
+    """Return the stale rows of stages, counted up to the limit for each, by one statement where that is possible."""
+    probes, waiting = [], Backlog(0)
+    for each in stages:
+        if isinstance(each, TableStage) and counts_rows(each):
+            probes.append(each.probes(now, limit)[:1])
+        else:
+            waiting += each.backlog(now, limit)
+    return sum((number for [number] in read_together(probes)), waiting)
+
+
+def counts_rows(stage: TableStage) -> bool:
+    """Return whether the stage's backlog is the number that its first probe counts."""
+    return type(stage).backlog is TableStage.backlog
+
+
 def refuse_other_rows(stage: TableStage, write: Write) -> None:
     """Reject statements that may change rows outside of the batch.
 
@@ -379,6 +396,8 @@ def refuse_other_rows(stage: TableStage, write: Write) -> None:
             f"{stage.model.__name__} are identified by {_listed(key)}; write .returning(*table.key)"
             f"{_compare(first, key)}"
         )
+    if not others:
+        return
     reads = {id(each): _Reads(each) for each in (*write.before, *others)}
     followed: list[CTE] = [first]
     for _ in reads:  # as often as the longest chain

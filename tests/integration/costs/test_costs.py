@@ -8,10 +8,12 @@ become too large, because it would hide the next increase. The tests record what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+import psycopg2
 import pytest
 import redis
 from psycopg2.extensions import connection as Connection
@@ -149,17 +151,33 @@ def test_run_without_work_has_the_recorded_costs(counted: Database, run: Run) ->
     assert deviations("nothing stale", costs) == {}
 
 
-@pytest.mark.parametrize("worker", ["ci.stuck_builds.drop_canceling", "user_status_cleanup.batch"])
-def test_idle_run_of_a_warm_worker_takes_six_statements(
-    counted: Database, sweeps: Any, admin: Connection, meter_client: redis.Redis, worker: str
+@pytest.mark.parametrize(
+    ("worker", "batches"),
+    [("ci.stuck_builds.drop_canceling", 1), ("user_status_cleanup.batch", 1), ("bulk_imports.stale_import", 2)],
+)
+def test_idle_run_of_a_warm_worker_takes_five_statements_and_its_batches(
+    counted: Database, sweeps: Any, admin: Connection, meter_client: redis.Redis, worker: str, batches: int
 ) -> None:
-    counted.create_tables([Build, UserStatus])
+    counted.create_tables([Build, UserStatus, *COMPARISONS["entities"].models])
     sweep = sweeps(worker)
     run_sweep(sweep)
 
     meter = Meter(admin, meter_client)
     result = run_sweep(sweep)
 
-    # The override; begin with lease and row; the runs before; COMMIT; the database's health; the batch.
-    assert (result.outcome, meter.costs().statements) == ("done", 6)
+    # The override; begin with lease and row; the runs before; COMMIT; the database's health; a batch for each stage.
+    assert (result.outcome, meter.costs().statements) == ("done", 5 + batches)
     assert (RunRow.get_by_id(result.run_id).backlog, RunRow.get_by_id(result.run_id).backlog_exact) == (0, True)
+
+
+def test_rows_that_an_earlier_stage_leaves_are_in_the_backlog(
+    fill: Callable[[str, int, int], None], run: Run, settings: Settings
+) -> None:
+    fill("imports", 3, 10)
+    with closing(psycopg2.connect(settings.require_database_url())) as other, other.cursor() as cursor:
+        cursor.execute("SELECT FROM bulk_imports WHERE status IN (0, 1) ORDER BY updated_at LIMIT 1 FOR UPDATE")
+
+        result, _ = run("bulk_imports.stale_import")
+
+    row = RunRow.get_by_id(result.run_id)
+    assert (result.outcome, result.counts["timed_out_imports"], row.backlog, row.backlog_exact) == ("done", 2, 1, True)

@@ -111,7 +111,7 @@ def test_statement_that_outlives_its_connection_commits_nothing(
 
     assert batch_row.resynchronize(begun.run_id, begun.heartbeat_at) is None
     with pytest.raises(DataError, match=REFUSED):
-        late.in_one_statement(stage, batch, counts=counts, cursor=None, ends_run=True, is_only=False)
+        late.in_one_statement(stage, batch, counts=counts, cursor=None, ends_run=True, all_stages=())
 
     assert UserStatus.select().count() == 5
 
