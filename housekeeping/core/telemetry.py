@@ -254,7 +254,7 @@ def check_in(
     try:
         capture_checkin(_slug(name), check_in_id, status, duration_s, monitor)
     except Exception:
-        _plain_logger.exception("Sentry could not be told of a run")
+        _plain_logger.exception("Sentry check-in could not be sent")
 
 
 def _slug(name: str) -> str:

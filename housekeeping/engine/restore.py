@@ -149,7 +149,7 @@ class RestoreCleared:
     Attributes:
       source: The table.
       columns: The columns.
-      defaults: Whether they got their default, which cannot be told from another value.
+      defaults: Whether they got their default, which looks like any other value.
       restored: Name of the count of rows that got them back.
     """
 

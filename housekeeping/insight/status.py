@@ -604,7 +604,7 @@ class SnapshotReader:
         if alert.worker:
             status = found.statuses.get(alert.worker)
             is_read = status is not None and status.database in found.clocks
-            # These are also told by the heartbeats.
+            # The heartbeats raise these alerts, too.
             if alert.name in ("stuck", "overdue"):
                 return is_read and found.processes.known
             return is_read and not (alert.name == "backlog" and (alert.worker, "unseen", "") in evaluated)

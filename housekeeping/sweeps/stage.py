@@ -1,4 +1,4 @@
-"""Protocol of a stage, the values that it exchanges with the engine, and what is told about each changed row."""
+"""Protocol of a stage, the values that it exchanges with the engine, and the log lines and events of changed rows."""
 
 from __future__ import annotations
 

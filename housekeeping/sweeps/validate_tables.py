@@ -75,7 +75,7 @@ def updated_columns(rights: Iterable[str]) -> set[str]:
     return {column for right in rights for named in re.findall(r"\((.*)\)", right) for column in named.split(", ")}
 
 
-_NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be told apart"
+_NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be identified"
 
 _SYSTEM_COLUMNS: Final = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 

@@ -100,7 +100,7 @@ function alerts() {
   return new Map([...document.querySelectorAll("[data-alert]")].map(({ dataset }) => [dataset.alert, dataset.subject]));
 }
 
-// Screen readers are told which alerts began, changed or ended, and not the others.
+// Screen readers announce only alerts that began, changed or ended.
 function announce(before, after) {
   const said = [];
   for (const [name, subject] of after) {
