@@ -366,7 +366,7 @@ class _Execution:
     # -- objects and other systems
 
     def _delete_objects(self, store: ObjectStore, key: str) -> None:
-        deletion = Deletion(store)
+        deletion = Deletion(store, hides_keys=True)
         pages = store.paths_below(key) if key.endswith("/") else iter([[key]])
         for paths in pages:
             while paths and deletion.unavailable is None:

@@ -330,13 +330,17 @@ class Deletion:
     Each object is a request of its own. obstore can delete a thousand objects by one request, but does not say which
     of them the store confirmed: an object that the answer does not name counts as deleted.
 
+    Parameters:
+      hides_keys: Whether errors have the type of the store's error only, because its text may have keys of objects.
+
     Attributes:
       unavailable: The reason why the rest of the run ignores the store, or None while it works.
       at_once: Number of objects for the next call of `delete`.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, *, hides_keys: bool = False) -> None:
         self.store = store
+        self._hides_keys = hides_keys
         self.unavailable: ObjectStoreUnavailable | None = None
         self._any_deleted = False
         self._refusals = 0
@@ -360,7 +364,7 @@ class Deletion:
             return found
         throttled = [_is_throttled(answer) for answer in answers.values()]
         if len(answers) >= _PROBES and all(throttled):
-            self._mark_unavailable(self.store.unavailable(answers[self.store.prefix + paths[0]]))
+            self._mark_unavailable(self.store.unavailable(self._described(answers[self.store.prefix + paths[0]])))
             return found
         for path in paths:
             answer = answers[self.store.prefix + path]
@@ -369,7 +373,7 @@ class Deletion:
                 found.gone.append(path)
                 self._any_deleted = self._any_deleted or answer is None
             else:
-                found.refused[path] = ObjectNotDeleted(self.store.describe_error(answer))
+                found.refused[path] = ObjectNotDeleted(self._described(answer))
                 self._refusals += 1
         if any(throttled):
             self.at_once = _PROBES
@@ -379,6 +383,9 @@ class Deletion:
             last = next(reversed(found.refused.values()))
             self._mark_unavailable(self.store.unavailable(f"refuses every deletion: {last}"))
         return found
+
+    def _described(self, answer: BaseException | None) -> str:
+        return type(answer).__name__ if self._hides_keys else self.store.describe_error(answer)
 
     def _answers(self, keys: Sequence[str]) -> Answers:
         client = self.store.client()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from housekeeping import Settings
-from tests.integration.erasure.shop import MARKER, MARKER_ID, deciding, erase, rows
+from housekeeping import Objects, ObjectStoreSettings, Settings
+from tests.integration.erasure.shop import MARKER, MARKER_ID, PERSON, ask, deciding, erase, row, rows, with_key
+from tests.integration.workers.object_storage.faulty_s3 import faulty_s3
 from tests.internals.database import database
-from tests.internals.erasures import work
+from tests.internals.erasures import ErasureInterrupted, execute, work
+from tests.internals.workers import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -76,6 +80,27 @@ def test_error_that_quotes_the_row_is_not_written_anywhere(
     assert left.state == "incomplete"
     assert "erase:person" in ledger and "P0001" in places["log"]
     assert [(place, mark) for place, text in places.items() for mark in _MARKS if mark in text] == []
+
+
+def test_key_of_an_object_that_a_store_does_not_delete_is_not_logged(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    throttled = (503, "<Error><Code>SlowDown</Code></Error>")
+    caplog.set_level(logging.DEBUG, "housekeeping")
+    subject = replace(PERSON, objects=[Objects("avatars", "users/{id}/")])
+    with faulty_s3() as store:
+        paths = [f"users/{MARKER_ID}/{number}" for number in range(4)]
+        monkeypatch.setattr(ObjectStore, "paths_below", lambda self, prefix: iter([paths]))  # it lists nothing
+        store.objects = set(paths)
+        store.behave = lambda server, keys, method: throttled if method == "DELETE" else (501, "")
+        given = settings.model_copy(update={"object_stores": {"avatars": ObjectStoreSettings(**store.settings())}})
+        number = ask(given, subject)
+        with suppress(ErasureInterrupted):
+            execute(number, with_key(given), {"person": subject})
+
+        assert len(store.objects) == 4 and store.methods
+    logged = _logged(caplog)
+    assert "avatars" in logged and str(MARKER_ID) not in logged + str(row(number).error)
 
 
 def test_running_erasure_has_the_key_in_its_row_alone(
