@@ -523,6 +523,11 @@ SELECT quote_ident(current_user) WHERE row_security_active(%(table)s::oid) AND (
 """
 
 
+def current_role() -> str:
+    """Return the role of the connection, quoted if necessary, for a GRANT that an administrator executes."""
+    return str(database.execute_sql("SELECT quote_ident(current_user)").fetchone()[0])
+
+
 def role_without_rows(table_id: int) -> str | None:
     """Return the current role, quoted if necessary, if policies hide rows of the table from it; else None."""
     row: Any = database.execute_sql(_HIDDEN_FROM, {"table": table_id}).fetchone()

@@ -1,7 +1,7 @@
 """Checks of an installation. Start with `examine`, which runs all checks in their order.
 
-`servers` checks PostgreSQL, Redis and the broker, `tables` the workers' tables and the rights on them, `stages` the
-statements of each sweep, `subjects` what erasures need. Each check yields findings and changes nothing.
+`servers` checks PostgreSQL, Redis and the broker, `tables` the tables of workers and erasures and the rights on them,
+`stages` the statements of each sweep. Each check yields findings and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from housekeeping.core.logs import counted, error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
-from housekeeping.doctor import servers, stages, subjects, tables
+from housekeeping.doctor import servers, stages, tables
 from housekeeping.engine.registry import by_database, by_problem
 from housekeeping.ledger.alerts import count_refused_events
 from housekeeping.sweeps.declaration import Sweep
@@ -67,7 +67,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep], *, only_databases: boo
             )
             of_database: tuple[Check, ...] = (servers.examine_postgres, *of_tables, *of_workers, servers.outbox)
             checks += [(area, partial(_of_database, name, area, check)) for check in of_database]
-        checks.append(("subjects", subjects.examine_subjects))
+        checks.append(("subjects", tables.examine_subjects))
     if settings.redis_url is None and not only_databases:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     elif not only_databases:

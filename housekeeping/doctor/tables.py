@@ -1,4 +1,4 @@
-"""Checks of the workers' tables: they exist, are whole, and have their columns, rights, archives and partitions."""
+"""Checks of the tables of workers and erasures: they exist, are whole, and have their columns, rights and archives."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Final
 from peewee import Model, ProgrammingError
 
 from housekeeping.core.clock import SYSTEM_CLOCK
-from housekeeping.core.errors import DeclarationError, DependentsRefused
+from housekeeping.core.errors import DeclarationError, DependentsRefused, SettingsError
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import (
+    current_role,
     is_absent,
     optional_fields,
     partitioned_table_of,
@@ -22,16 +23,19 @@ from housekeeping.database.catalog import (
     table_if_visible,
     table_of,
 )
-from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
+from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.times import database_now
 from housekeeping.engine.registry import Family, columns_of, misfit
+from housekeeping.erasures import subjects_of
+from housekeeping.erasures.graph import read_reach
 from housekeeping.insight.backlogs import hint_of
 from housekeeping.insight.load import table_states
-from housekeeping.ledger import schema
+from housekeeping.ledger import erasures, schema
 from housekeeping.sweeps.declaration import Sweep, setting_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Stage
+from housekeeping.sweeps.subjects import Subject
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.validate_tables import (
     archives_of,
@@ -245,7 +249,8 @@ def _stages_of(sweep: Sweep) -> Sequence[Stage]:
         return sweep.declared_stages()
 
 
-_SUBJECT: Final = "partitions"
+_PARTITIONS: Final = "partitions"
+_SUBJECTS: Final = "subjects"
 #: Partitions whose reasons are listed.
 _LISTED: Final = 3
 #: PostgreSQL lets only the owner, or a member of that role, detach and drop.
@@ -276,38 +281,38 @@ def _findings(sweep: Sweep, stage: Stage, now: datetime, sweeps: Collection[str]
         return
     hint = hint_of(stage, now)
     if hint is not None:
-        yield Finding("fine", sweep.name, _SUBJECT, hint)
+        yield Finding("fine", sweep.name, _PARTITIONS, hint)
 
 
 def _dropped(sweep: Sweep, stage: PartitionStage, now: datetime, sweeps: Collection[str]) -> Iterator[Finding]:
     try:
         candidates = stage.candidates(now)
     except DeclarationError as error:
-        yield Finding("error", sweep.name, _SUBJECT, error_line(error), "see docs/howto/drop-partitions.md")
+        yield Finding("error", sweep.name, _PARTITIONS, error_line(error), "see docs/howto/drop-partitions.md")
         return
     ids = [each.id for each in stage.table.partitions]
     not_owned: Any = database.execute_sql(_NOT_OWNED, (stage.table.name, ids)).fetchone()
     if not_owned is not None:
         table, owner = not_owned
-        way_out = f"GRANT {owner} TO current_user, or ALTER TABLE {table} OWNER TO current_user"
-        yield Finding("error", sweep.name, _SUBJECT, f"only {owner}, the owner of {table}, can drop it", way_out)
+        way_out = f"GRANT {owner} TO {current_role()}, or ALTER TABLE {table} OWNER TO {current_role()}"
+        yield Finding("error", sweep.name, _PARTITIONS, f"only {owner}, the owner of {table}, can drop it", way_out)
         return
     for table, worker in stage.left_by_others.items():
         if worker not in sweeps:
             text = f"{table} was detached by {worker}, which is not configured and cannot drop it"
             way_out = f"drop or attach it, or keep it under another name: ALTER TABLE {table} RENAME TO ..."
-            yield Finding("warning", sweep.name, _SUBJECT, text, way_out)
+            yield Finding("warning", sweep.name, _PARTITIONS, text, way_out)
     found = [(each, stage.reason_to_stay(each)) for each in candidates]
     staying = [f"{partition.name} ({reason})" for partition, reason in found if reason is not None]
     how = "concurrently" if stage.table.detaches_concurrently else "in short transactions that lock the table"
     text = f"{counted(len(found) - len(staying), 'partition')} can be dropped now; they are detached {how}"
-    yield Finding("fine", sweep.name, _SUBJECT, text)
+    yield Finding("fine", sweep.name, _PARTITIONS, text)
     if staying:
         more = f", and {len(staying) - _LISTED} more" if len(staying) > _LISTED else ""
         text = (
             f"{counted(len(staying), 'partition')} whose range is over must stay: {', '.join(staying[:_LISTED])}{more}"
         )
-        yield Finding("warning", sweep.name, _SUBJECT, text)
+        yield Finding("warning", sweep.name, _PARTITIONS, text)
 
 
 def examine_tables(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -349,7 +354,7 @@ def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> 
     try:
         oid = database.execute_sql("SELECT to_regclass(%s)::oid", (table,)).fetchone()[0]
     except ProgrammingError as error:  # no right on the schema
-        way_out = f'GRANT USAGE ON SCHEMA "{model._meta.schema}" TO current_user'
+        way_out = f'GRANT USAGE ON SCHEMA "{model._meta.schema}" TO {current_role()}'
         yield Finding("error", worker, f"rights on {name}", error_line(error), way_out)
         return
     if oid is None:
@@ -358,7 +363,7 @@ def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> 
         return
     missing = missing_rights(table, needed)
     if missing:
-        way_out = "; ".join(grants("current_user", {table: tuple(missing)}))
+        way_out = "; ".join(grants(current_role(), {table: tuple(missing)}))
         yield Finding("error", worker, f"rights on {name}", f"{', '.join(missing)} not granted{others}", way_out)
     else:
         yield Finding("fine", worker, f"table {name}", f"exists, with all needed rights{others}")
@@ -381,3 +386,75 @@ def _vacuum(worker: str, name: str, table: str) -> Iterator[Finding]:
     for state in table_states([table]):
         if state.problem is not None:
             yield Finding("warning", worker, f"autovacuum on {name}", *state.problem)
+
+
+_MAY_COUNT: Final = """
+SELECT has_database_privilege(current_database(), 'TEMPORARY'), quote_ident(current_database()),
+    quote_ident(current_user)
+"""
+
+
+def examine_subjects(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield findings about the secret of erasures, and about the tables, rights and object stores of each `Subject`.
+
+    An erasure checks the same before its first change, but then a legal deadline may already be running.
+    """
+    try:
+        subjects = subjects_of(settings)
+    except (DeclarationError, SettingsError) as error:
+        yield Finding("error", _SUBJECTS, "declaration", str(error), "correct SUBJECTS, or HOUSEKEEPING_SWEEPS")
+        return
+    if not subjects:
+        return
+    with translate_postgres_errors():
+        yield _secret_of_erasures(settings)
+        for subject in subjects.values():
+            yield from _subject(settings, subject)
+
+
+def _secret_of_erasures(settings: Settings) -> Finding:
+    subject = "HOUSEKEEPING_ERASURE_KEY"
+    if settings.erasure_key is None:
+        way_out = f"set {subject} to the output of: openssl rand -base64 32"
+        return Finding("error", _SUBJECTS, subject, "is not set, so that every erasure is refused", way_out)
+    try:
+        erasures.require_known_secrets(settings.erasure_key)
+    except SettingsError as error:
+        text, _, way_out = str(error).partition("; ")
+        return Finding("error", _SUBJECTS, subject, text, way_out)
+    return Finding("fine", _SUBJECTS, subject, "is set, and has the secret of every erasure")
+
+
+def _subject(settings: Settings, subject: Subject) -> Iterator[Finding]:
+    try:
+        with database.using(subject.database):
+            root = quoted_name(subject.model)
+            if not exists(root):
+                text = f"its table {root} is not in {database.place}"
+                yield Finding("error", _SUBJECTS, subject.name, text, "correct the table of the Subject")
+                return
+            missing = missing_rights(root, ("SELECT", "DELETE"))
+            if missing:
+                way_out = "; ".join(grants(current_role(), {root: tuple(missing)}))
+                yield Finding("error", _SUBJECTS, subject.name, f"{', '.join(missing)} on {root} not granted", way_out)
+                return
+        reach = read_reach(subject)
+    except DependentsRefused as error:
+        yield Finding("error", _SUBJECTS, subject.name, f"its erasure is refused: {error.problem}", error.way_out)
+        return
+    except DeclarationError as error:
+        yield Finding("error", _SUBJECTS, subject.name, f"its erasure is refused: {error}", "correct the Subject")
+        return
+    yield Finding("fine", _SUBJECTS, subject.name, f"{counted(len(reach.tables), 'table')}, each with a decision")
+    for name in dict.fromkeys(each for each, _ in reach.tables):
+        with database.using(name):
+            may_count, place, role = database.execute_sql(_MAY_COUNT).fetchone()
+        if not may_count:
+            text = f"{role} may not create temporary tables in {place}: erase and export cannot count the rows"
+            yield Finding("error", _SUBJECTS, subject.name, text, f"GRANT TEMPORARY ON DATABASE {place} TO {role}")
+    for location in dict.fromkeys(each.location for each in subject.objects):
+        store = settings.object_stores.get(location)
+        if store is None or not store.enabled:
+            way_out = "add it, or enable it"
+            text = f"HOUSEKEEPING_OBJECT_STORES has no location {location!r}, so that its erasure is refused"
+            yield Finding("error", _SUBJECTS, subject.name, text, way_out)

@@ -18,6 +18,7 @@ from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import counted, error_line
 from housekeeping.database.catalog import (
     TableFacts,
+    current_role,
     foreign_keys_to,
     quoted_name,
     read_table_facts,
@@ -373,7 +374,7 @@ class GraphReader:
                 except PeeweeException as error:
                     if sqlstate(error) != _NO_RIGHT:
                         raise
-                    grant = f"GRANT USAGE ON SCHEMA {table.rpartition('.')[0]} TO current_user"
+                    grant = f"GRANT USAGE ON SCHEMA {table.rpartition('.')[0]} TO {current_role()}"
                     raise DependentsRefused(f"{_called(each)}: {error_line(error)}", grant) from None
             node = self._read_from(name, table, whole=True)
             assert node is not None, "it was just described"

@@ -88,7 +88,7 @@ def test_schema_without_usage_right_is_an_error(role: str, elsewhere: Settings, 
 
     findings = [each for each in examine(elsewhere, sweeps) if each.level == "error"]
 
-    way_out = f'GRANT USAGE ON SCHEMA "{elsewhere.namespace}" TO current_user'
+    way_out = f'GRANT USAGE ON SCHEMA "{elsewhere.namespace}" TO {role}'
     assert (findings[0].area, findings[0].subject, findings[0].way_out) == (
         "user_status_cleanup.batch",
         "rights on user_statuses",

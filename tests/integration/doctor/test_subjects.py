@@ -96,19 +96,20 @@ def test_missing_right_is_an_error_with_the_statement(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, postgres: Database, admin: Connection
 ) -> None:
     name = postgres.execute_sql("SELECT quote_ident(current_database())").fetchone()[0]
-    ways: list[str | None] = []
+    ways: list[tuple[str | None, str]] = []
     with admin.cursor() as cursor:
         cursor.execute(f"REVOKE TEMPORARY ON DATABASE {name} FROM PUBLIC")
     try:
         for changed in ({}, {"session": ("SELECT",)}, {"account": ("SELECT",)}):
             rights = {**dict.fromkeys(shop.NAMES, RIGHTS), **changed}
-            with connected_as_a_role(postgres, settings, admin, rights):
+            with connected_as_a_role(postgres, settings, admin, rights) as role:
                 errors = [each for each in _found(settings, monkeypatch, PERSON) if each.level == "error"]
-            ways += [each.way_out for each in errors]
+            ways += [(each.way_out, role) for each in errors]
     finally:
         with admin.cursor() as cursor:
             cursor.execute(f"GRANT TEMPORARY ON DATABASE {name} TO PUBLIC")
 
-    assert ways[0] == f"GRANT TEMPORARY ON DATABASE {name} TO current_user"
-    assert "GRANT DELETE" in str(ways[1]) and "session" in str(ways[1])
-    assert len(ways) == 3 and "GRANT DELETE ON" in str(ways[2]) and "account" in str(ways[2])
+    (temporary, first), (session, second), (account, third) = ways
+    assert temporary == f"GRANT TEMPORARY ON DATABASE {name} TO {first}"
+    assert "GRANT DELETE" in str(session) and "session" in str(session) and second in str(session)
+    assert "GRANT DELETE ON" in str(account) and "account" in str(account) and third in str(account)
