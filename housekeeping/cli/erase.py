@@ -105,7 +105,7 @@ class _Installation:
 @click.option("--dry-run", is_flag=True, help="Show what would be erased and kept, and change nothing.")
 @click.option("--reason", metavar="TEXT", help="Why, for the receipt. It must not identify the subject.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
-@click.option("--confirm", "confirmed", is_flag=True, help="Erase any number of rows.")
+@click.option("--confirm", "confirmed", is_flag=True, help="Allow the erasure to change much of a table.")
 @click.option("--replay-since", "since", metavar="TIME", help="Erase subjects again that were erased since then.")
 @click.option(
     "--receipts",

@@ -273,7 +273,7 @@ class Batches:
                     counts=counts,
                     cursor=cursor,
                     ends_run=is_last and self._error_at_end(DONE, ends_stage) is None,
-                    all_stages=self._all_counted(place),
+                    all_stages=self._stages_to_count(place),
                 )
             else:
                 result, override = self._commit.as_expected(
@@ -303,10 +303,11 @@ class Batches:
         self._take((counts, place, verdict))
         return result
 
-    def _all_counted(self, place: Place) -> Sequence[TableStage]:
-        """Return the stages whose stale rows are the run's backlog, if a batch at this place can count them.
+    def _stages_to_count(self, place: Place) -> Sequence[TableStage]:
+        """Return all stages if a batch at this place can count the run's backlog in its own statement; else none.
 
-        It is the only batch of the last stage, and each stage before had one: rows become stale during a longer run.
+        The batch must be the only one of the last stage, after one of each earlier stage. In a longer run, rows become
+        stale meanwhile.
         """
         stages = [each for each in self._stages if isinstance(each, TableStage) and counts_rows(each)]
         is_only = place == Place(len(self._stages) - 1) and self._commits == place.stage

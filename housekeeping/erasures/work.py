@@ -200,7 +200,7 @@ class Erasing:
         return None
 
     def unconfirmed(self) -> str | None:
-        """Return of which table it would change so many rows that it needs a confirmation; None if it needs none."""
+        """Return why it needs a confirmation, which is that it would change much of a table; None if it needs none."""
         kind = self.subject.name
         changed = [each for each in self.reach.tables if self.reach.may_be_changed(each)]
         for name, tables in groupby(sorted(changed, key=itemgetter(0)), itemgetter(0)):
@@ -246,7 +246,7 @@ class Erasing:
             database=of_database,
             lease=lease,
             limits=Limits(_BATCH, _RUNTIME, resume="never"),
-            guard=Guard(times_history=None, first_run=False),  # the erasure has examined it as a whole
+            guard=Guard(times_history=None, first_run=False),  # `unconfirmed` checks the whole erasure
             setup=Setup(declared=lambda: self._sweeps),
         )
 
@@ -422,10 +422,10 @@ class _Execution:
         is_fine = True
         for place, sweep in enumerate(erasing.sweeps(f"erasure.{self._row.key_hmac[:32]}")):
             while (result := self._run(sweep, place)).reason == "out_of_time" and _has_changed(result):
-                logger.info("Erasure goes on in another run", erasure=self._number)
+                logger.info("Erasure continues in another run", erasure=self._number)
             if result.reason == "out_of_time":
                 # Another run would end as this one did. The proof decides.
-                is_fine, self._error = False, "a run reached its limit of time and changed nothing"
+                is_fine, self._error = False, "a run reached its time limit and changed nothing"
                 continue
             self._judge(result)
             failed = result.outcome == "failed" or bool(result.counts.get("failed"))
@@ -435,7 +435,7 @@ class _Execution:
         return is_fine
 
     def _run(self, sweep: Sweep, place: int) -> RunResult:
-        # A run that reached its limit, and those of an earlier delivery, have ended. What is left needs another run.
+        # An ended run is not repeated: what it left, by its time limit or in an earlier delivery, needs a new part.
         ended = erasures.count_ended_runs(self._number, self._worker, sweep.database)
         with _part_of_message(f"{place}.{ended}"):
             return run_sweep(sweep, noted={erasures.OF_ERASURE: self._number}, stopping=self._stopping)

@@ -123,7 +123,7 @@ class ErasurePlan:
       objects: Location and form of the key of the subject's objects.
       calls: Names of the functions of other systems.
       held: Which sweep holds a row of the subject, so that the erasure would be refused; None if none does.
-      unconfirmed: Of which table it would change so many rows that it needs a confirmation; None if it needs none.
+      unconfirmed: Why it needs a confirmation, which is that it would change much of a table; None if it needs none.
     """
 
     subject: str

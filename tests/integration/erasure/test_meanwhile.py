@@ -155,4 +155,4 @@ def test_runs_that_change_nothing_within_their_time_end_as_incomplete(
     left = erase(settings)
 
     assert (left.state, left.proof["passes"], left.proof["left"]["account"]) == ("incomplete", work.PASSES, 1)
-    assert left.error.endswith("left: a run reached its limit of time and changed nothing")
+    assert left.error.endswith("left: a run reached its time limit and changed nothing")
