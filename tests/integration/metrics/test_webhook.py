@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Barrier, Thread
+from threading import enumerate as enumerate_threads
 from typing import Any, Final
 
 import pytest
@@ -237,6 +238,9 @@ def test_hanging_receiver_delays_no_evaluation(
     assert content(receiver.take())["type"] == "alert.begin"
     assert receiver.most_at_once == 1
     receiver.answer()
+    for thread in enumerate_threads():
+        if thread.name == "webhook":
+            thread.join(PATIENCE_S)  # it still writes to the database, which the test is about to leave
 
 
 #: A process that sends what is due.
