@@ -39,7 +39,7 @@ from housekeeping.brokers.redis import redis_broker
 from housekeeping.cli.output import out, print_table, table
 from housekeeping.cli.status import workers_table
 from housekeeping.core import logs
-from housekeeping.core.errors import HousekeepingError, SettingsError
+from housekeeping.core.errors import EmbeddedServerError, HousekeepingError, SettingsError
 from housekeeping.core.logs import format_duration, how_to_install
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import database
@@ -401,7 +401,10 @@ def _ending_on_signals(exit_code: int) -> Iterator[threading.Event]:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop_requested
-    except KeyboardInterrupt:
+    except BaseException as error:
+        # The signal may have interrupted a call that ends with an error of its own, such as one of a connection.
+        if not stop_requested.is_set() or isinstance(error, EmbeddedServerError):
+            raise
         click.echo("\nended; servers stopped, everything removed")
         sys.exit(exit_code)
     finally:

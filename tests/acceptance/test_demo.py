@@ -124,7 +124,7 @@ def test_interrupted_demo_does_not_exit_as_finished(folder: Path, backends: dict
     demo.terminate()
     said, _ = demo.communicate(timeout=_PATIENCE_S)
 
-    assert (demo.returncode, b"Traceback" in said) == (130, False)
+    assert (demo.returncode, b"Traceback" in said) == (130, False), said.decode()
     assert b"servers stopped, everything removed" in said
     assert list(temporary.iterdir()) == []
 

@@ -8,6 +8,7 @@ from typing import Final
 import psycopg2
 import pytest
 import redis
+from psycopg2.extensions import connection as Connection
 
 from tests.integration.testing.conftest import RunPytest
 from tests.internals.core import how_to_install
@@ -127,7 +128,7 @@ def test_schemas_and_keys_are_removed(
     admin.close()
 
 
-def test_open_transaction_after_a_test_is_one_line(run_pytest: RunPytest) -> None:
+def test_open_transaction_after_a_test_is_one_line(run_pytest: RunPytest, admin: Connection) -> None:
     test = """
         import psycopg2
         from housekeeping.testing import plugin
@@ -139,10 +140,14 @@ def test_open_transaction_after_a_test_is_one_line(run_pytest: RunPytest) -> Non
             holders.append(psycopg2.connect(housekeeping_settings.database_url))
             housekeeping_database.execute_sql("CREATE TABLE t ()")
             holders[0].cursor().execute("SELECT FROM t")
+            print(f"<{housekeeping_settings.namespace}>")
         """
 
     status, said = run_pytest(_file(test))
 
+    name = said.partition("<test_")[2].partition(">")[0]
+    with admin.cursor() as cursor:  # other tests list all tables of the database
+        cursor.execute(f"DROP SCHEMA test_{name} CASCADE; DROP SCHEMA test_{name}_own CASCADE")
     assert status == 1, said
     assert "\nthe test has left a transaction open, so its tables are locked and cannot be removed\n" in said
 
