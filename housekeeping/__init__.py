@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from housekeeping.core.errors import Unconfirmed as Unconfirmed
     from housekeeping.core.errors import UploadBeingDeleted as UploadBeingDeleted
     from housekeeping.core.errors import UploadRefused as UploadRefused
+    from housekeeping.core.events import Event as Event
     from housekeeping.core.logs import error_line as error_line
     from housekeeping.core.logs import how_to_install as how_to_install
     from housekeeping.core.logs import log_rows as log_rows
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.stage import Batch as Batch
     from housekeeping.sweeps.stage import BatchResult as BatchResult
     from housekeeping.sweeps.stage import Divisible as Divisible
-    from housekeeping.sweeps.stage import Event as Event
     from housekeeping.sweeps.stage import ExplainQuery as ExplainQuery
     from housekeeping.sweeps.stage import Failure as Failure
     from housekeeping.sweeps.stage import OtherClock as OtherClock
@@ -115,6 +115,7 @@ _HOMES: Final = {
         "DeclarationError HousekeepingError ObjectNotDeleted ObjectStoreUnavailable RecordChanged RedisUnavailable "
         "RowNotChanged SettingsError Unconfirmed UploadBeingDeleted UploadRefused"
     ),
+    "housekeeping.core.events": "Event",
     "housekeeping.core.logs": "error_line how_to_install log_rows logger mask_secrets shortened",
     "housekeeping.core.redis": "retry_redis run_replicated shared_redis throttle translate_redis_errors",
     "housekeeping.core.settings": "ObjectStoreSettings PREFIX Settings",
@@ -141,7 +142,7 @@ _HOMES: Final = {
     "housekeeping.sweeps.rows": "Call CallStage Rows",
     "housekeeping.sweeps.send": "Send actor_named",
     "housekeeping.sweeps.stage": (
-        "Announcement Backlog Batch BatchResult Divisible Event ExplainQuery Failure OtherClock Position RowLog "
+        "Announcement Backlog Batch BatchResult Divisible ExplainQuery Failure OtherClock Position RowLog "
         "Stage StagePlan"
     ),
     "housekeeping.sweeps.subjects": "Anonymise Keep Objects Subject",

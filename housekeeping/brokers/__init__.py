@@ -2,7 +2,8 @@
 
 Start with `message_broker`, which makes the broker that the settings name, and `harden`, for an application's own
 broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and requeues failed messages,
-`dead_letter_selection` searches them. The exceptions of `middleware_errors` drop, fail or requeue a message.
+`dead_letter_selection` searches them. The exceptions of `dramatiq_internals` drop, fail or requeue
+a message.
 """
 
 from __future__ import annotations

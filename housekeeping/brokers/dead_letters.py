@@ -31,7 +31,7 @@ from dramatiq.common import current_millis, xq_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.brokers.middleware_errors import SkipEnqueue, StoreUnavailable
+from housekeeping.brokers.dramatiq_internals import SkipEnqueue, StoreUnavailable
 from housekeeping.brokers.redis import wrong_type
 from housekeeping.core.errors import (
     BrokerUnavailable,

@@ -1,13 +1,20 @@
-"""Uses of internals of Dramatiq and periodiq, where neither has an extension point.
+"""What Dramatiq and periodiq do inside: the exceptions that decide what happens to a message, and uses of internals.
 
-Each function says why the public interface is not enough. ``tests/unit/middleware/test_dramatiq_internals.py`` fails
-when a release of Dramatiq or periodiq changes what is used here.
+Dramatiq gives meaning to the types of a hook's exceptions. ``SkipMessage`` (its own) drops a message, and any other
+``MiddlewareError`` fails it. No other exception may leave a ``before_`` hook, because Dramatiq logs it *and runs the
+actor anyway*.
+
+Internals are used where neither library has an extension point; each function says why the public interface is not
+enough. ``tests/unit/middleware/test_dramatiq_internals.py`` fails when a release of Dramatiq or periodiq changes what
+is used here.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from threading import Thread
 from types import FrameType
 from typing import Any, Final
@@ -18,12 +25,91 @@ import periodiq
 from dramatiq import Broker, Message, MessageProxy, Middleware, Worker
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis
-from dramatiq.middleware import MiddlewareError, TimeLimit
+from dramatiq.errors import Retry
+from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
 from dramatiq.results import ResultBackend
 from dramatiq.results.backends import RedisBackend
 from dramatiq.results.result import wrap_exception
 
-from housekeeping.core.errors import SettingsError
+from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
+from housekeeping.core.logs import typed_error_line
+from housekeeping.core.redis import translate_redis_errors
+
+
+class SkipEnqueue(MiddlewareError):
+    """Keeps a message from being enqueued; its sender gets the message back as if it had been.
+
+    Attributes:
+      reason: Why, as the ledger and the logs show it.
+      duplicate_of: Id of the live message that this one duplicates, if any.
+    """
+
+    def __init__(self, reason: str, duplicate_of: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.duplicate_of = duplicate_of
+
+
+class Skip(SkipMessage):
+    """Drops a message without running its actor.
+
+    Attributes:
+      reason: Why, as the ledger and the logs show it.
+      duplicate_of: Id of the message that does the work instead, or has done it; None if there is no other.
+    """
+
+    def __init__(self, reason: str, duplicate_of: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.duplicate_of = duplicate_of
+
+
+class SkipDelivery(Skip):
+    """Drops a delivery of a message whose outcome belongs to another delivery."""
+
+
+class Requeue(MiddlewareError, Retry):
+    """Puts the message back into its queue without using up a retry.
+
+    Parameters:
+      after: Delay until it can be delivered again.
+    """
+
+    def __init__(self, reason: str, after: timedelta = timedelta()) -> None:
+        super().__init__(reason)
+        self.delay = int(after.total_seconds() * 1000)
+
+
+class InvalidOption(DeclarationError, MiddlewareError):
+    """An actor was declared with an option that cannot work; the text shows the right form."""
+
+
+class StoreUnavailable(MiddlewareError):
+    """Redis did not answer. The message fails and is retried, because nothing may run unprotected."""
+
+
+class GuardUnavailable(MiddlewareError):
+    """A protection of the run, such as its lease, failed for another reason than Redis. The message is retried."""
+
+
+@contextmanager
+def fail_message_on_error() -> Iterator[None]:
+    """Turn every error into one that fails the message; Dramatiq would log others and run the actor unprotected.
+
+    Raises:
+      StoreUnavailable: In place of `RedisUnavailable` and of redis-py's errors.
+      GuardUnavailable: In place of any other error that is not a ``MiddlewareError``.
+    """
+    try:
+        with translate_redis_errors():
+            yield
+    except MiddlewareError:
+        raise
+    except RedisUnavailable as error:
+        raise StoreUnavailable(str(error)) from error
+    except Exception as error:
+        raise GuardUnavailable(typed_error_line(error)) from error
+
 
 #: SHA-1 digests of the dispatch scripts that `enqueue.lua` can contain: that of Dramatiq 2.2.1.
 _DISPATCH_DIGESTS: Final = frozenset({"fdacc359c79a5adc3b8eeb53ff5772d7c42144e3"})

@@ -1,7 +1,7 @@
 """Every exception that this library raises on purpose.
 
 Exceptions that a *middleware* raises to drop, fail or requeue a message are not here. Dramatiq gives meaning to their
-types, see `brokers.middleware_errors`.
+types, see `brokers.dramatiq_internals`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ never made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, overload
 
@@ -28,7 +28,7 @@ from blinker import NamedSignal, Namespace
 from psycopg2.extensions import connection as Connection
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.core.logs import error_line
+from housekeeping.core.logs import described, error_line
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.telemetry import report
 
@@ -53,6 +53,28 @@ build_doomed: Final[NamedSignal] = _events.signal("build_doomed")
 upload_deleted: Final[NamedSignal] = _events.signal("upload_deleted")
 #: rows: id, project_id, ref
 refs_deleted: Final[NamedSignal] = _events.signal("refs_deleted")
+
+
+class Event:
+    """Event announced with the changed rows of each batch, with these columns of each row.
+
+    ::
+
+        event=Event(events.event("shop.order_expired"), "customer_id", order_id="id")
+
+    Parameters:
+      columns: Columns that have the same name in the event.
+      renamed: Name in the event -> column.
+    """
+
+    def __init__(self, signal: NamedSignal, /, *columns: str, **renamed: str) -> None:
+        if not isinstance(signal, NamedSignal):
+            raise DeclarationError(f"Event: {described(signal)} is no event; write events.event('shop.order_expired')")
+        self.signal = signal
+        self.columns: Mapping[str, str] = {**dict(zip(columns, columns, strict=True)), **renamed}
+
+    def __repr__(self) -> str:
+        return f"Event({self.signal.name!r}, {dict(self.columns)})"
 
 
 class TransactionHandler(Protocol):

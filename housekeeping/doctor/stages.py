@@ -281,7 +281,8 @@ _IGNORED: Final = "runs continue without this throttle"
 def examine_throttles(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield findings about limits on WAL and about custom functions, which it calls. Other limits need no check."""
     for sweep in sweeps.values():
-        if sweep.limits.throttle.queries_wal:
+        throttle = sweep.limits.throttle
+        if (throttle.wal_mb_per_s, throttle.slot_lag_mb) != (None, None):
             yield _wal(sweep)
         if sweep.limits.throttle.custom is not None:
             yield _custom(sweep.name, sweep.limits.throttle.custom)

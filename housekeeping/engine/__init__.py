@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock, ServerClock
 from housekeeping.core.errors import BreakerTripped, DeclarationError, HousekeepingError, RunTakenOver
+from housekeeping.core.logs import in_one_line
 from housekeeping.database.times import DATABASE, REDIS
 from housekeeping.ledger.runs import Counts, Outcome, Resume, Trigger
 from housekeeping.sweeps.declaration import Sweep
@@ -48,6 +49,8 @@ CLOCK_SKEWS: Final = {DATABASE: "clock_skew_s", REDIS: "redis_clock_skew_s"}
 #: Flags among the counts that say whether time ran out. The documents have two names for it.
 _DOCUMENT_100: Final = "execution_timeout"
 _TIME_FLAGS: Final = ("out_of_time", _DOCUMENT_100)
+
+_LONGEST_SUBJECT: Final = 200  # characters of a run's argument
 
 
 def initial_counts(sweep: Sweep) -> Counts:
@@ -118,6 +121,11 @@ class RunRequest:
     health: HealthSource | None = None
     on_batch: Callable[[Counts], None] | None = None
     on_begin: Callable[[int], None] | None = None
+
+    @property
+    def subject(self) -> str:
+        """The argument as the ledger stores it; empty without one."""
+        return "" if self.argument is None else in_one_line(str(self.argument), _LONGEST_SUBJECT)
 
     @property
     def resume(self) -> Resume:

@@ -528,8 +528,11 @@ def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     elif result.run_id is not None:
         seen = _observe_end(sweep, result, clock)
     alerts = worker_alerts(sweep, seen)
+    active = {alert.name for alert in alerts}
     # Without the database the other alerts are unknown.
-    record_alerts(sweep, alerts, clear_others=result.run_id is not None and result.reason != UNCONFIRMED)
+    others = _limits_of(sweep) if result.run_id is not None and result.reason != UNCONFIRMED else ()
+    for name in {*others, *active}:
+        telemetry.ALARM.set(name in active, sweep.name, name)
     for alert in alerts:
         # The line of the run's end has its failure. Runs with one argument fail while those with others succeed.
         if alert.name != "last_run" and (alert.name != "failed_runs" or result.exit_code):
@@ -552,7 +555,7 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
     if result.nothing_left:
         record_backlog(sweep, Backlog(0), None, clock.now())
         return replace(seen, waiting=Backlog(0))
-    if records_backlog(sweep):
+    if sweep.records_backlog:
         try:
             with database.atomic():
                 waiting = _record_backlog(sweep, result.run_id, clock)
@@ -562,14 +565,6 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
             logger.warning("Could not count the backlog", error=error_line(error))
             seen = replace(seen, uncounted=error_line(error))
     return seen
-
-
-def records_backlog(sweep: Sweep) -> bool:
-    """Return whether the end of a run records the backlog; that of a worker with an argument concerns other runs."""
-    thresholds = sweep.alerts
-    return sweep.argument is None and bool(
-        sweep.progress_counts or (thresholds.backlog, thresholds.late) != (None, None)
-    )
 
 
 def _record_backlog(sweep: Sweep, run_id: int | None, clock: Clock) -> Backlog:
@@ -658,13 +653,6 @@ def record_backlog(sweep: Sweep, waiting: Backlog, oldest: Any, now: datetime) -
     elif isinstance(oldest, datetime):
         since = oldest if oldest.tzinfo else oldest.replace(tzinfo=UTC)
         telemetry.OLDEST.set((now - since).total_seconds(), sweep.name)
-
-
-def record_alerts(sweep: Sweep, alerts: Iterable[Alert], *, clear_others: bool = True) -> None:
-    """Set these alerts, and clear the worker's others unless `clear_others` is False."""
-    active = {alert.name for alert in alerts}
-    for name in {*(_limits_of(sweep) if clear_others else ()), *active}:
-        telemetry.ALARM.set(name in active, sweep.name, name)
 
 
 def counted_by(sweep: Sweep) -> Iterator[str]:

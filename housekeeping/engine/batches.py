@@ -36,7 +36,6 @@ from housekeeping.engine import (
     added,
     flagged,
 )
-from housekeeping.engine.alerts import records_backlog
 from housekeeping.engine.commit import LONGEST_ERROR, Commit
 from housekeeping.engine.failures import (
     Bisection,
@@ -311,7 +310,7 @@ class Batches:
         """
         stages = [each for each in self._stages if isinstance(each, TableStage) and counts_rows(each)]
         is_only = place == Place(len(self._stages) - 1) and self._commits == place.stage
-        return stages if is_only and len(stages) == len(self._stages) and records_backlog(self._request.sweep) else ()
+        return stages if is_only and len(stages) == len(self._stages) and self._request.sweep.records_backlog else ()
 
     def _commit_whole(self, apply: Callable[[], BatchResult], place: Place) -> BatchResult:
         """Commit a batch with counts and cursor. Close the run's row after the last one."""

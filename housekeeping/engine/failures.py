@@ -49,7 +49,6 @@ FIRST_DELAY: Final = timedelta(minutes=1)
 LONGEST_DELAY: Final = timedelta(hours=1)
 #: Causes kept for a worker and argument whose runs never reach the end.
 _KEPT_CAUSES: Final = 50
-_LONGEST_SUBJECT: Final = 200  # characters
 _STATUS_CAUSES: Final = 10  # in a worker's status
 LINES: Final = 20  # records of a cause that have a log line of their own in a run
 SAMPLES: Final = 5  # records of a cause in its report
@@ -211,11 +210,6 @@ class Failing:
     cause: str
 
 
-def subject_of(argument: Any) -> str:
-    """Return a run's argument as stored in the table."""
-    return "" if argument is None else in_one_line(str(argument), _LONGEST_SUBJECT)
-
-
 def record(
     worker: str,
     subject: str,
@@ -374,20 +368,21 @@ class _Group:
             self.samples.append(short_record(failure.record))
 
 
+@dataclass(slots=True)
 class Rejections:
     """Records that a run could not process, or processed by a fallback after an error.
 
-    Parameters:
+    Attributes:
       worker: The worker's name.
       run_id: The run's row in the ledger.
+      subject: The run's argument as stored in the table.
     """
 
-    def __init__(self, worker: str, run_id: int | None, argument: Any = None) -> None:
-        self.worker = worker
-        self.run_id = run_id
-        self.subject = subject_of(argument)
-        self._rejected: dict[str, _Group] = {}
-        self._rescued: dict[str, _Group] = {}
+    worker: str
+    run_id: int | None
+    subject: str = ""
+    _rejected: dict[str, _Group] = field(default_factory=dict, init=False)
+    _rescued: dict[str, _Group] = field(default_factory=dict, init=False)
 
     def add(self, result: BatchResult) -> None:
         """Group the batch's rejected records, and log the first of each cause."""

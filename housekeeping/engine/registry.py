@@ -460,7 +460,7 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
 
 def _raise_for_retry(sweep: Sweep, result: RunResult) -> None:
     """Raise if the message is to be delivered again: the run's error, or Requeue."""
-    from housekeeping.brokers.middleware_errors import Requeue
+    from housekeeping.brokers.dramatiq_internals import Requeue
 
     if result.is_deferred and sweep.actor.get("rediscovered"):
         return  # a retry would not keep to the delay; the scheduler sends the argument again when it has passed

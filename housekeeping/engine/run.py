@@ -38,9 +38,9 @@ from housekeeping.database.errors import cause_of, is_disk_full, is_unreachable
 from housekeeping.database.replicas import data_consistency_used
 from housekeeping.engine import CLOCK_SKEWS, RunRequest, RunResult, RunState, alerts, initial_counts
 from housekeeping.engine.batches import Batches
-from housekeeping.engine.failures import Rejections, due_for_report, subject_of
+from housekeeping.engine.failures import Rejections, due_for_report
 from housekeeping.engine.gates import Gate, OverrideGate, before_batches
-from housekeeping.engine.guard import UNCONFIRMED, RowGuard, RowLimit, processed_rows
+from housekeeping.engine.guard import UNCONFIRMED, RowGuard, RowLimit, is_exceeded, processed_rows
 from housekeeping.engine.speed import HealthSource
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import runs, schema
@@ -48,7 +48,7 @@ from housekeeping.ledger.leases import holder_of
 from housekeeping.ledger.runs import DISK_FULL, Counts
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.send import Send
-from housekeeping.sweeps.stage import DETAILS, other_clocks
+from housekeeping.sweeps.stage import DETAILS, OtherClock
 from housekeeping.sweeps.tree import log_branches, tables_of_dependents
 from housekeeping.sweeps.validate_tables import stages_of
 
@@ -188,7 +188,7 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
             lease=lease.key_and_token,
             resume=request.resume,
             resumes=request.resumes,
-            subject=subject_of(request.argument),
+            subject=request.subject,
             counts=request.noted,
         )
         if begun is None:
@@ -198,18 +198,19 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
 
         # Gates: clocks, archives, first run, breaker. They need the row: its time, and the runs before it.
         stages = stages_of(sweep)
-        skews = [begun.clock_skew, *other_clocks(stages)]
+        skews = [begun.clock_skew, *(each.clock_skew() for each in stages if isinstance(each, OtherClock))]
         telemetry.CLOCK_SKEW.set(max((skew.seconds for skew in skews), key=abs), sweep.name)
         now = request.clock.now() if request.clock else begun.started_at
         guard = RowGuard(sweep, stages, now, request.argument, confirmed=request.confirmed)
-        state.rejections = Rejections(sweep.name, begun.run_id, request.argument)
+        state.rejections = Rejections(sweep.name, begun.run_id, request.subject)
         if not _passes(before_batches(request, stages, skews, guard, lambda: begun.history), state):
             return
         state.fingerprint = guard.fingerprint
         log_branches(sweep, stages, begun.history)
         if tables := tables_of_dependents(stages):
             state.counts[DETAILS] = {"dependents": tables}  # so that the next run notices new ones
-        alerts.record_alerts(sweep, alerts.breaker_alerts(sweep, state.counts), clear_others=False)
+        if is_exceeded(state.counts):
+            telemetry.ALARM.set(1, sweep.name, "breaker")
         if request.confirmed:
             logger.info("Run is confirmed")
             state.counts["confirmed"] = True

@@ -382,14 +382,14 @@ class Throttle:
     def _measured(self) -> Iterator[tuple[str, float | None, float | None, str | None]]:
         """Yield each check with its limit, its value, and why the value is unknown (None)."""
         limits = self._limits
-        if limits.queries_database and self._tables:
+        if self._tables and (limits.replication_lag_s, limits.waiting_locks, limits.vacuum) != (None, None, False):
             health = self._health(self._tables)
             yield "replication_lag_s", limits.replication_lag_s, health.replication_lag_s, health.trouble
             yield "waiting_locks", limits.waiting_locks, health.waiting_locks, health.trouble
             yield "vacuum", 0 if limits.vacuum else None, health.vacuum, health.trouble
         if self._batches:
             yield "batch_s", limits.batch_s, fmean(self._batches), None
-        if limits.queries_wal:
+        if (limits.wal_mb_per_s, limits.slot_lag_mb) != (None, None):
             wal = self._wal.look(self._budget.seen)
             if not self._wal.is_first:
                 yield "wal_mb_per_s", limits.wal_mb_per_s, wal.mb_per_s, wal.trouble

@@ -135,7 +135,7 @@ def declare(broker: Broker, settings: Settings, sweeps: Collection[Sweep]) -> di
     import dramatiq
 
     def execute(number: int) -> None:
-        from housekeeping.brokers.middleware_errors import Requeue
+        from housekeeping.brokers.dramatiq_internals import Requeue
         from housekeeping.core.telemetry import current_message
         from housekeeping.erasures import work
 

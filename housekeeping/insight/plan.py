@@ -62,7 +62,7 @@ from housekeeping.ledger.processes import Processes
 from housekeeping.ledger.runs import NOT_SENT, Outcome
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import is_not_true, may_be_null
-from housekeeping.sweeps.stage import Backlog, Stage, StagePlan, as_cursor, other_clocks
+from housekeeping.sweeps.stage import Backlog, OtherClock, Stage, StagePlan, as_cursor
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tree import Branch, counted_branches, read_known_tables, sampled_branches
 from housekeeping.sweeps.validate_tables import Trigger, problems_of, stages_of, triggers_of
@@ -315,7 +315,9 @@ def plan(
                 raise
             planned = _uncounted(sweep, clock, cause)
         stages = stages_of(sweep)
-        skews = [] if clock or planned.clock_skew is None else [planned.clock_skew, *other_clocks(stages)]
+        skews = [] if clock or planned.clock_skew is None else [planned.clock_skew]
+        if skews:
+            skews += [each.clock_skew() for each in stages if isinstance(each, OtherClock)]
         request = RunRequest(sweep=sweep, argument=argument, force=force, confirmed=confirmed)
         # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
         found = forecast(request, stages, skews, planned.now, settings)

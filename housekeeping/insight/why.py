@@ -13,7 +13,7 @@ from dramatiq import Broker, Message
 from dramatiq.errors import BrokerConnectionError
 from peewee import fn
 
-from housekeeping.brokers.middleware_errors import StoreUnavailable
+from housekeeping.brokers.dramatiq_internals import StoreUnavailable
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable
 from housekeeping.core.logs import counted, error_line, format_duration

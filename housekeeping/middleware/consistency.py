@@ -19,7 +19,7 @@ from dramatiq import Broker, Message, MessageProxy, Middleware
 from dramatiq.common import current_millis
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from housekeeping.brokers.middleware_errors import Requeue
+from housekeeping.brokers.dramatiq_internals import Requeue
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import text, translate_redis_errors
@@ -114,6 +114,7 @@ class DataConsistency(Middleware):
         self._positions = positions
         self._replicas = replicas
         self._others = others
+        self._has_replicas = bool(replicas or others)
         self._thread = _ThreadState()
 
     @contextmanager
@@ -133,7 +134,7 @@ class DataConsistency(Middleware):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         # A message that goes back into the queue keeps its position, which covers what its sender saw.
-        if not self._replicas or not self._asked_for(broker, message) or POSITION in message.options:
+        if not self._asked_for(broker, message) or not self._replicas or POSITION in message.options:
             return
         position = self._thread.shared or self._positions.current()
         if position is not None:
@@ -142,7 +143,6 @@ class DataConsistency(Middleware):
             self._thread.shared = position
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        set_read_routing()
         if not self._asked_for(broker, message):
             return
         delayed = broker.get_actor(message.actor_name).options["data_consistency"] == "delayed"
@@ -169,9 +169,8 @@ class DataConsistency(Middleware):
         self.after_process_message(broker, message)
 
     def _asked_for(self, broker: Broker, message: Message[Any] | MessageProxy) -> bool:
-        actor = broker.actors.get(message.actor_name)
-        wanted = None if actor is None else actor.options.get("data_consistency")
-        return bool(self._replicas or self._others) and wanted in ("sticky", "delayed")
+        actor = broker.actors.get(message.actor_name) if self._has_replicas else None
+        return actor is not None and actor.options.get("data_consistency") in ("sticky", "delayed")
 
     def _replica_of(self, name: str) -> Replica | None:
         """Find a replica of another database that has replayed the current position."""

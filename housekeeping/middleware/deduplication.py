@@ -20,7 +20,7 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.brokers.middleware_errors import Requeue, Skip, SkipEnqueue, StoreUnavailable, fail_message_on_error
+from housekeeping.brokers.dramatiq_internals import Requeue, Skip, SkipEnqueue, StoreUnavailable, fail_message_on_error
 from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import logger as named_logger

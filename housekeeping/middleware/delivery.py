@@ -21,8 +21,14 @@ from dramatiq.middleware import MiddlewareError
 from dramatiq.results import ResultMissing
 
 from housekeeping.brokers.dead_letters import LIFE
-from housekeeping.brokers.dramatiq_internals import dispatch_script
-from housekeeping.brokers.middleware_errors import InvalidOption, Requeue, Skip, SkipDelivery, fail_message_on_error
+from housekeeping.brokers.dramatiq_internals import (
+    InvalidOption,
+    Requeue,
+    Skip,
+    SkipDelivery,
+    dispatch_script,
+    fail_message_on_error,
+)
 from housekeeping.brokers.redis import WITH_ACKNOWLEDGMENT, ReliableRedisBroker
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable
 from housekeeping.core.interrupts import LostLease, interrupter

@@ -20,8 +20,14 @@ from dramatiq.common import current_millis, dq_name
 from redis.connection import ConnectionPool
 from redis.sentinel import SentinelConnectionPool
 
-from housekeeping.brokers.dramatiq_internals import dispatch_arguments, dispatch_script, enqueues_by_dispatch
-from housekeeping.brokers.middleware_errors import SkipEnqueue, StoreUnavailable, fail_message_on_error
+from housekeeping.brokers.dramatiq_internals import (
+    SkipEnqueue,
+    StoreUnavailable,
+    dispatch_arguments,
+    dispatch_script,
+    enqueues_by_dispatch,
+    fail_message_on_error,
+)
 from housekeeping.brokers.redis import ReliableRedisBroker
 from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable

@@ -25,7 +25,7 @@ from dramatiq.middleware import MiddlewareError
 from redis.client import Pipeline
 
 from housekeeping.brokers.dead_letters import OF_DEDUPLICATION
-from housekeeping.brokers.middleware_errors import InvalidOption
+from housekeeping.brokers.dramatiq_internals import InvalidOption
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis import GIVEN, milliseconds, named, read_scripts, text, translate_redis_errors
 from housekeeping.leases.renewal import SHORTEST_TTL

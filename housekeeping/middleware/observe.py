@@ -30,8 +30,7 @@ from dramatiq.middleware import Shutdown
 from peewee import PeeweeException
 
 import housekeeping
-from housekeeping.brokers.dramatiq_internals import called_by_periodiq, metrics_handler
-from housekeeping.brokers.middleware_errors import InvalidOption, Requeue
+from housekeeping.brokers.dramatiq_internals import InvalidOption, Requeue, called_by_periodiq, metrics_handler
 from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import HousekeepingError, LeaseLost, SettingsError

@@ -35,8 +35,15 @@ from dramatiq.results import ResultFailure, ResultMissing, Results, ResultTimeou
 from dramatiq.results.backend import DEFAULT_TIMEOUT
 from redis.exceptions import ClusterCrossSlotError, NoPermissionError
 
-from housekeeping.brokers.dramatiq_internals import exception_of, store_exceptions
-from housekeeping.brokers.middleware_errors import InvalidOption, Requeue, Skip, SkipDelivery, StoreUnavailable
+from housekeeping.brokers.dramatiq_internals import (
+    InvalidOption,
+    Requeue,
+    Skip,
+    SkipDelivery,
+    StoreUnavailable,
+    exception_of,
+    store_exceptions,
+)
 from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import RedisUnavailable

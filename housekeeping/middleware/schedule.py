@@ -20,7 +20,7 @@ from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.middleware import Shutdown
 from peewee import PeeweeException
 
-from housekeeping.brokers.middleware_errors import (
+from housekeeping.brokers.dramatiq_internals import (
     InvalidOption,
     Requeue,
     SkipDelivery,

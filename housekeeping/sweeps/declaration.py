@@ -517,6 +517,12 @@ class Sweep:
         return str(self.actor.get("queue_name", QUEUE))
 
     @property
+    def records_backlog(self) -> bool:
+        """Whether the end of a run records the backlog; that of a worker with an argument concerns other runs."""
+        limits = (self.alerts.backlog, self.alerts.late)
+        return self.argument is None and (bool(self.progress_counts) or limits != (None, None))
+
+    @property
     def start_message(self) -> str | None:
         """Info line logged when a run begins; None without one."""
         return next((text for part in self.parts if (text := getattr(part, "start_message", None))), None)

@@ -14,6 +14,7 @@ from peewee import SQL, EnclosedNodeList, Expression, Model
 from pydantic import Field, SkipValidation
 
 from housekeeping.core.errors import DeclarationError
+from housekeeping.core.events import Event
 from housekeeping.core.logs import described
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.errors import caused_by
@@ -21,7 +22,7 @@ from housekeeping.database.queries import CompiledQuery
 from housekeeping.sweeps.actions import Delete, Transition, allowed_by
 from housekeeping.sweeps.keyset import text_of
 from housekeeping.sweeps.row import Row, bare
-from housekeeping.sweeps.stage import Batch, BatchResult, Event, Failure, Position, RowLog
+from housekeeping.sweeps.stage import Batch, BatchResult, Failure, Position, RowLog
 from housekeeping.sweeps.table_stage import TableStage, Write, counted, counts_of, progress_of
 from housekeeping.sweeps.tables import column_named, keyset_order, model_of
 from housekeeping.sweeps.values import declared

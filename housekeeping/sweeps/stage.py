@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
 from blinker import NamedSignal
 
-from housekeeping.core.errors import DeclarationError
-from housekeeping.core.logs import described
 from housekeeping.database.times import ClockSkew
-
-
-class Event:
-    """Event announced with the changed rows of each batch, with these columns of each row.
-
-    ::
-
-        event=Event(events.event("shop.order_expired"), "customer_id", order_id="id")
-
-    Parameters:
-      columns: Columns that have the same name in the event.
-      renamed: Name in the event -> column.
-    """
-
-    def __init__(self, signal: NamedSignal, /, *columns: str, **renamed: str) -> None:
-        if not isinstance(signal, NamedSignal):
-            raise DeclarationError(f"Event: {described(signal)} is no event; write events.event('shop.order_expired')")
-        self.signal = signal
-        self.columns: Mapping[str, str] = {**dict(zip(columns, columns, strict=True)), **renamed}
-
-    def __repr__(self) -> str:
-        return f"Event({self.signal.name!r}, {dict(self.columns)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +235,6 @@ class OtherClock(Protocol):
 
     def clock_skew(self) -> ClockSkew:
         """Compare this machine's clock with that server's."""
-
-
-def other_clocks(stages: Iterable[Stage]) -> list[ClockSkew]:
-    """Return how far this machine's clock is from those of further servers whose times the stages compare."""
-    return [stage.clock_skew() for stage in stages if isinstance(stage, OtherClock)]
 
 
 @runtime_checkable

@@ -35,6 +35,7 @@ from peewee import (
 
 from housekeeping.core import events
 from housekeeping.core.errors import ArchiveMismatch, DeclarationError, RowNotChanged
+from housekeeping.core.events import Event
 from housekeeping.core.logs import log_rows
 from housekeeping.database.catalog import is_absent, remove_absent_fields, table_if_visible
 from housekeeping.database.connection import database
@@ -45,7 +46,6 @@ from housekeeping.sweeps.stage import (
     Backlog,
     Batch,
     BatchResult,
-    Event,
     ExpectedChange,
     ExplainQuery,
     Failure,

@@ -157,16 +157,6 @@ class Throttle:
     slot_lag_mb: _Positive | None = None
     custom: Callable[[], str | None] | None = None
 
-    @property
-    def queries_database(self) -> bool:
-        """Whether any check queries the database."""
-        return self.replication_lag_s is not None or self.waiting_locks is not None or self.vacuum
-
-    @property
-    def queries_wal(self) -> bool:
-        """Whether any check queries the server's WAL."""
-        return self.wal_mb_per_s is not None or self.slot_lag_mb is not None
-
 
 @declared
 class Limits:

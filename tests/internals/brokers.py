@@ -30,8 +30,14 @@ from housekeeping.brokers.dead_letters import (
     dead_letters_of,
     without_secrets,
 )
-from housekeeping.brokers.dramatiq_internals import Prefetch
-from housekeeping.brokers.middleware_errors import InvalidOption, Requeue, Skip, SkipEnqueue, StoreUnavailable
+from housekeeping.brokers.dramatiq_internals import (
+    InvalidOption,
+    Prefetch,
+    Requeue,
+    Skip,
+    SkipEnqueue,
+    StoreUnavailable,
+)
 from housekeeping.brokers.rabbitmq import (
     LEVELS,
     QueueDeclaredOtherwise,
