@@ -18,7 +18,7 @@ from housekeeping import Delete, Limits, Rows, Sweep
 from housekeeping.core import logs
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import BaseModel, connect_to, database
-from housekeeping.database.times import UtcDateTimeField
+from housekeeping.database.queries import UtcDateTimeField
 from housekeeping.insight.trends import INTERVALS, Range, read_trends
 from housekeeping.web.application import create_app
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from selenium.webdriver.chromium.webdriver import ChromiumDriver
 
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.demo.demo import Stage, dashboard, send_each_once, stage
 from housekeeping.demo.scenes import SCENES, others_at_work
 from housekeeping.ledger.operators import Override, switch

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from housekeeping.core import events as events
     from housekeeping.core.clock import SYSTEM_CLOCK as SYSTEM_CLOCK
     from housekeeping.core.clock import Clock as Clock
+    from housekeeping.core.clock import ClockSkew as ClockSkew
     from housekeeping.core.errors import DeclarationError as DeclarationError
     from housekeeping.core.errors import HousekeepingError as HousekeepingError
     from housekeeping.core.errors import ObjectNotDeleted as ObjectNotDeleted
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from housekeeping.core.logs import logger as logger
     from housekeeping.core.logs import mask_secrets as mask_secrets
     from housekeeping.core.logs import shortened as shortened
+    from housekeeping.core.redis import read_redis_clock as read_redis_clock
     from housekeeping.core.redis import retry_redis as retry_redis
     from housekeeping.core.redis import run_replicated as run_replicated
     from housekeeping.core.redis import shared_redis as shared_redis
@@ -42,16 +44,14 @@ if TYPE_CHECKING:
     from housekeeping.database.catalog import key_of as key_of
     from housekeeping.database.connection import BaseModel as BaseModel
     from housekeeping.database.connection import database as current_database
+    from housekeeping.database.queries import NaiveUtcDateTimeField as NaiveUtcDateTimeField
     from housekeeping.database.queries import Parameter as Parameter
+    from housekeeping.database.queries import StatementTime as StatementTime
+    from housekeeping.database.queries import UtcDateTimeField as UtcDateTimeField
+    from housekeeping.database.queries import statement_time as statement_time
     from housekeeping.database.queries import update_rows as update_rows
     from housekeeping.database.replicas import read_database as read_database
     from housekeeping.database.state_machines import StateMachine as StateMachine
-    from housekeeping.database.times import ClockSkew as ClockSkew
-    from housekeeping.database.times import NaiveUtcDateTimeField as NaiveUtcDateTimeField
-    from housekeeping.database.times import StatementTime as StatementTime
-    from housekeeping.database.times import UtcDateTimeField as UtcDateTimeField
-    from housekeeping.database.times import read_redis_clock as read_redis_clock
-    from housekeeping.database.times import statement_time as statement_time
     from housekeeping.engine import RunResult as RunResult
     from housekeeping.engine.run import run_sweep as run_sweep
     from housekeeping.erasures import erase as erase
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
     from housekeeping.middleware.enqueue import enqueue_many as enqueue_many
     from housekeeping.sweeps.actions import Delete as Delete
     from housekeeping.sweeps.actions import Transition as Transition
+    from housekeeping.sweeps.conditions import Column as Column
+    from housekeeping.sweeps.conditions import Condition as Condition
+    from housekeeping.sweeps.conditions import Row as Row
     from housekeeping.sweeps.declaration import Sweep as Sweep
     from housekeeping.sweeps.partitions import DropPartitions as DropPartitions
-    from housekeeping.sweeps.row import Column as Column
-    from housekeeping.sweeps.row import Condition as Condition
-    from housekeeping.sweeps.row import Row as Row
     from housekeeping.sweeps.rows import Call as Call
     from housekeeping.sweeps.rows import CallStage as CallStage
     from housekeeping.sweeps.rows import Rows as Rows
@@ -110,23 +110,24 @@ __version__ = "0.1.0"
 #: Modules and their public names; looked up when first used, so that importing the package costs and changes nothing.
 _HOMES: Final = {
     "housekeeping.app": "install",
-    "housekeeping.core.clock": "Clock SYSTEM_CLOCK",
+    "housekeeping.core.clock": "Clock ClockSkew SYSTEM_CLOCK",
     "housekeeping.core.errors": (
         "DeclarationError HousekeepingError ObjectNotDeleted ObjectStoreUnavailable RecordChanged RedisUnavailable "
         "RowNotChanged SettingsError Unconfirmed UploadBeingDeleted UploadRefused"
     ),
     "housekeeping.core.events": "Event",
     "housekeeping.core.logs": "error_line how_to_install log_rows logger mask_secrets shortened",
-    "housekeeping.core.redis": "retry_redis run_replicated shared_redis throttle translate_redis_errors",
+    "housekeeping.core.redis": (
+        "read_redis_clock retry_redis run_replicated shared_redis throttle translate_redis_errors"
+    ),
     "housekeeping.core.settings": "ObjectStoreSettings PREFIX Settings",
     "housekeeping.database.catalog": "PartitionedModel identify key_of",
     "housekeeping.database.connection": "BaseModel current_database",
-    "housekeeping.database.queries": "Parameter update_rows",
+    "housekeeping.database.queries": (
+        "NaiveUtcDateTimeField Parameter StatementTime UtcDateTimeField statement_time update_rows"
+    ),
     "housekeeping.database.replicas": "read_database",
     "housekeeping.database.state_machines": "StateMachine",
-    "housekeeping.database.times": (
-        "ClockSkew NaiveUtcDateTimeField StatementTime UtcDateTimeField read_redis_clock statement_time"
-    ),
     "housekeeping.engine": "RunResult",
     "housekeeping.engine.run": "run_sweep",
     "housekeeping.erasures": "erase",
@@ -138,7 +139,7 @@ _HOMES: Final = {
     "housekeeping.sweeps.actions": "Delete Transition",
     "housekeeping.sweeps.declaration": "Sweep",
     "housekeeping.sweeps.partitions": "DropPartitions",
-    "housekeeping.sweeps.row": "Column Condition Row",
+    "housekeeping.sweeps.conditions": "Column Condition Row",
     "housekeeping.sweeps.rows": "Call CallStage Rows",
     "housekeeping.sweeps.send": "Send actor_named",
     "housekeeping.sweeps.stage": (

@@ -25,8 +25,8 @@ from peewee import SQL, Expression, fn
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.conditions import Row
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.row import Row
 from housekeeping.sweeps.rows import Rows
 from housekeeping.sweeps.stage import Batch
 from housekeeping.sweeps.table_stage import TableStage, Write

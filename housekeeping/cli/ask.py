@@ -35,7 +35,7 @@ from housekeeping.core.logs import counted, format_duration, in_one_line
 from housekeeping.core.redis import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.times import database_now, read_database_clock
+from housekeeping.database.queries import database_now, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.restore import MOST_ARCHIVED, Undo, undo_of
 from housekeeping.insight.plan import forecast_now, notable

@@ -40,7 +40,7 @@ from housekeeping.core.errors import (
 )
 from housekeeping.core.logs import counted, error_line
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.erasures import identify, subjects_of, work
 from housekeeping.erasures.found_rows import export as export_lines
 from housekeeping.erasures.replay import Replay, erased_by_receipts, erased_since, look_for

@@ -23,7 +23,7 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.logs import counted, format_duration, in_one_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.insight.erasures import (
     ErasureRecord,
     all_erasures,

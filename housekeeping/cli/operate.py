@@ -28,7 +28,7 @@ from housekeeping.core.errors import DatabaseUnavailable, WrongArgument
 from housekeeping.core.logs import in_one_line
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.engine.restore import warning_of_restored_rows
 from housekeeping.insight.wording import find_worker, format_time, parse_future_time
 from housekeeping.ledger import history, operators, schema

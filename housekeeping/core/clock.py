@@ -1,15 +1,17 @@
-"""Time: clocks, the time limit of a run, and how long an interactive command or page waits for a server.
+"""Time: clocks and how far they differ, a run's time limit, and how long a command or page waits for a server.
 
 Clocks are passed as arguments, so that a test decides what time it is.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -210,3 +212,63 @@ def waiting(server: str, hang_up_if_silent: Callable[[], object]) -> Iterator[No
         return
     with block.watch(hang_up_if_silent):
         yield
+
+
+#: A larger difference raises an alert.
+TOLERATED: Final = timedelta(seconds=5)
+#: With a larger difference no run starts unless it is forced. The shortest period of a schedule: a clock that is
+#: further off sends ticks that the others have done or not reached.
+REFUSED: Final = timedelta(minutes=1)
+
+DATABASE: Final = "the database"
+REDIS: Final = "Redis"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSkew:
+    """Difference between this machine's clock and a server's.
+
+    Attributes:
+      server_at: The server's time.
+      ahead: Least possible lead of this machine over the server; negative if it is behind.
+      server: What the server is called.
+    """
+
+    server_at: datetime
+    ahead: timedelta
+    server: str = DATABASE
+
+    @classmethod
+    def between(cls, before: datetime, server_at: datetime, after: datetime, server: str = DATABASE) -> ClockSkew:
+        """Return the difference, given this machine's times before and after the server answered.
+
+        It is zero if the server's time is between the two, so that a slow answer raises no alert.
+        """
+        # Sorted, because this machine's clock may have been set back in between.
+        earliest, latest = sorted((before, after))
+        ahead = max(earliest - server_at, timedelta()) - max(server_at - latest, timedelta())
+        return cls(server_at, ahead, server)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that this machine is ahead of the server; negative if it is behind."""
+        return round(self.ahead.total_seconds(), 3)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the difference is more than the tolerated 5 s."""
+        return abs(self.ahead) > TOLERATED
+
+    @property
+    def refused(self) -> bool:
+        """Whether the difference is more than one minute, so that no run starts."""
+        return abs(self.ahead) > REFUSED
+
+    def __str__(self) -> str:
+        here = self.server_at + self.ahead
+        side = "ahead of" if self.ahead > timedelta() else "behind"
+        return (
+            f"this machine ({socket.gethostname()}) says {here:%Y-%m-%d %H:%M:%S} UTC, {self.server} "
+            f"{self.server_at:%Y-%m-%d %H:%M:%S} UTC: {abs(self.seconds):,.1f} s {side} {self.server}; "
+            f"check NTP on this machine and on {self.server}'s"
+        )

@@ -6,11 +6,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
+from housekeeping.core.clock import REDIS, SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
 from housekeeping.core.logs import error_line
 from housekeeping.core.settings import Settings
@@ -244,3 +245,19 @@ def throttle(key: str, count: int, period: timedelta, client: redis.Redis | None
     arguments: list[Any] = [uuid4().hex, count, milliseconds(period)]
     with translate_redis_errors():
         return bool(client.eval(_ALLOW, 1, f"{shared_redis.namespace}:throttle:{key}", *arguments))
+
+
+def read_redis_clock(client: redis.Redis | None = None) -> ClockSkew:
+    """Compare this machine's clock with that of Redis; one round trip.
+
+    Parameters:
+      client: Default: the shared client.
+
+    Raises:
+      RedisUnavailable: When Redis does not answer.
+    """
+    before = SYSTEM_CLOCK.now()
+    with translate_redis_errors():
+        seconds, micro = (client or shared_redis.get()).time()
+    at = datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=micro)
+    return ClockSkew.between(before, at, SYSTEM_CLOCK.now(), REDIS)

@@ -1,6 +1,6 @@
-"""Queries that are compiled to SQL once and executed many times on a thread's connection, each in one round trip.
+"""Queries that are compiled to SQL once and executed many times on a thread's connection, and the times in them.
 
-`Recorder` says what a query uses, `explain` how PostgreSQL executes it.
+Each is executed in one round trip. `Recorder` says what a query uses, `explain` how PostgreSQL executes it.
 
 Compiling the statement of a batch takes peewee longer than PostgreSQL needs to execute it.
 """
@@ -8,6 +8,7 @@ Compiling the statement of a batch takes peewee longer than PostgreSQL needs to 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -35,6 +36,7 @@ from peewee import (
 )
 from psycopg2.extensions import AsIs
 
+from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.errors import RowNotChanged
 from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.connection import database
@@ -311,3 +313,99 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for child in plan.get("Plans", ()):
         yield from _nodes(child)
+
+
+def read_database_clock() -> ClockSkew:
+    """Compare this machine's clock with the database's; one round trip."""
+    before = SYSTEM_CLOCK.now()
+    server_at = database.execute_sql("SELECT clock_timestamp()").fetchone()[0]
+    return ClockSkew.between(before, server_at.astimezone(UTC), SYSTEM_CLOCK.now())
+
+
+def database_now() -> datetime:
+    """Return the database's time in UTC; one round trip."""
+    return read_database_clock().server_at
+
+
+class UtcDateTimeField(DateTimeField):
+    """``timestamptz`` column that rejects naive datetimes and reads as UTC.
+
+    Raises:
+      ValueError: If a datetime without a timezone is written or compared.
+    """
+
+    field_type = "TIMESTAMPTZ"
+
+    def db_value(self, value: datetime | None) -> Any:
+        if value is not None and value.tzinfo is None:
+            raise ValueError(f"{self.name}: {value!r} has no timezone")
+        return value
+
+    def python_value(self, value: Any) -> Any:
+        value = super().python_value(value)
+        return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
+
+
+class NaiveUtcDateTimeField(UtcDateTimeField):
+    """``timestamp`` column without time zone that contains UTC; rejects naive datetimes and reads as UTC.
+
+    Values that are compared with it are converted to UTC here. PostgreSQL would convert them to the time zone of the
+    session, and every age would be wrong by the offset of that zone.
+    """
+
+    field_type = "TIMESTAMP"
+
+    def db_value(self, value: datetime | None) -> Any:
+        value = super().db_value(value)
+        return value and value.astimezone(UTC).replace(tzinfo=None)
+
+    def python_value(self, value: Any) -> Any:
+        value = super().python_value(value)
+        return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+
+
+class StatementTime(SQL):
+    """SQL for the time of the statement; add a `timedelta` for a later time, subtract one for an earlier time.
+
+    An expression and not a `datetime`, because a run compiles its statements once and executes them for each batch.
+    """
+
+    def __init__(self, offset: timedelta = timedelta()) -> None:
+        self.offset = offset
+        if offset:
+            super().__init__("(statement_timestamp() + %s)", (offset,))
+        else:
+            super().__init__("statement_timestamp()")
+
+    def __add__(self, other: Any) -> Any:
+        return StatementTime(self.offset + other) if isinstance(other, timedelta) else super().__add__(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self + other if isinstance(other, timedelta) else super().__radd__(other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if isinstance(other, timedelta) else super().__sub__(other)
+
+
+STATEMENT_TIME: Final = StatementTime()
+
+
+def statement_time(column: Any) -> Any:
+    """Return SQL for the time of the statement, as the column stores it."""
+    return as_stored(column, STATEMENT_TIME)
+
+
+def as_stored(column: Any, value: Any) -> Any:
+    """Return the value to write; a `StatementTime` becomes UTC if the column has no time zone."""
+    if isinstance(value, StatementTime) and isinstance(column, NaiveUtcDateTimeField):
+        return fn.TIMEZONE("UTC", value)
+    return value
+
+
+def all_as_stored(model: type[Model], changes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the changes, column or its name -> value, with each value `as_stored`."""
+    columns: Mapping[str, Any] = model._meta.combined
+    return {
+        column: as_stored(columns.get(column) if isinstance(column, str) else column, value)
+        for column, value in changes.items()
+    }

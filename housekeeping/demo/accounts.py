@@ -10,7 +10,7 @@ from peewee import BigAutoField
 
 from housekeeping.core.logs import counted
 from housekeeping.database.connection import BaseModel, database
-from housekeeping.database.times import UtcDateTimeField
+from housekeeping.database.queries import UtcDateTimeField
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.rows import Rows

@@ -43,7 +43,7 @@ from housekeeping.core.errors import EmbeddedServerError, HousekeepingError, Set
 from housekeeping.core.logs import format_duration, how_to_install
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import database
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.demo import scenes
 from housekeeping.demo.scenes import SCENES, compared, counted, others_at_work
 from housekeeping.engine import in_order

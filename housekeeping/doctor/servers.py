@@ -10,15 +10,15 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping.brokers import QueueLengths, message_broker, queue_lengths
-from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.errors import SchemaMissing, SettingsError
 from housekeeping.core.logs import counted, error_line
-from housekeeping.core.redis import redis_client, translate_redis_errors
+from housekeeping.core.redis import read_redis_clock, redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.core.urls import NO_CLUSTER, is_sentinel_url
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.times import ClockSkew, database_now, read_redis_clock
+from housekeeping.database.queries import database_now
 from housekeeping.engine.alerts import NO_SCHEDULER, process_alerts
 from housekeeping.ledger import runs, schema
 from housekeeping.ledger.outbox import OVERDUE

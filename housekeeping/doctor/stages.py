@@ -16,14 +16,13 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import declared_key_columns, quoted_name, table_if_visible, vouches_for_key
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
 from housekeeping.database.errors import is_unavailable, sqlstate
-from housekeeping.database.queries import Recorder, explain
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import Recorder, database_now, explain
 from housekeeping.engine.speed import read_wal, reason_to_wait
 from housekeeping.insight.plan import inverted_comparison
+from housekeeping.sweeps.conditions import bare
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import CONSTRAINT_DECIDES, Link
 from housekeeping.sweeps.keyset import ExceptHeld, Groups
-from housekeeping.sweeps.row import bare
 from housekeeping.sweeps.stage import Explainable, ExplainQuery
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import OrmRule, orm_rules

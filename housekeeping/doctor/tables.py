@@ -25,7 +25,7 @@ from housekeeping.database.catalog import (
 )
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.engine.registry import Family, columns_of, misfit
 from housekeeping.erasures import subjects_of
 from housekeeping.erasures.graph import read_reach

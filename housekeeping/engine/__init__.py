@@ -23,10 +23,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from housekeeping.core.clock import SYSTEM_CLOCK, Clock, ServerClock
+from housekeeping.core.clock import DATABASE, REDIS, SYSTEM_CLOCK, Clock, ServerClock
 from housekeeping.core.errors import BreakerTripped, DeclarationError, HousekeepingError, RunTakenOver
 from housekeeping.core.logs import in_one_line
-from housekeeping.database.times import DATABASE, REDIS
 from housekeeping.ledger.runs import Counts, Outcome, Resume, Trigger
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import DETAILS, BatchResult, Position, merged

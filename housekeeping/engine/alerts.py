@@ -14,12 +14,11 @@ from itertools import islice, takewhile
 from typing import Any, Final, Protocol, get_args
 
 from housekeeping.core import telemetry
-from housekeeping.core.clock import Clock
+from housekeeping.core.clock import TOLERATED, Clock
 from housekeeping.core.cron import Cron
 from housekeeping.core.logs import counted, error_line, format_duration, shortened
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.connection import database
-from housekeeping.database.times import TOLERATED
 from housekeeping.engine import CLOCK_SKEWS, RunResult
 from housekeeping.engine.failures import Failing, failing
 from housekeeping.engine.guard import AT_LEAST, UNCONFIRMED, in_numbers, in_words, is_exceeded, reads_time

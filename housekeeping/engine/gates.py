@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, Protocol
 
 from housekeeping.brokers import queue_lengths
-from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget
+from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew, RunBudget
 from housekeeping.core.errors import (
     ArchiveMismatch,
     BreakerTripped,
@@ -34,7 +34,6 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
-from housekeeping.database.times import ClockSkew
 from housekeeping.engine import CLOCK_SKEWS, RunRequest
 from housekeeping.engine.alerts import no_living_worker
 from housekeeping.engine.guard import ENOUGH, UNCONFIRMED, RowGuard, in_numbers, in_words

@@ -37,7 +37,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_timeout, is_unavailable
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import Counts, Outcome, RunRow
 from housekeeping.sweeps.conditions import WithoutLists

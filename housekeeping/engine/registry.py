@@ -29,7 +29,7 @@ from housekeeping.database.catalog import (
     table_of,
 )
 from housekeeping.database.connection import database
-from housekeeping.database.times import STATEMENT_TIME
+from housekeeping.database.queries import STATEMENT_TIME
 from housekeeping.ledger.runs import HEARTBEAT
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps import send

@@ -18,7 +18,7 @@ from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.core.logs import counted, error_line, in_one_line
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.engine.registry import by_database
 from housekeeping.engine.speed import WalRate, read_health
 from housekeeping.insight.trends import progress_of

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 
 from peewee import SQL, PeeweeException, ProgrammingError, Select, fn
 
-from housekeeping.core.clock import SYSTEM_CLOCK, Clock
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock, ClockSkew
 from housekeeping.core.errors import (
     DatabaseUnavailable,
     DeclarationError,
@@ -30,8 +30,7 @@ from housekeeping.database.connection import (
     translate_postgres_errors,
 )
 from housekeeping.database.errors import Kind, is_lock_timeout, is_timeout, is_unavailable, kind_of
-from housekeeping.database.queries import explain, written_out
-from housekeeping.database.times import ClockSkew, database_now, read_database_clock
+from housekeeping.database.queries import database_now, explain, read_database_clock, written_out
 from housekeeping.engine import RunRequest, RunResult, initial_counts
 from housekeeping.engine.alerts import first_of, last_ended, no_living_scheduler, total_held
 from housekeeping.engine.gates import (

@@ -15,7 +15,7 @@ from typing import Any, Final
 from peewee import PeeweeException
 
 from housekeeping.brokers import QueueLengths, dead_actors, queue_lengths
-from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
 from housekeeping.core.logs import counted, error_line
@@ -24,7 +24,7 @@ from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_disk_full, is_unavailable
-from housekeeping.database.times import ClockSkew, read_database_clock
+from housekeeping.database.queries import read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
     DEAD_LETTERS,

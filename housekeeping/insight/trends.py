@@ -16,7 +16,7 @@ from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.core.logs import counted, error_line, format_duration
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.engine.gates import describe_with_user
 from housekeeping.engine.guard import count_stale, processed_rows
 from housekeeping.ledger.alerts import Alert

@@ -14,7 +14,7 @@ from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.core.logs import format_duration
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import HEARTBEAT, PREDICATE, SILENCE
 from housekeeping.ledger.schema import NOW, Run, name_database, run_label

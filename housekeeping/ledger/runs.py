@@ -18,13 +18,12 @@ from typing import Any, Final, Literal
 
 from peewee import CTE, SQL, Case, Expression, Query, Select, Value, fn
 
-from housekeeping.core.clock import SYSTEM_CLOCK
+from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.core.logs import in_one_line
 from housekeeping.database.connection import database
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
-from housekeeping.database.times import ClockSkew
 from housekeeping.ledger.leases import Fence, epoch_query, is_of
 from housekeeping.ledger.operators import OVERRIDE, Override, override_from
 from housekeeping.ledger.schema import NOW, LeaseRow, Rejection, Run

@@ -24,7 +24,7 @@ from peewee import (
 from housekeeping.core.errors import DatabaseUnavailable, SchemaMissing
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import BaseModel, database, translate_postgres_errors, use_databases
-from housekeeping.database.times import UtcDateTimeField
+from housekeeping.database.queries import UtcDateTimeField
 
 #: A database's name begins with a letter, so 03:00 is a time and no label.
 _LABEL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_-]*):)?([0-9]{1,30})")

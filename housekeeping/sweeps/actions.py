@@ -34,8 +34,8 @@ from peewee import (
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.catalog import column_names, key_of, quoted_name
 from housekeeping.database.connection import BaseModel
+from housekeeping.database.queries import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
 from housekeeping.database.state_machines import StateMachine
-from housekeeping.database.times import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
 from housekeeping.sweeps.stage import Batch, BatchResult
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, TableStage, Write, archiving_part
 from housekeeping.sweeps.values import Decision, Reference, declared

@@ -23,10 +23,9 @@ from housekeeping.core.settings import LARGEST_BATCH, MAIN, WorkerSettings
 from housekeeping.database.catalog import identify, key_of
 from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.connection import database as current_database
-from housekeeping.sweeps.conditions import WithoutLists
+from housekeeping.sweeps.conditions import Row, WithoutLists, bare, used_columns
 from housekeeping.sweeps.keyset import needs_no_row, outer_columns
 from housekeeping.sweeps.partitions import DropPartitions, PartitionStage
-from housekeeping.sweeps.row import Row, bare, used_columns
 from housekeeping.sweeps.rows import EXAMPLE, HOLD_EXAMPLE, Call, Rows, takes_time
 from housekeeping.sweeps.send import Send
 from housekeeping.sweeps.stage import Stage

@@ -42,7 +42,7 @@ from housekeeping.core.logs import typed_error_line
 from housekeeping.database.catalog import key_of, table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
-from housekeeping.sweeps.row import bare
+from housekeeping.sweeps.conditions import bare
 from housekeeping.sweeps.stage import Batch, Position
 
 logger = named_logger(__name__)

@@ -21,9 +21,9 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_lock_timeout, is_timeout
 from housekeeping.sweeps import partition_catalog as catalog
+from housekeeping.sweeps.conditions import Row
 from housekeeping.sweeps.keyset import Hold, held_condition
 from housekeeping.sweeps.partition_catalog import Partition, PartitionedTable
-from housekeeping.sweeps.row import Row
 from housekeeping.sweeps.rows import OfTable, Predicate
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, StagePlan
 from housekeeping.sweeps.tables import column_named

@@ -20,8 +20,8 @@ from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.errors import caused_by
 from housekeeping.database.queries import CompiledQuery
 from housekeeping.sweeps.actions import Delete, Transition, allowed_by
+from housekeeping.sweeps.conditions import Row, bare
 from housekeeping.sweeps.keyset import text_of
-from housekeeping.sweeps.row import Row, bare
 from housekeeping.sweeps.stage import Batch, BatchResult, Failure, Position, RowLog
 from housekeeping.sweeps.table_stage import TableStage, Write, counted, counts_of, progress_of
 from housekeeping.sweeps.tables import column_named, keyset_order, model_of

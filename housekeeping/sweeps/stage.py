@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from blinker import NamedSignal
 
-from housekeeping.database.times import ClockSkew
+from housekeeping.core.clock import ClockSkew
 
 
 @dataclass(frozen=True, slots=True)

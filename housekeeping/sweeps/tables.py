@@ -35,8 +35,8 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.core.logs import described, error_line
 from housekeeping.database.connection import BaseModel, database
 from housekeeping.database.errors import sqlstate
-from housekeeping.database.times import NaiveUtcDateTimeField, UtcDateTimeField
-from housekeeping.sweeps.row import column_of, without
+from housekeeping.database.queries import NaiveUtcDateTimeField, UtcDateTimeField
+from housekeeping.sweeps.conditions import column_of, without
 
 #: Names that every model has for itself; `id` is only the key of a model that declares none.
 _TAKEN: Final = {*dir(BaseModel), "Meta", "_dirty"} - {"id"}

@@ -13,7 +13,7 @@ from housekeeping.core.errors import WrongArgument
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.engine.restore import MOST_ARCHIVED, undo_of
 from housekeeping.insight.erasures import find_erasure, read_erasures
 from housekeeping.insight.trends import Progress, progress_of_run

@@ -20,7 +20,7 @@ from housekeeping.core.logs import counted, in_one_line
 from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.times import database_now
+from housekeeping.database.queries import database_now
 from housekeeping.engine.guard import stale_if_outgrown, with_argument
 from housekeeping.engine.restore import warning_of_restored_rows
 from housekeeping.insight.plan import plan as make_plan

@@ -43,8 +43,8 @@ from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import PREDICATE
 from housekeeping.ledger.schema import Action, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run, TableSize
 from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.conditions import Row
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.row import Row
 from housekeeping.sweeps.rows import Rows
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, Failure, StagePlan
 from housekeeping.sweeps.values import Alerts, Guard, Limits

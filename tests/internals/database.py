@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from peewee import Model
 
+from housekeeping.core.clock import ClockSkew
 from housekeeping.database import catalog, connection
 from housekeeping.database.catalog import forget_table, key_of, quoted_name
 from housekeeping.database.connection import (
@@ -19,10 +20,16 @@ from housekeeping.database.connection import (
     translate_postgres_errors,
 )
 from housekeeping.database.errors import cause_of, error_in
-from housekeeping.database.queries import CompiledQuery, Parameter, PreparedQuery
+from housekeeping.database.queries import (
+    CompiledQuery,
+    NaiveUtcDateTimeField,
+    Parameter,
+    PreparedQuery,
+    database_now,
+    statement_time,
+)
 from housekeeping.database.replicas import Replicas, WalPosition, WalPositionReader, data_consistency_used
 from housekeeping.database.state_machines import CONFLICT_RETRIES
-from housekeeping.database.times import ClockSkew, NaiveUtcDateTimeField, database_now, statement_time
 
 
 def restore_declared_key(model: type[Model]) -> None:

@@ -41,8 +41,7 @@ from housekeeping.insight.trends import (
     pace,
     rates,
 )
-from housekeeping.insight.watch import InstallationWatch, deployed
-from housekeeping.insight.webhook import AlertWebhook
+from housekeeping.insight.webhook import AlertWebhook, InstallationWatch, deployed
 from housekeeping.insight.why import REASONS, Explanation, explain_run, why
 from housekeeping.insight.wording import (
     as_json,
