@@ -222,8 +222,9 @@ def _show(planned: ErasurePlan, *, confirmed: bool) -> None:
         name = f"{'  ' * each.depth}{each.table}"
         tree.add_row(name, each.decision, f"{each.rows:,}", each.link or "-", each.reason or "-")
     print_table(tree)
-    for line in (*(f"objects: {each}" for each in planned.objects), *(f"call: {each}" for each in planned.calls)):
-        say(line)
+    for name, lines in (("objects", planned.objects), ("call", planned.calls), ("not reached", planned.outside)):
+        for line in lines:
+            say(f"{name}: {line}")
     if planned.held is not None:
         say(f"on hold: {planned.held}", style="bold red")
     if planned.unconfirmed is not None and not confirmed:

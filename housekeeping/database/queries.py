@@ -273,7 +273,8 @@ class Recorder(Context):
             self.models[query.model] = None
             if isinstance(query, Update):
                 changes: Any = query
-                columns = ", ".join(getattr(each, "column_name", str(each)) for each in changes._update)
+                # A `Column` of a table has a name alone.
+                columns = ", ".join(getattr(each, "column_name", None) or each.name for each in changes._update)
                 right = f"UPDATE ({columns})"
             else:
                 right = "INSERT" if isinstance(query, Insert) else "DELETE"

@@ -28,7 +28,7 @@ from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import database_now
 from housekeeping.engine.registry import Family, columns_of, misfit
 from housekeeping.erasures import subjects_of
-from housekeeping.erasures.graph import read_reach
+from housekeeping.erasures.graph import cut_links, read_reach
 from housekeeping.insight.backlogs import hint_of
 from housekeeping.insight.load import table_states
 from housekeeping.ledger import erasures, schema
@@ -409,7 +409,7 @@ def examine_subjects(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[F
     with translate_postgres_errors():
         yield _secret_of_erasures(settings)
         for subject in subjects.values():
-            yield from _subject(settings, subject)
+            yield from _subject(settings, subject, sweeps.values())
 
 
 def _secret_of_erasures(settings: Settings) -> Finding:
@@ -425,7 +425,7 @@ def _secret_of_erasures(settings: Settings) -> Finding:
     return Finding("fine", _SUBJECTS, subject, "is set, and has the secret of every erasure")
 
 
-def _subject(settings: Settings, subject: Subject) -> Iterator[Finding]:
+def _subject(settings: Settings, subject: Subject, sweeps: Iterable[Sweep]) -> Iterator[Finding]:
     try:
         with database.using(subject.database):
             root = quoted_name(subject.model)
@@ -446,6 +446,8 @@ def _subject(settings: Settings, subject: Subject) -> Iterator[Finding]:
         yield Finding("error", _SUBJECTS, subject.name, f"its erasure is refused: {error}", "correct the Subject")
         return
     yield Finding("fine", _SUBJECTS, subject.name, f"{counted(len(reach.tables), 'table')}, each with a decision")
+    for cut in cut_links(reach, sweeps):
+        yield Finding("warning", _SUBJECTS, subject.name, cut.text, f"{cut.way_out}; see docs/howto/erase-a-person.md")
     for name in dict.fromkeys(each for each, _ in reach.tables):
         with database.using(name):
             may_count, place, role = database.execute_sql(_MAY_COUNT).fetchone()

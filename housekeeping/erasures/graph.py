@@ -2,28 +2,35 @@
 
 `read_reach` reads the graph of cascades (`sweeps.dependents`). A cascade ends at rows that it keeps; here rows that are
 kept lead on to their own dependents. Links that lead back, towards the subject, do not: replies to a comment that is
-kept are not the subject's.
+kept are not the subject's. `cut_links` says which sweeps leave rows of the subject to which no link leads any more.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from peewee import Model, PeeweeException
 
+from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import counted
-from housekeeping.database.catalog import TableFacts
+from housekeeping.database.catalog import TableFacts, quoted_name
 from housekeeping.database.connection import database
-from housekeeping.database.errors import Kind, kind_of
+from housekeeping.database.errors import Kind, is_unavailable, kind_of
+from housekeeping.ledger.table_sizes import read_named
 from housekeeping.sweeps.actions import Delete
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.cascade_rows import escaped, sql_name
-from housekeeping.sweeps.dependents import Graph, GraphReader, Link, names_of, without_spaces
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.dependents import Graph, GraphReader, Link, names_of, read_graph, without_spaces
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.subjects import Keep, Subject, TableDecision
+from housekeeping.sweeps.validate_tables import recorded, updated_columns
 
 #: A table: names of its database and its own.
 Table = tuple[str, str]
@@ -410,3 +417,101 @@ def _as_text(table: str, name: str, value: Any, sql_type: str) -> str:
     if isinstance(value, str) and sql_type.startswith("character") and text.rstrip() != value.rstrip():
         raise DependentsRefused(problem, f"write a shorter text: its type is {sql_type}")
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class CutLink:
+    """A link that a sweep cuts in rows which stay, so that an erasure of their subject does not find them any more.
+
+    Attributes:
+      text: Names the sweep, the table and the columns.
+      way_out: What to change so that nothing of the subject is left in these rows.
+    """
+
+    text: str
+    way_out: str
+
+
+def cut_links(reach: Reach, sweeps: Iterable[Sweep]) -> list[CutLink]:
+    """Return the links to a subject that enabled sweeps cut, by writing their columns or deleting what they refer to.
+
+    A link does not count if the sweep itself changes the rows, and what depends on them, as an erasure would. Only the
+    statements count, not raw SQL within them, nor which rows they change.
+
+    Raises:
+      peewee.PeeweeException: A database does not answer.
+    """
+    found = list[CutLink]()
+    for sweep in sweeps:
+        if sweep.enabled and any(sweep.database == name for name, _ in reach.tables):
+            with database.using(sweep.database):
+                try:
+                    changes = _Changes(reach, sweep.database, sweep.stages_for_run())
+                except Exception as error:
+                    if is_unavailable(error):
+                        raise
+                    continue  # its runs fail likewise
+            found += [cut for branch in reach.branches if (cut := changes.cut(sweep.name, branch)) is not None]
+    return found
+
+
+class _Changes:
+    """What the statements of a sweep change in the tables of a subject."""
+
+    def __init__(self, reach: Reach, of_database: str, stages: Iterable[Stage]) -> None:
+        self._reach = reach
+        written, deleted = dict[str, set[str]](), set[Table]()
+        for stage in stages:
+            changes = recorded(stage, SYSTEM_CLOCK.now()).changes
+            for model, rights in changes.items():
+                written.setdefault(quoted_name(model), set()).update(updated_columns(rights))
+            deleting = [model for model, rights in changes.items() if "DELETE" in rights]
+            if isinstance(stage, CascadeStage):
+                graphs = [stage.graph]
+            else:
+                graphs = [read_graph(each, None) for each in deleting]
+            deleting += [stage.model] if isinstance(stage, PartitionStage) else []
+            deleted |= {(of_database, quoted_name(each)) for each in deleting}
+            for link in (link for graph in graphs if graph is not None for link in graph.links):
+                if link.decision == "delete":
+                    deleted.add((link.database, link.table))
+                elif link.decision == "clear" and link.database == of_database:
+                    written.setdefault(link.table, set()).update(link.cleared or link.columns)
+        # A model and the catalog may write a name differently.
+        names = {each.link.table_id: each.table for each in reach.branches if each.table[0] == of_database}
+        ids = read_named([*written, *(table for name, table in deleted if name == of_database), reach.root[1]])
+        if reach.root[0] == of_database:
+            names[ids[reach.root[1]]] = reach.root
+        self._written = dict[Table, set[str]]()
+        for table, columns in written.items():
+            if (named := names.get(ids.get(table, 0))) is not None:
+                self._written.setdefault(named, set()).update(columns)
+        self._deleted = {names.get(ids.get(each[1], 0), each) if each[0] == of_database else each for each in deleted}
+
+    def cut(self, sweep: str, branch: Branch) -> CutLink | None:
+        """Return that the sweep cuts a link, unless it leaves nothing of the subject in the rows."""
+        link = branch.link
+        written = sorted(self._written.get(branch.table, set()) & set(link.columns))
+        is_orphaned = link.on_delete is None and branch.parent in self._deleted and branch.table not in self._deleted
+        if branch.leads_back or not (written or is_orphaned) or (not branch.deletes and self._does_all(branch)):
+            return None
+        if written:
+            text = f"{sweep} changes {', '.join(f'{link.table}.{each}' for each in written)}"
+        else:
+            text = f"{sweep} deletes rows of {link.parent}, but not those that refer to them by {link.name}"
+        left = sorted(set(branch.values) - self._written.get(branch.table, set()) - set(link.columns))
+        if left:
+            way_out = f"change {', '.join(left)} in {sweep} as well"
+        elif branch.deletes:
+            way_out = f"delete these rows in {sweep}, or anonymise them there and in the Subject"
+        else:
+            way_out = f"change what depends on these rows in {sweep} as well"
+        return CutLink(f"{text}; erasures no longer find these rows", way_out)
+
+    def _does_all(self, branch: Branch) -> bool:
+        """Return whether the sweep changes the rows of a link, and what depends on them, as an erasure would."""
+        if branch.deletes:
+            return branch.table in self._deleted
+        known = self._written.get(branch.table, set()) | set(branch.link.columns)
+        below = self._reach.below(branch.table) if branch.leads_on else []
+        return set(branch.values) <= known and all(self._does_all(each) for each in below if not each.leads_back)

@@ -43,7 +43,7 @@ from housekeeping.engine import RunResult
 from housekeeping.engine.guard import RowGuard, much_in_words
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
-from housekeeping.erasures.graph import Table, read_reach
+from housekeeping.erasures.graph import Table, cut_links, read_reach
 from housekeeping.erasures.stages import (
     Conditions,
     Stale,
@@ -184,6 +184,7 @@ class Erasing:
             *stores,
             *called,
             "messages, logs and caches of the application",
+            *(each.text for each in cut_links(self.reach, self._sweeps)),
         ]
 
     def holding(self) -> str | None:

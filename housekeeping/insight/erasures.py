@@ -122,6 +122,7 @@ class ErasurePlan:
       links: The tree of tables: each link below that of its parent.
       objects: Location and form of the key of the subject's objects.
       calls: Names of the functions of other systems.
+      outside: What the erasure does not reach.
       held: Which sweep holds a row of the subject, so that the erasure would be refused; None if none does.
       unconfirmed: Why it needs a confirmation, which is that it would change much of a table; None if it needs none.
     """
@@ -131,6 +132,7 @@ class ErasurePlan:
     links: Sequence[PlannedLink]
     objects: Sequence[str]
     calls: Sequence[str]
+    outside: Sequence[str]
     held: str | None
     unconfirmed: str | None
 
@@ -164,7 +166,8 @@ def plan_erasure(erasing: Erasing, digest: str) -> ErasurePlan:
     subject = erasing.subject
     objects = [f"{each.location}: {each.key}" for each in subject.objects]
     calls = [name_of(each.function) for each in subject.also]
-    return ErasurePlan(subject.name, digest, links, objects, calls, held, erasing.unconfirmed())
+    unconfirmed = erasing.unconfirmed()
+    return ErasurePlan(subject.name, digest, links, objects, calls, erasing.outside, held, unconfirmed)
 
 
 def describe_counts(counts: Any) -> str:

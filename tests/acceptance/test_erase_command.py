@@ -31,8 +31,11 @@ SECRET = "a-secret-of-the-tests-of-erasures"
 NEW_SECRET = "another-secret-of-the-tests-of-erasures"
 MODULE = """
 from dataclasses import replace
+from housekeeping import Delete, Rows, Sweep
 from tests.integration.erasure.shop import PERSON
 SUBJECTS = (PERSON,)
+DELETE = Delete(dependents={"orders": "delete"})
+SWEEPS = (Sweep("shop.old", Rows("account", stale=lambda row: row.id < 0, action=DELETE)),)
 """
 PERSON = ("person", str(MARKER_ID))
 
@@ -88,7 +91,10 @@ def test_dry_run_shows_the_tree_and_changes_nothing(command: Command, environmen
     }
     links = [each["link"] for each in found["links"]]
     assert links.index("item.order_id") == links.index("orders.account_id") + 1
-    assert "tax law: 10 years" in " ".join(shown.stdout.split())
+    words = " ".join(shown.stdout.split())
+    assert "tax law: 10 years" in words
+    assert "not reached: shop.old changes comment.author_id; erasures no longer find these rows" in words
+    assert any("shop.old changes comment.author_id" in each for each in found["outside"])
 
 
 def test_without_a_terminal_nothing_is_erased_without_yes(command: Command) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from housekeeping.core.errors import ErasureInterrupted, UnknownSubject
 from housekeeping.erasures import ERASE, ERASURES, declare, graph, request, subjects_of, work
 from housekeeping.erasures.found_rows import export
-from housekeeping.erasures.graph import read_reach
+from housekeeping.erasures.graph import cut_links, read_reach
 from housekeeping.erasures.work import Erasing, execute, find_key
 from housekeeping.ledger import erasures as ledger
 from housekeeping.ledger.schema import Erasure

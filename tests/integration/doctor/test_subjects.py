@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ from peewee import BigIntegerField
 from psycopg2.extensions import connection as Connection
 from pydantic import SecretStr
 
-from housekeeping import BaseModel, Delete, Objects, Settings, Subject
+from housekeeping import BaseModel, Delete, Objects, Rows, Settings, Subject, Sweep
 from tests.integration.erasure import shop
 from tests.integration.erasure.shop import PERSON, deciding, erase, with_key
 from tests.integration.roles import connected_as_a_role
@@ -39,12 +40,18 @@ def customers(postgres: Database, redis_client: redis.Redis) -> None:
     shop.create()
 
 
-def _found(settings: Settings, monkeypatch: pytest.MonkeyPatch, *subjects: Subject, **changes: Any) -> list[Finding]:
+def _found(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    *subjects: Subject,
+    sweeps: Sequence[Sweep] = (),
+    **changes: Any,
+) -> list[Finding]:
     module: Any = ModuleType("doctors_subjects")
     module.SUBJECTS = subjects
     monkeypatch.setitem(sys.modules, "doctors_subjects", module)
     given = with_key(settings, sweeps=("doctors_subjects",), **changes)
-    return [each for each in examine(given, {}) if each.area == "subjects"]
+    return [each for each in examine(given, {each.name: each for each in sweeps}) if each.area == "subjects"]
 
 
 def test_subject_that_can_be_erased_is_fine(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +74,23 @@ def test_unset_or_lost_secret_is_an_error(settings: Settings, monkeypatch: pytes
     assert unset[0].way_out == "set HOUSEKEEPING_ERASURE_KEY to the output of: openssl rand -base64 32"
     assert lost[0].text == "HOUSEKEEPING_ERASURE_KEY lacks the secret of 1 earlier erasure"
     assert "housekeeping erase --rekey" in str(lost[0].way_out)
+
+
+def test_sweep_that_hides_rows_from_an_erasure_is_a_warning(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Sweep(
+        "shop.old", Rows("account", stale=lambda row: row.id < 0, action=Delete(dependents={"orders": "clear"}))
+    )
+
+    found = [each for each in _found(settings, monkeypatch, PERSON, sweeps=[old]) if each.level != "fine"]
+
+    assert {each.level for each in found} == {"warning"}
+    assert [each.text.partition(";")[0] for each in found if "changes" in each.text] == [
+        "shop.old changes comment.author_id",
+        "shop.old changes orders.account_id",
+    ]
+    assert found[-1].way_out == "change email, name in shop.old as well; see docs/howto/erase-a-person.md"
 
 
 @pytest.mark.parametrize(
