@@ -277,8 +277,9 @@ def _pace(sweep: Sweep) -> str:
 )
 @click.option("--with-sample-data", is_flag=True, help="Also add sample rows to these tables, for a trial.")
 @click.option("--with-archives", is_flag=True, help="Also create the archives of sweeps that move rows to one.")
+@click.option("--sql", is_flag=True, help="Print the statements that are missing in the database, and change nothing.")
 @json_option("Print JSON: what was created, and statements to execute by hand.")
-def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None:
+def init(with_tables: bool, with_sample_data: bool, with_archives: bool, sql: bool) -> None:
     """Create or upgrade the library's own tables. Can be repeated safely.
 
     The tables are in the schema "housekeeping", or the one that HOUSEKEEPING_SCHEMA names. Existing tables of the
@@ -288,11 +289,17 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None
     A sweep may move its rows to an archive. The command prints the statements that create each missing archive and add
     missing columns to the others. --with-archives executes them, except for those that rewrite an archive.
 
+    --sql prints what the command would execute, each part as one transaction, for a review or for psql. It reads from
+    the database which statements are missing: all of them if the library has no tables there yet. Parts begin with a
+    comment that names the database, if there are several.
+
     --with-sample-data adds a few hundred rows to each table of --with-tables, some of them stale. It stops if one of
     the tables already has rows.
     """
     if with_sample_data and not with_tables:
         raise WrongArgument("--with-sample-data needs --with-tables; give --with-tables as well")
+    if sql and with_tables:
+        raise WrongArgument("--sql does not print the tables of --with-tables, which are for a trial; omit one of them")
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     schema.use_database(settings)
@@ -302,14 +309,17 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None
         """Print a part of the result with the statements that are left to the operator, or keep it for --json."""
         values = {"kind": kind, "name": name, "result": result, "statements": list(statements)}
         results.append(name_database(values, database.selected))
+        if sql:
+            line = f"-- {' '.join(line.split())}"
+            statements = ("BEGIN", *statements, "COMMIT") if statements else ()
         if not wants_json():
             click.echo("\n".join([line, *(f"{each};" for each in statements)]))
 
     for name, workers in by_database(sweeps.values()).items():
         with database.using(name), translate_postgres_errors():
             by_worker = {each.name: each for each in workers}
-            _init_database(settings, by_worker, with_tables, with_sample_data, report)
-            _init_archives(by_worker, with_archives, report)
+            _init_database(settings, by_worker, with_tables, with_sample_data, sql, report)
+            _init_archives(by_worker, with_archives, sql, report)
     print_as_json({"results": results})
 
 
@@ -317,12 +327,19 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool) -> None
 _Report = Callable[..., None]
 
 
-def _init_archives(workers: dict[str, Sweep], with_archives: bool, report: _Report) -> None:
-    """Report the statements that create the archives or add missing columns, or execute them."""
+def _init_archives(workers: dict[str, Sweep], with_archives: bool, sql: bool, report: _Report) -> None:
+    """Report the statements that create the archives or add missing columns, or execute them.
+
+    Parameters:
+      sql: Whether only those are reported that would be executed.
+    """
     stages = [stage for each in workers.values() if each.enabled for stage in each.declared_stages()]
     for problem in problems_of(stages):
-        if not problem.statements:
+        if not problem.statements or (sql and (problem.rewrites or not with_archives)):
             notify(f"warning: {problem.text}")
+            continue
+        if sql:
+            report("archive", problem.archive, "missing", f"archive {problem.archive}", problem.statements)
             continue
         if problem.rewrites or not with_archives:
             option = "" if problem.rewrites else "add --with-archives or "
@@ -337,9 +354,9 @@ def _init_archives(workers: dict[str, Sweep], with_archives: bool, report: _Repo
 
 
 def _init_database(
-    settings: Settings, workers: dict[str, Sweep], with_tables: bool, with_sample_data: bool, report: _Report
+    settings: Settings, workers: dict[str, Sweep], with_tables: bool, with_sample_data: bool, sql: bool, report: _Report
 ) -> None:
-    """Create the tables in the current database, for its workers."""
+    """Create the tables in the current database, for its workers; or report the statements for `sql`."""
     from housekeeping.cli.sample_rows import add_sample_rows
     from housekeeping.doctor import servers, tables
     from housekeeping.ledger.migrations import MIGRATIONS
@@ -347,10 +364,16 @@ def _init_database(
     other = servers.other_server()
     if other is not None:
         raise Refused(f"{other}; use PostgreSQL 13 or later")
-    migrations = schema.init()
-    result = "up to date" if not migrations else "created" if migrations == len(MIGRATIONS) else "upgraded"
     place = f"database {database.selected}, " if settings.databases else ""
-    report("schema", settings.schema_name, result, f"{place}schema {settings.schema_name}: {result}")
+    place += f"schema {settings.schema_name}"
+    if sql:
+        version, missing = schema.missing_statements()
+        result = f"version {version}, this release has {len(MIGRATIONS)}" if missing else "up to date"
+        report("schema", settings.schema_name, "missing" if missing else result, f"{place}: {result}", missing)
+    else:
+        migrations = schema.init()
+        result = "up to date" if not migrations else "created" if migrations == len(MIGRATIONS) else "upgraded"
+        report("schema", settings.schema_name, result, f"{place}: {result}")
     found = [*families_of(settings, workers)]
     if with_tables:
         for model in (model for family in found for model in family.models.values()):

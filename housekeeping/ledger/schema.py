@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 from typing import Any, Final
 
 from peewee import (
@@ -382,6 +383,40 @@ def use_schema(name: str) -> None:
         model._meta.schema = name
 
 
+def statements(name: str, since: int = 0, to: int | None = None) -> list[str]:
+    """Return the statements that take the tables from a version to another one. They belong in one transaction.
+
+    Parameters:
+      name: The schema.
+      since: Version that the tables have; 0 before they exist.
+      to: Version that they get; None for that of this release.
+    """
+    from housekeeping.ledger.migrations import MIGRATIONS
+
+    if to is not None and not since <= to <= len(MIGRATIONS):
+        raise ValueError(
+            f"there is no version {to} since {since}; this release has the versions 1 to {len(MIGRATIONS)}"
+        )
+    schema = f'"{name}"'  # a name that the settings allow may be a reserved word
+    found = []
+    if since == 0:
+        found.append(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        columns = "version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()"
+        found.append(f"CREATE TABLE IF NOT EXISTS {schema}.migrations ({columns})")
+    for version, text in enumerate(MIGRATIONS[since:to], since + 1):
+        found += dedent(text.format(schema=schema)).strip().removesuffix(";").split(";\n")
+        found.append(f"INSERT INTO {schema}.migrations (version) VALUES ({version})")  # noqa: S608
+    return found
+
+
+def missing_statements() -> tuple[int, list[str]]:
+    """Return the version of the current database's tables, 0 without tables, and the `statements` that they lack."""
+    name: Any = Run._meta.schema
+    (table,) = database.execute_sql("SELECT to_regclass(%s)", (f"{_quoted()}.migrations",)).fetchone()
+    version = 0 if table is None else _version()
+    return version, statements(name, version)
+
+
 def init() -> int:
     """Create or upgrade the tables in one transaction; return how many migrations were applied.
 
@@ -390,19 +425,12 @@ def init() -> int:
     """
     from housekeeping.ledger.migrations import MIGRATIONS
 
-    schema = _quoted()
     with translate_postgres_errors(), database.atomic():
         database.execute_sql("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
-        database.execute_sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-        database.execute_sql(
-            f"CREATE TABLE IF NOT EXISTS {schema}.migrations "
-            "(version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-        )
-        missing = range(_version() + 1, len(MIGRATIONS) + 1)
-        for version in missing:
-            database.execute_sql(MIGRATIONS[version - 1].format(schema=schema))
-            database.execute_sql(f"INSERT INTO {schema}.migrations (version) VALUES (%s)", (version,))  # noqa: S608
-    return len(missing)
+        version, missing = missing_statements()
+        if missing:
+            database.execute_sql(";\n".join(missing).replace("%", "%%"))
+    return max(len(MIGRATIONS) - version, 0)
 
 
 def require_all() -> None:

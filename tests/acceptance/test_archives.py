@@ -66,6 +66,17 @@ def test_init_prints_the_statements_of_a_missing_archive(housekeeping: Housekeep
 
 
 @pytest.mark.slow
+def test_init_prints_the_sql_of_an_archive_that_it_would_create(housekeeping: Housekeeping, postgres: Database) -> None:
+    without, printed = housekeeping("init", "--sql"), housekeeping("init", "--sql", "--with-archives").stdout
+
+    assert "CREATE" not in without.stdout and 'archive "old_sessions" is missing' in without.stderr
+    comment, statements = printed.rsplit('-- archive "old_sessions"\n', 1)
+    assert comment.endswith(": up to date\n") and not postgres.table_exists("old_sessions")
+    postgres.execute_sql(statements)
+    assert "archive" not in housekeeping("init", "--with-archives").stdout
+
+
+@pytest.mark.slow
 def test_init_creates_a_missing_archive_once(housekeeping: Housekeeping) -> None:
     first, second = housekeeping("init", "--with-archives"), housekeeping("init", "--with-archives")
 

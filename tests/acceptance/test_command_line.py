@@ -252,8 +252,15 @@ def test_sample_data_is_added_only_to_empty_tables(command: Command) -> None:
     assert "table user_statuses already has rows" in second.stderr
 
 
-def test_sample_data_without_tables_is_rejected(command: Command) -> None:
-    refused = command("init", "--with-sample-data")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--with-sample-data"], "give --with-tables as well"),
+        (["--sql", "--with-tables"], "--sql does not print the tables of --with-tables"),
+    ],
+)
+def test_wrong_combination_of_options_of_init_is_rejected(command: Command, options: list[str], text: str) -> None:
+    refused = command("init", *options)
 
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "give --with-tables as well" in refused.stderr
+    assert text in refused.stderr

@@ -35,7 +35,7 @@ _ORDER: Final = (
     "__main__",
 )
 #: They may import everything, and nothing imports them.
-_BESIDE: Final = ("testing", "embedded", "demo")
+_BESIDE: Final = ("testing", "embedded", "demo", "contrib")
 #: Module of each public name.
 _HOMES: Final = {name: [home] for name, home in {**housekeeping._PUBLIC, **housekeeping._MODULES}.items()}
 
