@@ -194,13 +194,43 @@ def clock(housekeeping_clock: ManualClock) -> ManualClock:
     return housekeeping_clock
 
 
+@pytest.fixture(scope="session")
+def administrators() -> Iterator[dict[str, Connection]]:
+    """Connections beside the library's, by URL: to connect for each test takes longer than to clean up after one."""
+    administrators: dict[str, Connection] = {}
+    yield administrators
+    for each in administrators.values():
+        each.close()
+
+
+def answers(connection: Connection) -> bool:
+    try:
+        connection.rollback()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except psycopg2.Error:
+        return False
+    return True
+
+
 @pytest.fixture
-def admin(urls: Urls) -> Iterator[Connection]:
-    """A connection beside the library's, in autocommit."""
-    admin = psycopg2.connect(urls.database)
+def admin(urls: Urls, administrators: dict[str, Connection]) -> Iterator[Connection]:
+    """A connection beside the library's, in autocommit; what a test has set or locked in it ends with the test."""
+    admin = administrators.pop(urls.database, None)
+    if admin is None or not answers(admin):  # another test has restarted the server
+        admin = psycopg2.connect(urls.database)
     admin.autocommit = True
     yield admin
-    admin.close()
+    try:
+        admin.rollback()
+        admin.autocommit = True
+        with admin.cursor() as cursor:
+            cursor.execute("DISCARD ALL")
+    except psycopg2.Error:  # the test has closed it or restarted the server
+        admin.close()
+    else:
+        admin.notices.clear()
+        administrators[urls.database] = admin
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
 
@@ -57,7 +58,9 @@ def _server_url(variable: str, server: Literal["postgres", "redis"]) -> Iterator
 
 
 @pytest.fixture
-def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url: str) -> Iterator[Settings]:
+def housekeeping_settings(
+    housekeeping_postgres_url: str, housekeeping_redis_url: str, _housekeeping_administrator: _Administrator
+) -> Iterator[Settings]:
     """Settings for one test: two schemas (an empty one for the application and the library's) and a key prefix.
 
     Other settings have their defaults; the environment and ``.env`` files are ignored. The application's schema is the
@@ -65,51 +68,83 @@ def housekeeping_settings(housekeeping_postgres_url: str, housekeeping_redis_url
     """
     import psycopg2
 
-    from housekeeping.core.settings import Settings
-
     name = f"test_{uuid4().hex[:12]}"
     separator = "&" if "?" in housekeeping_postgres_url else "?"
-    with pytest.MonkeyPatch.context() as environment:
-        for variable in [each for each in os.environ if each.upper().startswith(_PREFIX)]:
-            environment.delenv(variable)
-        settings = Settings.load(
-            _env_file=None,
-            database_url=f"{housekeeping_postgres_url}{separator}options=-csearch_path%3D{name}",
-            redis_url=housekeeping_redis_url,
-            namespace=name,
-            schema_name=f"{name}_own",
-        )
-    admin = psycopg2.connect(housekeeping_postgres_url)
+    settings = _default_settings().model_copy(
+        update={
+            "database_url": f"{housekeeping_postgres_url}{separator}options=-csearch_path%3D{name}",
+            "redis_url": housekeeping_redis_url,
+            "namespace": name,
+            "schema_name": f"{name}_own",
+        }
+    )
+    _housekeeping_administrator.execute(housekeeping_postgres_url, f"CREATE SCHEMA IF NOT EXISTS {name}")
+    yield settings
     try:
-        _execute(admin, f"CREATE SCHEMA {name}", f"SET lock_timeout = {_LOCK_MS}")
-        yield settings
-        if not _answers(admin):  # the test has restarted the server, or another one has taken its place
-            admin.close()
-            admin = psycopg2.connect(housekeeping_postgres_url)
-        _execute(admin, f"DROP SCHEMA {name} CASCADE", f"DROP SCHEMA IF EXISTS {name}_own CASCADE")
+        _housekeeping_administrator.execute(
+            housekeeping_postgres_url,
+            f"SET lock_timeout = {_LOCK_MS}; "
+            f"DROP SCHEMA IF EXISTS {name} CASCADE; DROP SCHEMA IF EXISTS {name}_own CASCADE",
+        )
     except psycopg2.errors.LockNotAvailable:
         pytest.fail(
             "the test has left a transaction open, so its tables are locked and cannot be removed", pytrace=False
         )
-    finally:
-        admin.close()
 
 
-def _execute(connection: Connection, *statements: str) -> None:
-    connection.autocommit = True
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+@cache
+def _default_settings() -> Settings:
+    from housekeeping.core.settings import Settings
+
+    with pytest.MonkeyPatch.context() as environment:
+        for variable in [each for each in os.environ if each.upper().startswith(_PREFIX)]:
+            environment.delenv(variable)
+        return Settings.load(_env_file=None)
 
 
-def _answers(connection: Connection) -> bool:
-    import psycopg2
+@pytest.fixture(scope="session")
+def _housekeeping_administrator() -> Iterator[_Administrator]:
+    """Connection for all tests of the session, because to connect takes longer than the statements."""
+    administrator = _Administrator()
+    yield administrator
+    administrator.close()
 
-    try:
-        _execute(connection, "SELECT 1")
-    except psycopg2.Error:
-        return False
-    return True
+
+class _Administrator:
+    def __init__(self) -> None:
+        self._open: tuple[str, Connection] | None = None
+
+    def execute(self, url: str, statements: str) -> None:
+        """Run statements that may be repeated, on a new connection if the last one is lost."""
+        import psycopg2
+
+        if self._open is None or self._open[0] != url:
+            self._connect(url)
+        try:
+            self._run(statements)
+        except psycopg2.errors.LockNotAvailable:
+            raise
+        except psycopg2.Error:  # a test has restarted the server, or another one has taken its place
+            self._connect(url)
+            self._run(statements)
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _connect(self, url: str) -> None:
+        import psycopg2
+
+        self.close()
+        connection = psycopg2.connect(url)
+        connection.autocommit = True
+        self._open = url, connection
+
+    def _run(self, statements: str) -> None:
+        assert self._open is not None
+        with self._open[1].cursor() as cursor:
+            cursor.execute(statements)
 
 
 @pytest.fixture
