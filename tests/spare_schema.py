@@ -14,21 +14,23 @@ from psycopg2.extensions import cursor as Cursor
 
 _SPARE: Final = "spare_own"
 _LOCK_MS: Final = 500  # a test that left a transaction open keeps its schema
-#: Every object in the schema and what defines it, each with the transaction that last changed it.
+#: Every object in the schema and what defines it, each with the transaction that last changed it. Prepared, because to
+#: plan it takes longer than to execute it.
 _DEFINITION: Final = """
-WITH relations AS (SELECT oid, xmin FROM pg_class WHERE relnamespace = %(schema)s::regnamespace),
+PREPARE definition (regnamespace) AS
+WITH relations AS (SELECT oid, xmin FROM pg_class WHERE relnamespace = $1),
 changed AS (
     SELECT oid, xmin FROM relations
     UNION ALL SELECT attrelid, xmin FROM pg_attribute WHERE attrelid IN (SELECT oid FROM relations)
-    UNION ALL SELECT oid, xmin FROM pg_constraint WHERE connamespace = %(schema)s::regnamespace
+    UNION ALL SELECT oid, xmin FROM pg_constraint WHERE connamespace = $1
     UNION ALL SELECT oid, xmin FROM pg_trigger WHERE tgrelid IN (SELECT oid FROM relations)
     UNION ALL SELECT indexrelid, xmin FROM pg_index WHERE indrelid IN (SELECT oid FROM relations)
     UNION ALL SELECT objid, xmin FROM pg_depend
-        WHERE refclassid = 'pg_namespace'::regclass AND refobjid = %(schema)s::regnamespace
+        WHERE refclassid = 'pg_namespace'::regclass AND refobjid = $1
            OR refclassid = 'pg_class'::regclass AND refobjid IN (SELECT oid FROM relations)
 )
-SELECT md5(string_agg(format('%%s:%%s', oid, xmin), ',' ORDER BY oid, xmin::text)),
-       (SELECT nspacl IS NULL FROM pg_namespace WHERE oid = %(schema)s::regnamespace),
+SELECT md5(string_agg(format('%s:%s', oid, xmin), ',' ORDER BY oid, xmin::text)),
+       (SELECT nspacl IS NULL FROM pg_namespace WHERE oid = $1),
        EXISTS (SELECT FROM pg_statistic WHERE starelid IN (SELECT oid FROM relations))
 FROM changed
 """
@@ -57,6 +59,8 @@ class SpareSchema:
     def __init__(self, url: str) -> None:
         self._admin: Final[Connection] = psycopg2.connect(url, options=f"-c lock_timeout={_LOCK_MS}")
         self._admin.autocommit = True
+        with self._admin.cursor() as cursor:
+            cursor.execute(_DEFINITION)
         self._kept: tuple[Any, ...] | None = None
 
     def give(self, schema: str) -> None:
@@ -101,7 +105,7 @@ class SpareSchema:
         return any(used.values())
 
     def _definition(self, cursor: Cursor, schema: str) -> tuple[Any, ...]:
-        cursor.execute(_DEFINITION, {"schema": schema})
+        cursor.execute(f"EXECUTE definition ('{schema}')")
         found: tuple[Any, ...] = cursor.fetchall()[0]
         cursor.execute(f"SELECT version, applied_at FROM {schema}.migrations ORDER BY version")
         return (*found, *cursor.fetchall())
