@@ -54,8 +54,9 @@ from housekeeping.insight.wording import (
     parse_argument,
     parse_since,
 )
+from housekeeping.leases.renewal import lease_store
 from housekeeping.ledger import schema
-from housekeeping.ledger.leases import HeldLease, held_leases, release_lease
+from housekeeping.ledger.leases import HeldLease, LeaseStore, held_leases, release_lease
 from housekeeping.ledger.operators import command_line_user, record_action
 from housekeeping.middleware.keys import HeldKey, held_key, held_keys, key_prefix, release_key
 from housekeeping.workers import configured_sweeps
@@ -422,11 +423,11 @@ def list_leases() -> None:
     the lease although its run has not ended, so the next run may start. HEARTBEAT is the age of the run's last
     heartbeat. After a minute, the next run takes over.
     """
-    client, namespace = _servers()
+    store = _lease_store()
     try:
-        held, unreachable = held_leases(client, namespace), None
+        held, unreachable = held_leases(store), None
     except RedisUnavailable as error:
-        held, unreachable = held_leases(None, namespace), str(error)
+        held, unreachable = held_leases(None), str(error)
     if unreachable and not wants_json():
         say(f"{unreachable}; showing the leases that the database knows", style="yellow")
 
@@ -455,9 +456,9 @@ def release_held(key: str) -> None:
     lost_lease and the next run resumes it. Until the holder notices, at the latest after a third of the lease's ttl, it
     may still change files, git repositories or other servers.
     """
-    client, namespace = _servers()
+    store = _lease_store()
     with record_action("release_lease", key, command_line_user()) as outcome:
-        released = release_lease(client, namespace, key)
+        released = release_lease(store, key)
         outcome.result = f"released, held by {_holder(released)}"
     if not print_as_json(released):
         say(f"released: {in_one_line(key, _KEY_WIDTH)}, held by {_holder(released)}")
@@ -465,14 +466,14 @@ def release_held(key: str) -> None:
         notify("its holder has no epoch and cannot be fenced off: it may write until it notices the loss")
 
 
-def _servers() -> tuple[redis.Redis, str]:
-    """Return a Redis client and the namespace, after configuring the database if there is one."""
+def _lease_store() -> LeaseStore:
+    """Return the store of leases, after configuring the database if there is one."""
     settings = load_settings()
-    client = redis_client(settings.require_redis_url())
+    store = lease_store(settings)
     use_database_if_set(settings)
     if settings.database_url is not None:
         schema.require_all()
-    return client, settings.namespace
+    return store
 
 
 def _holder(lease: HeldLease) -> str:

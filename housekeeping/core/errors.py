@@ -69,22 +69,22 @@ class SchemaMissing(Refused):
     """The library's own tables are missing or older than the code; ``housekeeping init`` creates them."""
 
 
-class DatabaseUnavailable(HousekeepingError):
+class ServerUnavailable(HousekeepingError):
+    """A server did not answer, so what it knows is unknown."""
+
+    concerns_all = True
+
+
+class DatabaseUnavailable(ServerUnavailable):
     """PostgreSQL did not answer; earlier commits stay."""
 
-    concerns_all = True
 
-
-class RedisUnavailable(HousekeepingError):
+class RedisUnavailable(ServerUnavailable):
     """Redis did not answer, so the state of the lease or key is unknown."""
 
-    concerns_all = True
 
-
-class BrokerUnavailable(HousekeepingError):
+class BrokerUnavailable(ServerUnavailable):
     """RabbitMQ, which carries the messages, did not answer."""
-
-    concerns_all = True
 
 
 class ObjectStoreUnavailable(HousekeepingError):

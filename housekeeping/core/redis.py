@@ -216,6 +216,14 @@ class SharedRedis:
         """Set the shared client and prefix; called once, when the application starts."""
         self.client, self._namespace = client, namespace
 
+    def is_replaced(self, settings: Settings) -> bool:
+        """Return whether PostgreSQL is the only server: no URL of Redis or of a broker is set, and no client is shared.
+
+        Leases, ticks and heartbeats are then in the ledger of the database ``main``.
+        """
+        no_url = settings.redis_url is None and settings.broker_url is None
+        return no_url and settings.database_url is not None and self.client is None
+
     def get(self) -> redis.Redis:
         """Return the shared client; create it from the settings unless `use` was called.
 

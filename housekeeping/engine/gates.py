@@ -31,13 +31,14 @@ from housekeeping.core.errors import (
 )
 from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, mask_secrets
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import redis_client, shared_redis
+from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.engine import CLOCK_SKEWS, RunRequest
 from housekeeping.engine.alerts import no_living_worker
 from housekeeping.engine.guard import ENOUGH, UNCONFIRMED, RowGuard, in_numbers, in_words
 from housekeeping.engine.speed import ExceededLimit, Throttle, throttled_tables
+from housekeeping.leases.renewal import shared_lease_store
 from housekeeping.ledger import runs
 from housekeeping.ledger.leases import held_leases
 from housekeeping.ledger.operators import Override, describe_override, override_of
@@ -258,7 +259,7 @@ class LeaseGate:
             return Check("lease", "none", "")
         key, worker = self.sweep.lease.key_for(self.argument), self.sweep.name
         try:
-            held = held_leases(shared_redis.get(), shared_redis.namespace, key)
+            held = held_leases(shared_lease_store(), key)
         except (RedisUnavailable, SettingsError) as error:
             text = f"a run cannot take the lease {key}, and its holder is unknown: {error}"
             return Check("lease", "fails", text, error_line(error), error)
@@ -268,7 +269,7 @@ class LeaseGate:
         holder = f"run {lease.run_label}, {lease.holder}," if lease.run_id is not None else lease.holder
         since = "" if lease.held_for_s is None else f" for {format_duration(lease.held_for_s)}"
         if lease.remaining_s is None:
-            return Check("lease", "none", f"Redis has lost the lease {key} of {holder} a run now fences that run off")
+            return Check("lease", "none", f"the lease {key} was lost by {holder} and a run now fences that run off")
         if lease.worker == worker and runs.holder_is_gone(worker, key, lease.token):
             return Check("lease", "none", f"{holder} held the lease {key} and is dead; a run takes it over")
         ends = f"It ends with its holder, at the latest {format_duration(lease.remaining_s)} after that dies"

@@ -23,9 +23,9 @@ from housekeeping.core.errors import (
     DatabaseUnavailable,
     HousekeepingError,
     LeaseLost,
-    RedisUnavailable,
     RunTakenOver,
     SchemaMissing,
+    ServerUnavailable,
 )
 from housekeeping.core.interrupts import LostLease, run_interruptibly, run_shielded
 from housekeeping.core.logs import error_line, mask_secrets, printable, shortened
@@ -318,7 +318,7 @@ def run_lease(request: RunRequest) -> Iterator[RunLease]:
     """Hold the sweep's lease within the block, if it is free or its holder is dead.
 
     Raises:
-      RedisUnavailable: Nothing is held.
+      ServerUnavailable: Nothing is held.
     """
     config = request.sweep.lease
     if config is None:
@@ -339,7 +339,7 @@ def run_lease(request: RunRequest) -> Iterator[RunLease]:
     finally:
         try:
             lease.cancel()
-        except RedisUnavailable as error:
+        except ServerUnavailable as error:
             # The outcome of the run is the same; the lease expires.
             logger.warning("Lease could not be released", lease=lease.key, error=str(error))
 

@@ -55,6 +55,7 @@ from housekeeping.insight.backlogs import (
 )
 from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, Rates, forecast_backlog, rates
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
+from housekeeping.leases.renewal import lease_store
 from housekeeping.ledger import history, runs
 from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile
 from housekeeping.ledger.erasures import LateErasures, late_erasures
@@ -629,11 +630,11 @@ class SnapshotReader:
             if not found.clocks:
                 raise DatabaseUnavailable("no database has answered")  # and each would be waited for again
             try:
-                found.leases = held_leases(redis_client(settings.require_redis_url()), settings.namespace)
+                found.leases = held_leases(lease_store(settings))
                 found.leases_complete, found.read_at["leases"] = True, found.at
             except (RedisUnavailable, SettingsError) as error:
                 _note(found, before, "Redis", error_line(error))
-                found.leases = held_leases(None, settings.namespace)
+                found.leases = held_leases(None)
                 found.leases_note = "Redis is unavailable; these are the leases of open runs in the database."
         except (HousekeepingError, PeeweeException):  # the database is noted already, or will be
             found.leases, found.leases_complete = before.leases, before.leases_complete

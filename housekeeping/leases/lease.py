@@ -1,9 +1,10 @@
 """Exclusive leases: named locks with an owner and a ttl, which expire if their holder dies.
 
-Redis decides who may begin. A fencing token, called epoch, decides within the transaction itself who may still commit.
-It is a number in PostgreSQL that increases with each holder that fences. Such a holder gets its epoch before it begins.
-Other holders ask the database nothing. An actor checks its lease by `housekeeping.fence`. A run of a sweep checks its
-epoch in the statement of each batch, see `ledger.runs.advance_cte`.
+Redis decides who may begin, or PostgreSQL where that is the only server. A fencing token, called epoch, decides within
+the transaction itself who may still commit. It is a number in PostgreSQL that increases with each holder that fences.
+Such a holder gets its epoch before it begins. Other holders ask the database nothing for it. An actor checks its lease
+by `housekeeping.fence`. A run of a sweep checks its epoch in the statement of each batch, see
+`ledger.runs.advance_cte`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from housekeeping.core.errors import (
     HousekeepingError,
     LeaseHeld,
     LeaseLost,
-    RedisUnavailable,
     SchemaMissing,
+    ServerUnavailable,
 )
 from housekeeping.core.interrupts import LostLease, interrupter, retract
 from housekeeping.core.logs import error_line
@@ -40,14 +41,14 @@ from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, kind_of
 from housekeeping.leases.renewal import (
     SHORTEST_TTL,
-    LeaseStore,
     RedisLeaseStore,
     Renewal,
     elapsed,
     renewals,
     safe_until,
+    shared_lease_store,
 )
-from housekeeping.ledger.leases import Fence, holder_of, new_token, next_epoch, worker_of
+from housekeeping.ledger.leases import Fence, LeaseStore, holder_of, new_token, next_epoch, worker_of
 from housekeeping.ledger.schema import LeaseRow
 
 logger = logging.getLogger(__name__)
@@ -177,7 +178,8 @@ class ExclusiveLease:
     Parameters:
       key: Its name, shared with actors' ``exclusive_lease={"key": ...}``.
       ttl: Time until the lease of a dead holder expires; at least 3 s.
-      client: A Redis client or `LeaseStore`; by default the installed application's Redis.
+      client: A Redis client or `LeaseStore`; by default the installed application's Redis, or the database if that is
+        the only server.
       retries: Number of retries of `with` while the lease has another holder.
       sleep: Seconds between the tries, or a callable of the number of tries so far.
       fenced: Whether holders may call `fence`. They then get an epoch from the database before they begin. All holders
@@ -216,11 +218,9 @@ class ExclusiveLease:
         self._worker = worker
         self._database = database
         self._fence: Fence | None = None
-        if client is None:
-            client = shared_redis.get()
-        self._store: LeaseStore = (
-            RedisLeaseStore(client, shared_redis.namespace) if isinstance(client, redis.Redis) else client
-        )
+        if isinstance(client, redis.Redis):
+            client = RedisLeaseStore(client, shared_redis.namespace)
+        self._store: LeaseStore = client or shared_lease_store()
 
     def try_obtain(self) -> str | None:
         """Acquire the lease and return its token; None if it has a holder, which can be this object.
@@ -230,7 +230,8 @@ class ExclusiveLease:
           LeaseLost: If the database took so long that the lease expired.
           DatabaseUnavailable, SchemaMissing, peewee.PeeweeException: If PostgreSQL issued no epoch to a fenced lease,
             for example because a transaction of the last holder does not end. The lease is released.
-          RedisUnavailable: If Redis did not answer. The lease may stay, unused, until its ttl expires.
+          RedisUnavailable, DatabaseUnavailable: If the store did not answer. The lease may stay, unused, until its ttl
+            expires.
         """
         token = self.request()
         return token if self.answered(token, self._store.obtain(self.key, token, self.ttl)) else None
@@ -271,10 +272,10 @@ class ExclusiveLease:
             raise LeaseLost(f"lease {self.key!r} expired while its epoch was issued")
 
     def _release_or_warn(self) -> bool:
-        """Release the lease; return False if it was lost. One that Redis still has expires by itself."""
+        """Release the lease; return False if it was lost. One that is still stored expires by itself."""
         try:
             return self.cancel()
-        except RedisUnavailable as error:
+        except ServerUnavailable as error:
             logger.warning("Lease %r stays until its ttl expires: %s", self.key, error)
             return True
 

@@ -1,4 +1,4 @@
-"""Storage of leases in Redis, and background renewal of keys that expire there.
+"""Storage of leases in Redis or PostgreSQL, and background renewal of keys that expire there.
 
 Leases, deduplication keys and marks of running messages are renewed by the same threads, which act on all renewals of
 the process when they are due. Each operation on a lease is one round trip.
@@ -12,14 +12,28 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis
 
-from housekeeping.core.errors import RedisUnavailable
-from housekeeping.core.redis import GIVEN, milliseconds, named, read_scripts, retry_redis, text, translate_redis_errors
+from housekeeping.core.errors import ServerUnavailable
+from housekeeping.core.redis import (
+    GIVEN,
+    milliseconds,
+    named,
+    read_scripts,
+    redis_client,
+    retry_redis,
+    shared_redis,
+    text,
+    translate_redis_errors,
+)
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import database
+from housekeeping.ledger.leases import LeaseStore, PostgresLeaseStore
+from housekeeping.ledger.schema import use_database
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +43,7 @@ SHORTEST_TTL: Final = timedelta(seconds=3)
 #: Part of the ttl by which a holder gives up before the server expires its key.
 _MARGIN: Final = 0.1
 _FINISH_EVERY_S: Final = 1.0
+_PAGE: Final = 1000  # keys a round trip
 
 #: Clock that continues while the machine is suspended, as the server's does. It is looked up at each reading, so that a
 #: simulator can replace it here.
@@ -52,7 +67,7 @@ class Renewal:
 
     Parameters:
       name: What is renewed, for log lines.
-      renew: Renews the key and returns whether it is still held. `RedisUnavailable` is retried.
+      renew: Renews the key and returns whether it is still held. `ServerUnavailable` is retried.
       ttl: Full ttl of the key; it is renewed after each third (promise L2).
       since: Reading of `elapsed` when the key was requested. The ttl counts from there, because the answer can be late.
       on_lost: Called once when the key is lost, in another thread; not after `stop` has returned.
@@ -121,7 +136,7 @@ class Renewal:
             if not self._renew():
                 self._lost = True
                 return False
-        except RedisUnavailable as error:
+        except ServerUnavailable as error:
             logger.warning("Could not renew %s: %s", self.name, error)
             self.due_at = self._clock() + min(1.0, self._ttl / 10)
             return True
@@ -134,7 +149,7 @@ class Unfinished(Renewal):
     """End of a message that Redis has not recorded yet. It is tried again every second until Redis answers.
 
     Parameters:
-      finish: Records the end; safe to repeat. Any error but `RedisUnavailable` ends the attempts.
+      finish: Records the end; safe to repeat. Any error but `ServerUnavailable` ends the attempts.
       within: How long to try. After that, the message's keys have expired.
     """
 
@@ -148,7 +163,7 @@ class Unfinished(Renewal):
             return False
         try:
             self._renew()
-        except RedisUnavailable:
+        except ServerUnavailable:
             self.due_at = self._clock() + _FINISH_EVERY_S
             return True
         except Exception:
@@ -299,25 +314,6 @@ _RENEW: Final = _LUA["renew"]
 _RELEASE: Final = _LUA["release"]
 
 
-class LeaseStore(Protocol):
-    """Storage of leases, safe to share between threads. Every method may raise `RedisUnavailable`."""
-
-    def obtain(self, key: str, token: str, ttl: timedelta) -> str:
-        """Acquire the lease unless another token holds it; return the token that holds it now."""
-
-    def renew(self, key: str, token: str, ttl: timedelta) -> bool:
-        """Extend the lease to its full ttl; return False if the token no longer holds it."""
-
-    def release(self, key: str, token: str) -> bool:
-        """Release the lease; return False if the token no longer holds it."""
-
-    def owner(self, key: str) -> str | None:
-        """Return the token that holds the lease, if any."""
-
-    def remaining(self, key: str) -> timedelta | None:
-        """Return the time until the lease expires; None if it is free."""
-
-
 class RedisLeaseStore:
     """Leases as Redis keys.
 
@@ -358,3 +354,49 @@ class RedisLeaseStore:
         with translate_redis_errors():
             left: Any = self._client.pttl(self._prefix + key)
         return timedelta(milliseconds=left) if left >= 0 else None
+
+    def held(self, only: str | None = None) -> Iterator[tuple[str, str, timedelta]]:
+        with translate_redis_errors():
+            names: list[Any] = [self._prefix + only] if only is not None else self._names()
+            for start in range(0, len(names), _PAGE):
+                page = names[start : start + _PAGE]
+                with self._client.pipeline(transaction=False) as pipeline:
+                    for name in page:
+                        pipeline.get(name)
+                        pipeline.pttl(name)
+                    answers = iter(pipeline.execute(raise_on_error=False))
+                for name, token, left in zip(page, answers, answers, strict=True):
+                    if isinstance(token, redis.ResponseError) and str(token).startswith("WRONGTYPE"):
+                        continue  # not a lease of this library; the others are still listed
+                    for answer in (token, left):
+                        if isinstance(answer, redis.RedisError):
+                            raise answer
+                    if token is not None and left >= 0:
+                        yield text(name).removeprefix(self._prefix), text(token), timedelta(milliseconds=left)
+
+    def _names(self) -> list[Any]:
+        return sorted(set(self._client.scan_iter(match=f"{self._prefix}*", count=_PAGE)))
+
+
+def lease_store(settings: Settings) -> LeaseStore:
+    """Return the store of an installation's leases: Redis, or the database if that is the only server.
+
+    Raises:
+      SettingsError: Neither is configured.
+    """
+    if shared_redis.is_replaced(settings):
+        return PostgresLeaseStore()
+    return RedisLeaseStore(redis_client(settings.require_redis_url()), settings.namespace)
+
+
+def shared_lease_store() -> LeaseStore:
+    """Return the store that this process's leases use by default: that of the installed application or the settings.
+
+    Raises:
+      SettingsError: None is configured, or a setting is wrong.
+    """
+    if shared_redis.client is None and shared_redis.is_replaced(settings := Settings.load()):
+        if database.obj is None:
+            use_database(settings)
+        return PostgresLeaseStore()
+    return RedisLeaseStore(shared_redis.get(), shared_redis.namespace)

@@ -13,22 +13,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from peewee import SQL, InterfaceError, OperationalError, PeeweeException
+from peewee import EXCLUDED, SQL, InterfaceError, OperationalError, PeeweeException
 
-from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, Refused
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, Refused, ServerUnavailable
 from housekeeping.core.logs import error_line
-from housekeeping.core.redis import text, translate_redis_errors
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import current_message
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_lock_timeout
-from housekeeping.ledger.schema import NOW, LeaseRow, Run, name_database, run_label, seconds_since
-
-if TYPE_CHECKING:
-    import redis
-
+from housekeeping.ledger.schema import NOW, HeldLeaseRow, LeaseRow, Run, name_database, run_label, seconds_since
 
 #: Unix milliseconds, random part, machine:process, and for a run its worker and message.
 _TOKEN: Final = re.compile(r"(?P<ms>\d{1,15})-[0-9a-f]{32}(?: (?P<process>\S*) (?P<worker>\S*) (?P<message_id>\S*))?")
@@ -132,12 +127,88 @@ def is_of(key: Any, epoch: Any, holder: Any) -> Any:
     return (LeaseRow.key == key) & (LeaseRow.epoch == epoch) & (LeaseRow.holder == holder)
 
 
+class LeaseStore(Protocol):
+    """Storage of leases, safe to share between threads. Every method may raise `ServerUnavailable`."""
+
+    def obtain(self, key: str, token: str, ttl: timedelta) -> str:
+        """Acquire the lease unless another token holds it; return the token that holds it now."""
+
+    def renew(self, key: str, token: str, ttl: timedelta) -> bool:
+        """Extend the lease to its full ttl; return False if the token no longer holds it."""
+
+    def release(self, key: str, token: str) -> bool:
+        """Release the lease; return False if the token no longer holds it."""
+
+    def owner(self, key: str) -> str | None:
+        """Return the token that holds the lease, if any."""
+
+    def remaining(self, key: str) -> timedelta | None:
+        """Return the time until the lease expires; None if it is free."""
+
+    def held(self, only: str | None = None) -> Iterator[tuple[str, str, timedelta]]:
+        """Yield key, token and remaining time of every held lease, or of the one with this key."""
+
+
+class PostgresLeaseStore:
+    """Leases as rows of the database ``main``, by its clock, for an installation without Redis.
+
+    Each operation is one statement, and commits at once. A thread that had no connection closes its own again.
+    """
+
+    def obtain(self, key: str, token: str, ttl: timedelta) -> str:
+        given = {HeldLeaseRow.key: key, HeldLeaseRow.holder: token, HeldLeaseRow.expires_at: NOW + ttl}
+        is_free = (HeldLeaseRow.expires_at <= NOW) | (HeldLeaseRow.holder == EXCLUDED.holder)
+        taking = HeldLeaseRow.insert(given).on_conflict(
+            conflict_target=[HeldLeaseRow.key],
+            # The time is taken again, because the statement may have waited for the row.
+            update={HeldLeaseRow.holder: EXCLUDED.holder, HeldLeaseRow.expires_at: NOW + ttl},
+            where=is_free,
+        )
+        while True:
+            for (holder,) in _in_main(taking.returning(HeldLeaseRow.holder)):
+                return str(holder)
+            if (owner := self.owner(key)) is not None:
+                return owner  # otherwise it was released between the two statements
+
+    def renew(self, key: str, token: str, ttl: timedelta) -> bool:
+        renewed = HeldLeaseRow.update(expires_at=NOW + ttl).where(_is_held(key) & (HeldLeaseRow.holder == token))
+        return bool(_in_main(renewed.returning(HeldLeaseRow.key)))
+
+    def release(self, key: str, token: str) -> bool:
+        released = HeldLeaseRow.delete().where(_is_held(key) & (HeldLeaseRow.holder == token))
+        return bool(_in_main(released.returning(HeldLeaseRow.key)))
+
+    def owner(self, key: str) -> str | None:
+        return next((token for _, token, _ in self.held(key)), None)
+
+    def remaining(self, key: str) -> timedelta | None:
+        return next((left for _, _, left in self.held(key)), None)
+
+    def held(self, only: str | None = None) -> Iterator[tuple[str, str, timedelta]]:
+        left = HeldLeaseRow.expires_at - NOW
+        yield from _in_main(HeldLeaseRow.select(HeldLeaseRow.key, HeldLeaseRow.holder, left).where(_is_held(only)))
+
+
+def _is_held(key: str | None) -> Any:
+    of_key = SQL("true") if key is None else HeldLeaseRow.key == key
+    return of_key & (HeldLeaseRow.expires_at > NOW)
+
+
+def _in_main(query: Any) -> list[tuple[Any, ...]]:
+    with database.using(MAIN), translate_postgres_errors():
+        close = database.is_closed() and current_message.get() is None
+        try:
+            return list(query.tuples().execute())
+        finally:
+            if close:
+                database.close()
+
+
 #: Holder stored in the database for a lease released by hand.
 RELEASED: Final = "released by hand"
 #: An operator waits for the list, and a locked ledger must not delay it for long.
 _READ_TIME: Final = timedelta(seconds=5)
 _LOCK_TIME: Final = timedelta(seconds=1)
-_PAGE: Final = 1000  # keys a round trip
 
 
 class UnknownLease(Refused):
@@ -153,7 +224,7 @@ class HeldLease:
       worker: The actor or sweep that holds it; None for application code.
       message_id: The message it is held for; None without one.
       held_for_s: Seconds since the acquisition, by the clocks of both machines.
-      remaining_s: Seconds until it expires unless renewed; None if Redis lost it but its run is open.
+      remaining_s: Seconds until it expires unless renewed; None if the store lost it but its run is open.
       epoch: Fencing token; None if the lease is not fenced.
       run_id: The open run that holds it; None for plain actors and application code.
       silent_for_s: Age of that run's last heartbeat in seconds.
@@ -197,37 +268,37 @@ class HeldLease:
         return " ".join(filter(None, (self.worker, self.process and f"on {self.process}"))) or "unknown"
 
 
-def held_leases(client: redis.Redis | None, namespace: str, only: str | None = None) -> list[HeldLease]:
-    """Return the held leases, and those that Redis lost while their run is open, by key.
+def held_leases(store: LeaseStore | None, only: str | None = None) -> list[HeldLease]:
+    """Return the held leases, and those that the store lost while their run is open, by key.
 
     Parameters:
-      client: None to read only the database, if one is configured.
+      store: None to read only the runs in the databases, if one is configured.
       only: The key of the only lease to return; None for all.
 
     Raises:
       RedisUnavailable: When Redis does not answer.
       DatabaseUnavailable: When PostgreSQL does not answer.
     """
-    in_redis = {} if client is None else {key: (token, left) for key, token, left in _scanned(client, namespace, only)}
-    known = {key: leases[-1] for key, leases in _known_everywhere(list(in_redis)).items()}
-    found = [_in_redis(key, token, left_ms, known.get(key)) for key, (token, left_ms) in in_redis.items()]
+    stored = {} if store is None else {key: (token, left) for key, token, left in store.held(only)}
+    known = {key: leases[-1] for key, leases in _known_everywhere(list(stored)).items()}
+    found = [_in_store(key, token, left, known.get(key)) for key, (token, left) in stored.items()]
     for key, lease in known.items():
-        if lease.run_id is not None and in_redis.get(key, ("", 0))[0] != lease.token:
+        if lease.run_id is not None and stored.get(key, ("", 0))[0] != lease.token:
             found.append(lease)
     return sorted((each for each in found if only in (None, each.key)), key=lambda each: each.key)
 
 
-def _in_redis(key: str, token: str, left_ms: int, known: HeldLease | None) -> HeldLease:
-    """Return the lease in Redis, with what the database knows of the same holder."""
+def _in_store(key: str, token: str, left: timedelta, known: HeldLease | None) -> HeldLease:
+    """Return the lease in the store, with what the database knows of the same holder."""
     lease = known if known is not None and known.token == token else HeldLease.of(key, token)
-    return replace(lease, remaining_s=max(0, left_ms) / 1000)
+    return replace(lease, remaining_s=max(0.0, round(left.total_seconds(), 3)))
 
 
-def release_lease(client: redis.Redis, namespace: str, key: str, expected: str | None = None) -> HeldLease:
+def release_lease(store: LeaseStore, key: str, expected: str | None = None) -> HeldLease:
     """Release a lease by hand and return it as it was.
 
     The holder is fenced off first: the epoch is raised, so that it cannot commit even if it is still alive, and its run
-    ends as ``lost_lease``. Then the lease is released in Redis, unless it has another holder by now.
+    ends as ``lost_lease``. Then the lease is released in the store, unless it has another holder by now.
 
     Parameters:
       expected: The token of the expected holder; None for any holder.
@@ -238,15 +309,12 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
       DatabaseUnavailable: When PostgreSQL does not answer; nothing was done.
       HousekeepingError: When a transaction of the holder is open, or another holder has begun; nothing was done.
     """
-    # Read before Redis: a holder that begins later has another epoch, which is not raised.
+    # Read before the store: a holder that begins later has another epoch, which is not raised.
     known = _known_everywhere([key], of_all=True).get(key, [])
     last = known[-1] if known else None
-    name = f"{namespace}:lease:{key}"
-    with translate_redis_errors():
-        found, left_ms = client.get(name), client.pttl(name)
-    token = None if found is None else text(found)
-    if token is not None:
-        lease = _in_redis(key, token, left_ms, last)
+    held = next(store.held(key), None)
+    if held is not None:
+        lease = _in_store(*held, last)
     elif last is not None and last.run_id is not None:
         lease = last
     else:
@@ -256,25 +324,14 @@ def release_lease(client: redis.Redis, namespace: str, key: str, expected: str |
     for each in known:
         with database.using(each.database):
             _raise_epoch(key, each.epoch)
-    if token is None:
+    if held is None:
         return lease
     try:
-        _delete_if_equal(client, name, token)
-    except RedisUnavailable as error:
+        store.release(key, lease.token)
+    except ServerUnavailable as error:
         done = "its holder can no longer commit, but " if last else ""
-        raise RedisUnavailable(f"lease {key!r}: {done}it stays in Redis until its ttl ends: {error}") from error
+        raise type(error)(f"lease {key!r}: {done}it is held until its ttl ends: {error}") from error
     return lease
-
-
-def _delete_if_equal(client: redis.Redis, name: str, token: str) -> None:
-    def delete(pipeline: Any) -> None:
-        is_equal = text(pipeline.get(name) or "") == token
-        pipeline.multi()
-        if is_equal:
-            pipeline.delete(name)
-
-    with translate_redis_errors():
-        client.transaction(delete, name)  # watches it, because another holder may acquire it meanwhile
 
 
 def _raise_epoch(key: str, seen: int | None) -> None:
@@ -301,32 +358,6 @@ def _raise_epoch(key: str, seen: int | None) -> None:
 
 def _another_holder(key: str) -> HousekeepingError:
     return HousekeepingError(f"lease {key!r}: another holder has begun meanwhile; nothing was released")
-
-
-def _scanned(client: redis.Redis, namespace: str, only: str | None) -> Iterator[tuple[str, str, int]]:
-    """Yield key, token and remaining milliseconds of every lease, or of one; one round trip per page."""
-    import redis
-
-    prefix = f"{namespace}:lease:"
-    with translate_redis_errors():
-        names: list[Any] = [f"{prefix}{only}"]
-        if only is None:
-            names = sorted(set(client.scan_iter(match=f"{prefix}*", count=_PAGE)))
-        for start in range(0, len(names), _PAGE):
-            page = names[start : start + _PAGE]
-            with client.pipeline(transaction=False) as pipeline:
-                for name in page:
-                    pipeline.get(name)
-                    pipeline.pttl(name)
-                answers = iter(pipeline.execute(raise_on_error=False))
-            for name, token, left in zip(page, answers, answers, strict=True):
-                if isinstance(token, redis.ResponseError) and str(token).startswith("WRONGTYPE"):
-                    continue  # not a lease of this library; the others are still listed
-                for answer in (token, left):
-                    if isinstance(answer, redis.RedisError):
-                        raise answer
-                if token is not None and left >= 0:
-                    yield text(name).removeprefix(prefix), text(token), left
 
 
 def _known_everywhere(keys: list[str], *, of_all: bool = False) -> dict[str, list[HeldLease]]:

@@ -62,6 +62,12 @@ MIGRATIONS: Final = (
     COMMENT ON COLUMN {schema}.leases.holder IS 'token of the run that has this epoch';
     COMMENT ON COLUMN {schema}.leases.used_at IS 'when it was last taken, or to the day, last fenced';
     CREATE INDEX leases_used_at ON {schema}.leases (used_at, key);
+    CREATE TABLE {schema}.held_leases (
+        key text PRIMARY KEY,
+        holder text NOT NULL,
+        expires_at timestamptz NOT NULL
+    ) WITH (fillfactor = 50);
+    COMMENT ON TABLE {schema}.held_leases IS 'holders of leases, in an installation without Redis';
     CREATE TABLE {schema}.switches (
         worker text PRIMARY KEY,
         state text NOT NULL CHECK (state IN ('paused', 'narrow')),

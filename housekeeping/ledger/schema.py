@@ -112,6 +112,21 @@ class LeaseRow(BaseModel):
         schema = "housekeeping"
 
 
+class HeldLeaseRow(BaseModel):
+    """Holder of a lease, in an installation without Redis.
+
+    Not in `LeaseRow`: a batch locks that row until its end, and a renewal would wait for it.
+    """
+
+    key = TextField(primary_key=True)
+    holder = TextField()
+    expires_at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "held_leases"
+        schema = "housekeeping"
+
+
 class Switch(BaseModel):
     """Current override of a worker: paused, or with lower limits."""
 
@@ -349,6 +364,7 @@ class Erasure(BaseModel):
 MODELS: Final = (
     Run,
     LeaseRow,
+    HeldLeaseRow,
     Switch,
     Rejection,
     OutboxRow,

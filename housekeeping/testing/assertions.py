@@ -19,13 +19,12 @@ from psycopg2.errors import LockNotAvailable
 
 from housekeeping.core.errors import Refused
 from housekeeping.core.logs import counted
-from housekeeping.core.redis import shared_redis
 from housekeeping.core.telemetry import MessageContext, current_message
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
 from housekeeping.engine import RunResult
 from housekeeping.engine.run import run_sweep
-from housekeeping.leases.renewal import RedisLeaseStore
+from housekeeping.leases.renewal import shared_lease_store
 from housekeeping.ledger import runs
 from housekeeping.ledger.schema import NOW, Run
 from housekeeping.sweeps.actions import ARCHIVED_BY_RUN
@@ -429,7 +428,7 @@ class _Trials:
         """Make the killed run look lost, and release its lease."""
         Run.update(heartbeat_at=NOW - 2 * runs.SILENCE).where((Run.id > self.since) & Run.outcome.is_null()).execute()
         if self.sweep.lease is not None:
-            store = RedisLeaseStore(shared_redis.get(), shared_redis.namespace)
+            store = shared_lease_store()
             key = self.sweep.lease.key_for(self.argument)
             if (owner := store.owner(key)) is not None:
                 store.release(key, owner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from housekeeping.core.errors import RedisUnavailable
@@ -75,6 +76,12 @@ class MemoryLeaseStore:
     def remaining(self, key: str) -> timedelta | None:
         with self._lock:
             return None if self._holder(key) is None else self._held[key][1] - self._clock.now()
+
+    def held(self, only: str | None = None) -> Iterator[tuple[str, str, timedelta]]:
+        for key in [only] if only is not None else list(self._held):
+            owner, left = self.owner(key), self.remaining(key)
+            if owner is not None and left is not None:
+                yield key, owner, left
 
     def _holder(self, key: str) -> str | None:
         if self.broken:

@@ -18,7 +18,6 @@ from housekeeping.app import broker_without_database
 from housekeeping.brokers.dead_letters import DeadLetterStore, dead_letters_of
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock, impatient
 from housekeeping.core.errors import DatabaseUnavailable
-from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import (
     LOCK_TIME,
@@ -29,6 +28,7 @@ from housekeeping.database.connection import (
     translate_postgres_errors,
 )
 from housekeeping.insight.status import Snapshot, SnapshotReader, database_server
+from housekeeping.leases.renewal import lease_store
 from housekeeping.ledger.leases import HeldLease, held_leases
 from housekeeping.sweeps.declaration import Sweep
 
@@ -185,7 +185,7 @@ class SnapshotCache:
           RedisUnavailable: Redis does not answer.
           DatabaseUnavailable: PostgreSQL does not answer.
         """
-        return held_leases(redis_client(self.settings.require_redis_url()), self.settings.namespace)
+        return held_leases(lease_store(self.settings))
 
     def broker(self) -> Broker:
         """Return the broker of the ready-made application, which knows the actors and their options.

@@ -17,7 +17,6 @@ from housekeeping.brokers import reach_broker
 from housekeeping.core.cron import in_words
 from housekeeping.core.errors import BrokerUnavailable, DatabaseUnavailable, RedisUnavailable, WrongArgument
 from housekeeping.core.logs import counted, in_one_line
-from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.queries import database_now
@@ -34,6 +33,7 @@ from housekeeping.insight.wording import (
     parse_future_time,
     translate_table_errors,
 )
+from housekeeping.leases.renewal import lease_store
 from housekeeping.ledger import history, operators
 from housekeeping.ledger.leases import HeldLease, release_lease
 from housekeeping.ledger.operators import (
@@ -229,10 +229,9 @@ def add_actions(app: Flask, snapshots: SnapshotCache) -> None:
         seen = request.form.get("seen")
         if seen is not None and seen != _fingerprint(lease):
             abort(409, "the lease has a new holder since the page was loaded; nothing was released")
-        settings = snapshots.settings
-        client = redis_client(settings.require_redis_url())
+        store = lease_store(snapshots.settings)
         with record_action("release_lease", key, current_user()) as outcome:
-            release_lease(client, settings.namespace, key, expected=None if seen is None else lease.token)
+            release_lease(store, key, expected=None if seen is None else lease.token)
             outcome.result = f"released, held by {lease.holder}"
         snapshots.invalidate()
         flash(f"The lease {in_one_line(key, 100)} was released.")

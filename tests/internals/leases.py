@@ -6,6 +6,7 @@ from housekeeping.leases import lease, renewal
 from housekeeping.leases import renewal as renewal_threads
 from housekeeping.leases import renewal as store
 from housekeeping.leases.lease import acquire_epoch, check_epoch, current_lease
-from housekeeping.leases.renewal import LeaseStore, RedisLeaseStore, Renewal, Renewals, elapsed
-from housekeeping.ledger.leases import Fence, Holder, holder_of, new_token
+from housekeeping.leases.renewal import RedisLeaseStore, Renewal, Renewals, elapsed
+from housekeeping.ledger.leases import Fence, Holder, LeaseStore, PostgresLeaseStore, holder_of, new_token
+from housekeeping.ledger.schema import HeldLeaseRow as HeldLease
 from housekeeping.ledger.schema import LeaseRow as Lease

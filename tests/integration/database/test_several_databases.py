@@ -31,7 +31,7 @@ from tests.internals.core import (
 from tests.internals.database import connect_to, database, handle_of
 from tests.internals.engine import by_database, register, run_sweep
 from tests.internals.insight import as_json, plan
-from tests.internals.leases import Lease
+from tests.internals.leases import Lease, RedisLeaseStore
 from tests.internals.ledger import Run, held_leases, release_lease
 from tests.internals.middleware import Connections, Schedule, TickRecorder
 from tests.internals.workers import configured_sweeps
@@ -159,8 +159,8 @@ def test_lease_released_by_hand_is_fenced_off_in_its_database(two: Settings, red
     with database.using(CI), database.atomic():
         lease.fence()
 
-    shown = held_leases(redis_client, two.namespace)
-    released = release_lease(redis_client, two.namespace, "k")
+    shown = held_leases(RedisLeaseStore(redis_client, two.namespace))
+    released = release_lease(RedisLeaseStore(redis_client, two.namespace), "k")
 
     assert [(each.key, each.epoch, each.database) for each in shown] == [("k", 1, CI)]
     assert as_json(released)["database"] == CI
@@ -178,7 +178,7 @@ def test_database_without_the_librarys_tables_hides_no_lease_of_another(
     with database.using(CI):
         database.execute_sql(f"DROP TABLE {two.schema_name}.leases")
 
-    [held] = held_leases(redis_client, two.namespace)
+    [held] = held_leases(RedisLeaseStore(redis_client, two.namespace))
 
     assert (held.key, held.epoch) == ("nightly", 1)
 

@@ -1,4 +1,4 @@
-"""Promises of leases (L1, L5, L6), with the in-memory stub and Redis alike."""
+"""Promises of leases (L1, L5, L6), with the in-memory stub, PostgreSQL and Redis alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.faults import lose_connection, once, redis_fault
 from tests.internals.core import DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
 from tests.internals.core import redis_client as make_redis_client
 from tests.internals.database import Database
-from tests.internals.leases import LeaseStore, RedisLeaseStore
+from tests.internals.leases import HeldLease, LeaseStore, PostgresLeaseStore, RedisLeaseStore
+from tests.internals.ledger import NOW
 from tests.sentinel_servers import applications_client
 
 TTL = timedelta(seconds=30)
@@ -29,11 +30,19 @@ KEY = "報告/夜"
 Expire = Callable[[str], None]
 
 
-@pytest.fixture(params=["memory", "redis", "redis, answers as text"])
+@pytest.fixture(params=["memory", "postgres", "redis", "redis, answers as text"])
 def store_and_expire(request: pytest.FixtureRequest) -> Any:
     if request.param == "memory":
         clock = ManualClock()
         yield MemoryLeaseStore(clock), lambda key: clock.advance(TTL)
+        return
+    if request.param == "postgres":
+        request.getfixturevalue("postgres")
+
+        def end(key: str) -> None:
+            HeldLease.update(expires_at=NOW).where(HeldLease.key == key).execute()
+
+        yield PostgresLeaseStore(), end
         return
     request.getfixturevalue("redis_client")
     settings: Settings = request.getfixturevalue("settings")

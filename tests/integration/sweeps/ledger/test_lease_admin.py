@@ -42,12 +42,12 @@ def run_at_work(postgres: Database, redis_client: redis.Redis) -> run_start.RunS
 
 @pytest.fixture
 def listed(redis_client: redis.Redis, settings: Settings) -> List:
-    return lambda: held_leases(redis_client, settings.namespace)
+    return lambda: held_leases(RedisLeaseStore(redis_client, settings.namespace))
 
 
 @pytest.fixture
 def release(redis_client: redis.Redis, settings: Settings) -> Release:
-    return lambda: release_lease(redis_client, settings.namespace, KEY)
+    return lambda: release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY)
 
 
 def commits_nothing(postgres: Database, run: run_start.RunStart) -> bool:
@@ -139,11 +139,11 @@ def test_holder_is_fenced_off_before_redis_releases_the_lease(
 
     def away() -> None:
         harmless.append(commits_nothing(postgres, run_at_work))
-        raise redis.ConnectionError("connection refused")
+        raise RedisUnavailable("connection refused")
 
     with (
-        at_step(type(redis_client), "transaction", "before", away),
-        pytest.raises(RedisUnavailable, match="its holder can no longer commit, but it stays in Redis"),
+        at_step(RedisLeaseStore, "release", "before", away),
+        pytest.raises(RedisUnavailable, match="its holder can no longer commit, but it is held until its ttl"),
     ):
         release()
 
@@ -163,7 +163,7 @@ def test_release_leaves_a_successor_that_began_meanwhile(
 
     # The release has read the database, and reads Redis now.
     with (
-        at_step(type(redis_client), "get", "before", once(begin_a_successor)),
+        at_step(RedisLeaseStore, "held", "before", once(begin_a_successor)),
         pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"),
     ):
         release()
@@ -181,7 +181,7 @@ def test_release_of_an_expected_holder_leaves_its_successor(
     successor.try_obtain()
 
     with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
-        release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
+        release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY, expected=meant.token)
 
     assert successor.renew()
     assert Lease.get().holder == successor.owner()
@@ -197,7 +197,7 @@ def test_two_holders_in_one_process_are_distinguished(
     successor.try_obtain()
 
     with pytest.raises(HousekeepingError, match="another holder has begun meanwhile"):
-        release_lease(redis_client, settings.namespace, KEY, expected=meant.token)
+        release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY, expected=meant.token)
 
     assert successor.exists()
     assert meant.token and meant.token not in str(meant) and "token" not in as_json(meant)
