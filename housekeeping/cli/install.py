@@ -145,21 +145,29 @@ def _print_grants(role: str, settings: Settings, sweeps: dict[str, Sweep]) -> No
 
 
 def _print_grants_in_database(role: str, settings: Settings, workers: set[str] | None = None) -> None:
-    from housekeeping.doctor.tables import exists, grants, missing_rights, needed_rights, own_tables_grants
+    from housekeeping.doctor import tables
 
-    needed = needed_rights(settings, workers)
-    for statement in (*own_tables_grants(role, settings), *grants(role, needed)):
-        click.echo(f"{statement};")
-    if settings.database_url is None:
-        return
+    needed, missing, user = tables.needed_rights(settings, workers), dict[str, tuple[str, ...]](), ""
+    unknown: list[str] = []
     try:
         with translate_postgres_errors():
-            missing = {name: tuple(missing_rights(name, rights)) for name, rights in needed.items() if exists(name)}
-            (user,) = database.execute_sql("SELECT quote_ident(current_user)").fetchone()
+            of_subjects, unknown = tables.rights_of_subjects(settings)
+            for name, rights in of_subjects.items():
+                needed[name] = tuple(dict.fromkeys((*needed.get(name, ()), *rights)))
+            if settings.database_url is not None:
+                may_count, place, user = database.execute_sql(tables.MAY_COUNT).fetchone()
+                existing = [name for name in needed if tables.exists(name)]
+                missing = {name: tuple(tables.missing_rights(name, needed[name])) for name in existing}
+                if of_subjects:
+                    needed[f"DATABASE {place}"] = ("TEMPORARY",)
+                    missing[f"DATABASE {place}"] = () if may_count else ("TEMPORARY",)
     except (HousekeepingError, PeeweeException) as error:
-        click.echo(f"-- could not be compared with the rights of the current role: {error_line(error)}")
-        return
-    for statement in grants(user, {name: rights for name, rights in missing.items() if rights}):
+        unknown.append(f"the rights of the current role, and what subjects need: {error_line(error)}")
+    for statement in (*tables.own_tables_grants(role, settings), *tables.grants(role, needed)):
+        click.echo(f"{statement};")
+    for each in unknown:
+        click.echo(f"-- unknown: {each}")
+    for statement in tables.grants(user, {name: rights for name, rights in missing.items() if rights}):
         click.echo(f"-- {user}, the current role, lacks: {statement};")
 
 

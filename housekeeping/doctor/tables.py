@@ -100,6 +100,32 @@ def needed_rights(settings: Settings, workers: Container[str] | None = None) -> 
     return {table: rights for family in found for table, (_, rights) in tables_of(family, settings).items()}
 
 
+def rights_of_subjects(settings: Settings) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return the rights that erasures and exports need on tables of the current database, and what cannot be known.
+
+    Raises:
+      peewee.PeeweeException: A catalog cannot be read.
+    """
+    found: dict[str, dict[str, None]] = {}
+    unknown: list[str] = []
+    try:
+        subjects = subjects_of(settings)
+    except (DeclarationError, SettingsError) as error:
+        return {}, [f"subjects: {error}"]
+    if settings.database_url is None:
+        return {}, ["subjects: HOUSEKEEPING_DATABASE_URL is not set"] if subjects else []
+    for subject in subjects.values():
+        try:
+            reach = read_reach(subject, checks_rights=False)
+        except DeclarationError as error:
+            unknown.append(f"subject {subject.name}: {error}")
+            continue
+        for (name, table), rights in reach.rights.items():
+            if name == database.selected:
+                found.setdefault(table, {}).update(dict.fromkeys(rights))
+    return {table: tuple(rights) for table, rights in found.items()}, unknown
+
+
 def tables_of(family: Family, settings: Settings | None = None) -> dict[str, tuple[type[Model], tuple[str, ...]]]:
     """Return the model and the needed rights of each of the family's tables, by configured table name.
 
@@ -388,7 +414,8 @@ def _vacuum(worker: str, name: str, table: str) -> Iterator[Finding]:
             yield Finding("warning", worker, f"autovacuum on {name}", *state.problem)
 
 
-_MAY_COUNT: Final = """
+#: Whether the current role may create temporary tables, which count the rows of a subject.
+MAY_COUNT: Final = """
 SELECT has_database_privilege(current_database(), 'TEMPORARY'), quote_ident(current_database()),
     quote_ident(current_user)
 """
@@ -433,11 +460,6 @@ def _subject(settings: Settings, subject: Subject, sweeps: Iterable[Sweep]) -> I
                 text = f"its table {root} is not in {database.place}"
                 yield Finding("error", _SUBJECTS, subject.name, text, "correct the table of the Subject")
                 return
-            missing = missing_rights(root, ("SELECT", "DELETE"))
-            if missing:
-                way_out = "; ".join(grants(current_role(), {root: tuple(missing)}))
-                yield Finding("error", _SUBJECTS, subject.name, f"{', '.join(missing)} on {root} not granted", way_out)
-                return
         reach = read_reach(subject)
     except DependentsRefused as error:
         yield Finding("error", _SUBJECTS, subject.name, f"its erasure is refused: {error.problem}", error.way_out)
@@ -450,7 +472,7 @@ def _subject(settings: Settings, subject: Subject, sweeps: Iterable[Sweep]) -> I
         yield Finding("warning", _SUBJECTS, subject.name, cut.text, f"{cut.way_out}; see docs/howto/erase-a-person.md")
     for name in dict.fromkeys(each for each, _ in reach.tables):
         with database.using(name):
-            may_count, place, role = database.execute_sql(_MAY_COUNT).fetchone()
+            may_count, place, role = database.execute_sql(MAY_COUNT).fetchone()
         if not may_count:
             text = f"{role} may not create temporary tables in {place}: erase and export cannot count the rows"
             yield Finding("error", _SUBJECTS, subject.name, text, f"GRANT TEMPORARY ON DATABASE {place} TO {role}")

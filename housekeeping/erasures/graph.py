@@ -85,12 +85,14 @@ class Reach:
     Attributes:
       branches: All links that are decided, nearest first.
       root: The subject's table.
+      rights: The rights on each table that erasures and exports need.
     """
 
     subject: Subject
     root: Table
     branches: tuple[Branch, ...]
     _graph: Graph
+    rights: Mapping[Table, Sequence[str]] = field(default_factory=dict)
 
     def below(self, table: Table) -> list[Branch]:
         """Return the links to rows of a table."""
@@ -172,18 +174,21 @@ class Reach:
         return tuple(dict.fromkeys((*compared, *named)))
 
 
-def read_reach(subject: Subject) -> Reach:
+def read_reach(subject: Subject, *, checks_rights: bool = True) -> Reach:
     """Read the tables that reach a subject, with a decision about each link.
 
+    Parameters:
+      checks_rights: Whether the current role must have the rights of an erasure.
+
     Raises:
-      DependentsRefused: A link has no decision, or one cannot be carried out; nothing was changed. The text has the
-        line to add.
+      DependentsRefused: A link has no decision, one cannot be carried out, or the role lacks a right; nothing was
+        changed. The text has the line to add.
       peewee.PeeweeException: A catalog cannot be read.
     """
     with database.using(subject.database):
         reader = GraphReader({}, subject.references, otherwise="delete")
         graph = reader.read(subject.model)
-    return _Decider(subject, reader, graph).decide()
+    return _Decider(subject, reader, graph).decide(checks_rights=checks_rights)
 
 
 def _distances(start: Table, below: Mapping[Table, Sequence[Branch]]) -> dict[Table, int]:
@@ -207,7 +212,7 @@ class _Decider:
         #: Name in `tables` -> what is undecided, and the decision to write.
         self._missing: dict[str, tuple[str, str]] = {}
 
-    def decide(self) -> Reach:
+    def decide(self, *, checks_rights: bool) -> Reach:
         root = (self._graph.database, self._graph.root)
         branches, seen, waiting = list[Branch](), {root}, deque([root])
         while waiting:
@@ -225,11 +230,12 @@ class _Decider:
         reach = replace(reach, branches=tuple(self._checked(reach, each) for each in reach.branches))
         for branch in reach.branches:
             self._refuse_lost(reach, branch)
-        decided = [replace(each.link, decision="delete" if each.deletes else "keep") for each in reach.branches]
-        whole = replace(self._graph, links=tuple(decided))
-        self._reader.refuse_missing_rights(whole)
-        self._reader.refuse_hidden_rows(whole)
-        return reach
+        whole = replace(self._graph, links=tuple(_as_cascaded(each) for each in reach.branches))
+        needed = self._reader.needed_rights(whole, with_root=True)
+        if checks_rights:
+            self._reader.refuse_missing_rights(needed)
+            self._reader.refuse_hidden_rows(whole)
+        return replace(reach, rights={table: tuple(rights) for table, (_, rights) in needed.items()})
 
     def _decision(self, link: Link) -> tuple[TableDecision | None, bool]:
         """Return the decision about a link, and whether it is about this link alone."""
@@ -324,6 +330,13 @@ class _Decider:
             )
 
 
+def _as_cascaded(branch: Branch) -> Link:
+    """Return a link with the decision of a cascade that needs the same rights."""
+    if branch.values:
+        return replace(branch.link, decision="clear", cleared=tuple(branch.values))
+    return replace(branch.link, decision="delete" if branch.deletes else "keep")
+
+
 def _must_release(link: Link, facts: TableFacts, why: str) -> DependentsRefused:
     free = next((each for each in link.columns if not facts.columns[each].not_null), None)
     way_out = f'add anonymise={{"{free or link.columns[0]}": None}} to the decision about {link.table}'
@@ -371,11 +384,6 @@ def _taken(link: Link, facts: TableFacts, values: Mapping[str, Any]) -> dict[str
         if value is None and column.not_null:
             raise DependentsRefused(
                 f"{facts.name}.{name} cannot be anonymised with None, because it is NOT NULL", "write another value"
-            )
-        if not column.may_update:
-            raise DependentsRefused(
-                f"the role may not update {facts.name}.{name}",
-                f"GRANT UPDATE ({column.sql_name}) ON {facts.name} TO {facts.role}",
             )
         found[name] = None if value is None else _as_text(facts.name, name, value, column.sql_type)
     if not found:

@@ -32,6 +32,7 @@ T = TypeVar("T")
 #: Values of a link in another database that are passed as one array.
 _MOST_VALUES: Final = 100_000
 _NOTHING: Final[Sql] = ("FALSE", [])
+_NO_RIGHT: Final = "42501"  # SQLSTATE
 
 
 @dataclass(slots=True)
@@ -336,8 +337,10 @@ def error_text(error: BaseException) -> str:
     origin = getattr(error, "orig", error)
     diagnosis = getattr(origin, "diag", None)
     named = [getattr(diagnosis, name, None) for name in ("constraint_name", "table_name", "column_name")]
-    text = ", ".join(each for each in (getattr(origin, "pgcode", None), *named) if each)
-    return text or type(error).__name__
+    code = getattr(origin, "pgcode", None)
+    if code == _NO_RIGHT:  # the message names the table alone
+        return str(diagnosis.message_primary) if diagnosis is not None else code
+    return ", ".join(each for each in (code, *named) if each) or type(error).__name__
 
 
 def stage_of_root(conditions: Conditions, name: str, hold: Hold | None, batch: int) -> TableStage:

@@ -259,6 +259,8 @@ def _refuse_unarchivable(graph: Graph) -> None:
         )
 
 
+#: Database and table, by its name in SQL -> its facts, and each needed right with the columns that it updates.
+NeededRights = dict[tuple[str, str], tuple[TableFacts, dict[str, Sequence[str]]]]
 #: A table: the name of its database, and its oid.
 _Node = tuple[str, int]
 
@@ -282,7 +284,8 @@ class GraphReader:
 
     Parameters:
       decisions: Decisions by the names of links.
-      otherwise: Decision about all other links; None for those of the constraints.
+      otherwise: Decision about all other links; None for those of the constraints. With one, the table is read even if
+        nothing depends on it.
     """
 
     def __init__(
@@ -298,7 +301,7 @@ class GraphReader:
     def read(self, model: type[Model]) -> Graph:
         alone = Graph(quoted_name(model), (), self._own, 0, model)
         # Most tables have no dependents, which one statement tells.
-        if not self._references and not foreign_keys_to(alone.root, deep=True):
+        if not (self._otherwise or self._references or foreign_keys_to(alone.root, deep=True)):
             return alone
         root = self._read_from(self._own, alone.root)
         if root is None:  # the first statement on the table reports it
@@ -483,7 +486,7 @@ class GraphReader:
         """Raise DependentsRefused for the first kind of problem that a run would meet."""
         self._refuse_undecided(graph)
         self.refuse_unfit_names(graph, self._decisions, "dependents")
-        self.refuse_missing_rights(graph)  # it tells which tables cannot be looked up
+        self.refuse_missing_rights(self.needed_rights(graph))  # it tells which tables cannot be looked up
         self.refuse_hidden_rows(graph)
         self._refuse_impossible(graph)
 
@@ -544,23 +547,38 @@ class GraphReader:
                         "make existing columns its primary key",
                     ) from None
 
-    def refuse_missing_rights(self, graph: Graph) -> None:
-        """Raise DependentsRefused if the role may not read or change a table as decided."""
-        needed: dict[str, tuple[TableFacts, dict[str, None]]] = {}
+    def needed_rights(self, graph: Graph, *, with_root: bool = False) -> NeededRights:
+        """Return the rights on each table that are needed to read and change it as decided.
+
+        Parameters:
+          with_root: Whether the root's rows are deleted by the same role.
+        """
+        found: NeededRights = {}
+        for (name, _), facts in self._tables.items() if with_root else ():
+            if (name, facts.name) == (graph.database, graph.root):
+                lock = next(iter(facts.columns))
+                found[name, facts.name] = facts, {"SELECT": (), "DELETE": (), _update(facts, [lock]): (lock,)}
         for link in graph.links:
             facts = self.facts_of(link)
-            _, rights = needed.setdefault(f"{link.database} {link.table}", (facts, {}))
-            rights["SELECT"] = None
+            _, rights = found.setdefault((link.database, link.table), (facts, {}))
+            rights["SELECT"] = ()
             if link.decision == "delete":
-                rights["DELETE"] = None
+                rights["DELETE"] = ()
             # FOR UPDATE needs the right to update at least one column.
             changed = link.cleared if link.decision == "clear" else link.columns[:1]
-            if link.decision != "keep" and not all(facts.columns[each].may_update for each in changed):
-                names = ", ".join(facts.columns[each].sql_name for each in changed)
-                rights[f"UPDATE ({names})"] = None
+            if link.decision != "keep" and changed:
+                rights[_update(facts, changed)] = changed
+        return found
+
+    def refuse_missing_rights(self, needed: NeededRights) -> None:
+        """Raise DependentsRefused if the role lacks one of these rights."""
         statements, tables = dict[str, None](), []
         for facts, rights in needed.values():
-            missing = [each for each in rights if each not in facts.rights]
+            missing = [
+                right
+                for right, columns in rights.items()
+                if not (all(facts.columns[each].may_update for each in columns) if columns else right in facts.rights)
+            ]
             if facts.closed_schema is not None:
                 statements[f"GRANT USAGE ON SCHEMA {facts.closed_schema} TO {facts.role}"] = None
             if missing:
@@ -603,6 +621,10 @@ def _merged(one: _Edge, other: _Edge) -> _Edge:
     """Return the edge of two constraints on the same columns, such as those of single partitions."""
     rules = sorted({each.on_delete or "" for each in (one, other)})
     return replace(one, on_delete=" and ".join(rules), indexed=one.indexed and other.indexed)
+
+
+def _update(facts: TableFacts, columns: Iterable[str]) -> str:
+    return f"UPDATE ({', '.join(facts.columns[each].sql_name for each in columns)})"
 
 
 def names_of(table: TableFacts, edge: _Edge | Link) -> tuple[str, ...]:

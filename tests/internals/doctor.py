@@ -14,5 +14,13 @@ from housekeeping.doctor import tables as columns
 from housekeeping.doctor import tables as partitions
 from housekeeping.doctor.servers import _memory, _persistence
 from housekeeping.doctor.stages import examine_stages, fault_of
-from housekeeping.doctor.tables import grants, missing_rights, name_in_sql, needed_rights, tables_of, users_of
+from housekeeping.doctor.tables import (
+    grants,
+    missing_rights,
+    name_in_sql,
+    needed_rights,
+    rights_of_subjects,
+    tables_of,
+    users_of,
+)
 from housekeeping.doctor.tables import lone_partitions as partition_findings
