@@ -15,20 +15,12 @@ from functools import reduce
 from operator import and_
 from typing import Any, Final
 
-from peewee import JOIN, OP, SQL, Column, Expression, Model, PeeweeException, Select, Tuple, fn
+from peewee import JOIN, SQL, Column, Model, PeeweeException, Select, Tuple, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
 from housekeeping.core.logs import counted, error_line
-from housekeeping.database.catalog import (
-    ColumnType,
-    column_names,
-    identify,
-    key_of,
-    quoted_name,
-    read_columns,
-    table_of,
-)
+from housekeeping.database.catalog import column_names, identify, key_of, quoted_name, read_columns, table_of
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_unavailable
 from housekeeping.engine import RunResult
@@ -39,174 +31,15 @@ from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import PURGE, RESTORE
 from housekeeping.ledger.schema import Run
-from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, ARCHIVED_BY_RUN, CLEARED_COLUMNS, inserted, takes_cleared
+from housekeeping.sweeps.actions import ADDED, ARCHIVED_BY_RUN, CLEARED_COLUMNS, takes_cleared
 from housekeeping.sweeps.conditions import condition_on
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, as_cursor
-from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, AS_WRITTEN, TableStage, Write, count_of
+from housekeeping.sweeps.dependents import Link
+from housekeeping.sweeps.restored_rows import CONFLICTS, RELINKED, RESTORED, Restore, RestoreCleared, array_of
+from housekeeping.sweeps.stage import Backlog, as_cursor
+from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, TableStage
 from housekeeping.sweeps.validate_tables import archives_of
 from housekeeping.sweeps.values import Guard, Limits
-
-#: Counts of rows that are back in their table, of rows whose key exists there again, and of those that got their
-#: references after they were back.
-RESTORED: Final = "restored"
-CONFLICTS: Final = "conflicts"
-RELINKED: Final = "relinked"
-
-
-class _WithKeys(Select):
-    """Query of an INSERT that also writes identity columns which are GENERATED ALWAYS."""
-
-    def __sql__(self, ctx: Any) -> Any:
-        return super().__sql__(ctx.literal("OVERRIDING SYSTEM VALUE "))
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Insert archived rows into their table and delete them from the archive.
-
-    A row stays in the archive and counts as a conflict if its key, or another unique value, exists in the table, or if
-    a trigger leaves it out. It stays and fails if a trigger changes what is restored.
-
-    Attributes:
-      source: The table.
-      columns: Its columns that the archive has, without those that PostgreSQL computes.
-      relinked: Columns that stay NULL, because they reference rows that are not there yet. The rows stay in the
-        archive, marked for `RestoreCleared`.
-    """
-
-    source: type[Model]
-    columns: tuple[ColumnType, ...]
-    relinked: tuple[str, ...] = ()
-
-    @property
-    def counted_as(self) -> Sequence[str]:
-        return (RESTORED, CONFLICTS)
-
-    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
-        archive: Any = table.model
-        stored = archive._meta.table
-        names = [column.column_name for column in table.key]
-        # Of a key that the run has archived several times, the batch restores the newest row.
-        key = [Column(stored, name) for name in names if name in [column.name for column in self.columns]]
-        others = [Column(stored, name) for name in names if name not in [column.name for column in self.columns]]
-        columns = [Column(stored, column.name) for column in self.columns]
-        candidates = (
-            archive.select(*columns, *others)
-            .where(chosen)
-            .distinct(*key)
-            .order_by(*key, Column(stored, ARCHIVED_AT).desc())
-            .cte("candidates", materialized=True)
-        )
-        values = [self._value(candidates, column) for column in self.columns]
-        rows = _WithKeys((candidates,), values)
-        insert = inserted(self.source, [column.name for column in self.columns], rows).on_conflict_ignore()
-        stored_again = [Column(_table(self.source), each.name) for each in self.columns]
-        restored = insert.returning(*stored_again).cte("restored")
-        compared = Select((restored,), [self._is_exact(restored, candidates).alias(AS_WRITTEN)]).cte("compared")
-        same_key = Tuple(*(Column(candidates, each.name) for each in key)).in_(
-            Select((restored,), [Column(restored, each.name) for each in key])
-        )
-        back = Select((candidates,), [Column(candidates, name) for name in names]).where(_hashed(same_key))
-        gone = chosen & _hashed(Tuple(*table.key).in_(back))
-        leave: Any = archive.delete()
-        if self.relinked:
-            leave = archive.update({Column(stored, CLEARED_COLUMNS): _array_of(self.relinked)})
-        removed = leave.where(gone).returning(*table.key).cte("removed")
-        done = Select((removed,), [Column(removed, name) for name in names])
-        kept = archive.select(SQL("1")).where(chosen & Tuple(*table.key).not_in(done)).cte("kept")
-        holds = Expression(count_of(restored), OP.EQ, count_of(removed))
-        return Write([removed, kept], self.counted_as, before=(candidates, restored, compared), holds=holds)
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
-
-    def _is_exact(self, restored: Any, candidates: Any) -> Any:
-        """Return whether a restored row has the archived values, times excepted, which a trigger may set."""
-        compared = [column for column in self.columns if not column.sql_type.startswith(("timestamp", "date", "time"))]
-        archived = [self._value(candidates, column).cast(column.sql_type) for column in compared]
-        texts = Select((candidates,), [fn.ROW(*archived).cast("text")])
-        return _hashed(fn.ROW(*(Column(restored, column.name) for column in compared)).cast("text").in_(texts))
-
-    def _value(self, candidates: Any, column: ColumnType) -> Any:
-        """Return a column's archived value; the default of a column that was added after the row was archived."""
-        if column.name in self.relinked:
-            return SQL(f"NULL::{column.sql_type}".replace("%", "%%"))
-        archived = Column(candidates, column.name)
-        if not column.not_null or column.default is None:
-            return archived
-        return fn.COALESCE(archived, SQL(column.default.replace("%", "%%")))
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreCleared:
-    """Write archived values back to columns that a cascade has cleared, or that `Restore` has left NULL.
-
-    Their rows are deleted from the archive.
-
-    They stay in the archive and count as a conflict if their row is gone, or has got other values meanwhile.
-
-    Attributes:
-      source: The table.
-      columns: The columns.
-      defaults: Whether they got their default, which looks like any other value.
-      restored: Name of the count of rows that got them back.
-    """
-
-    source: type[Model]
-    columns: tuple[str, ...]
-    defaults: bool
-    restored: str = RESTORED
-
-    @property
-    def counted_as(self) -> Sequence[str]:
-        return (self.restored, CONFLICTS)
-
-    def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
-        archive: Any = table.model
-        source: Any = self.source
-        stored, there = _table(archive), _table(source)
-        key = [column.column_name for column in key_of(source)]
-        names = [column.column_name for column in table.key]
-        candidates = (
-            archive.select(*(Column(stored, name) for name in dict.fromkeys((*names, *self.columns))))
-            .where(chosen)
-            .distinct(*(Column(stored, name) for name in key))
-            .order_by(*(Column(stored, name) for name in key), Column(stored, ARCHIVED_AT).desc())
-            .cte("candidates", materialized=True)
-        )
-        conditions = [Column(there, name) == Column(candidates, name) for name in key]
-        conditions += [] if self.defaults else [Column(there, name).is_null() for name in self.columns]
-        update = source.update({Column(there, name): Column(candidates, name) for name in self.columns})
-        written = update.from_(candidates).where(reduce(and_, conditions))
-        restored = written.returning(*(Column(there, name) for name in key)).cte("restored")
-        same_key = Tuple(*(Column(candidates, name) for name in key)).in_(
-            Select((restored,), [Column(restored, name) for name in key])
-        )
-        back = Select((candidates,), [Column(candidates, name) for name in names]).where(_hashed(same_key))
-        gone = chosen & _hashed(Tuple(*table.key).in_(back))
-        removed = archive.delete().where(gone).returning(*table.key).cte("removed")
-        done = Select((removed,), [Column(removed, name) for name in names])
-        kept = archive.select(SQL("1")).where(chosen & Tuple(*table.key).not_in(done)).cte("kept")
-        holds = Expression(count_of(restored), OP.EQ, count_of(removed))
-        return Write([removed, kept], self.counted_as, before=(candidates, restored), holds=holds)
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
-
-
-def _hashed(condition: Expression) -> Any:
-    """Return the condition in a form that PostgreSQL does not turn into a join.
-
-    It expects few rows from a CTE, and would compare each row of the batch with each other one.
-    """
-    return fn.COALESCE(condition, False)
-
-
-def _table(model: type[Model]) -> Any:
-    meta: Any = model._meta
-    return meta.table
-
 
 #: What the name of a restoring run has before that of its sweep.
 PREFIX: Final = "restore:"
@@ -364,11 +197,11 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
         if not archives:
             raise WrongArgument(f"{sweep.name} has no archive, so its rows cannot be restored (Delete(archive_to=...))")
         # In reverse: rows that reference others were deleted before them.
-        relinked: dict[type[Model], tuple[str, ...]] = {}
+        links: dict[type[Model], tuple[Link, ...]] = {}
         for stage in stages:
-            relinked |= stage.relinked_columns() if isinstance(stage, TableStage) else {}
+            links |= stage.links_in_circles() if isinstance(stage, TableStage) else {}
         restored = [
-            _restored_table(sweep, archive, source, relinked.get(source, ()), run_id, where)
+            _restored_table(sweep, archive, source, links.get(source, ()), run_id, where)
             for archive, (source, _) in reversed(archives.items())
         ]
         # Once the rows that they name are back.
@@ -377,15 +210,16 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
             for cleared in stage.cleared_columns() if isinstance(stage, TableStage) else ():
                 action = RestoreCleared(*cleared)
                 restored.append(_restored_columns(sweep, archive_of[action.source], action, run_id, where))
-        for source, columns in relinked.items():
-            action = RestoreCleared(source, columns, False, RELINKED)
-            restored.append(_restored_columns(sweep, archive_of[source], action, run_id, where))
+        for each in list(restored):
+            if isinstance(each.stage.action, Restore) and each.stage.action.relinked:
+                action = RestoreCleared(each.source, each.stage.action.relinked, False, RELINKED)
+                restored.append(_restored_columns(sweep, archive_of[each.source], action, run_id, where))
         tables = tuple(restored)
         return Restoration(sweep, run_id, _sweep(sweep, tables), tables, where)
 
 
 def _restored_table(
-    sweep: Sweep, archive: Any, source: type[Model], relinked: tuple[str, ...], run_id: int, where: str | None
+    sweep: Sweep, archive: Any, source: type[Model], links: tuple[Link, ...], run_id: int, where: str | None
 ) -> RestoredTable:
     identify(source)
     present, columns = set(column_names(archive)), read_columns(source)
@@ -394,13 +228,15 @@ def _restored_table(
             raise ArchiveMismatch(f"nothing was restored: table {quoted_name(table)} is missing")
     condition = _of_run(archive, run_id, where)
     if takes_cleared(archive):
-        condition &= Column(_table(archive), CLEARED_COLUMNS).is_null()
+        condition &= Column(archive._meta.table, CLEARED_COLUMNS).is_null()
     stage = TableStage(
         name=quoted_name(archive),
         stale=lambda now: condition,
         order=key_of(archive),
         action=Restore(
-            source, tuple(each for each in columns if each.name in present and not each.generated), relinked
+            source,
+            tuple(each for each in columns if each.name in present and not each.generated),
+            tuple(each for each in links if present.issuperset(each.columns)),
         ),
         batch_size=sweep.limits.batch,
         counts=(RESTORED, CONFLICTS, "batches"),
@@ -417,7 +253,7 @@ def _restored_columns(
     sweep: Sweep, archive: Any, action: RestoreCleared, run_id: int, where: str | None
 ) -> RestoredTable:
     """Return the part of a restore that writes columns back."""
-    marked = Column(_table(archive), CLEARED_COLUMNS) == _array_of(action.columns)
+    marked = Column(archive._meta.table, CLEARED_COLUMNS) == array_of(action.columns)
     condition = _of_run(archive, run_id, where) & marked
     stage = TableStage(
         name=f"{quoted_name(archive)} {', '.join(action.columns)}",
@@ -430,10 +266,6 @@ def _restored_columns(
         newest_first=True,
     )
     return RestoredTable(action.source, stage)
-
-
-def _array_of(names: Sequence[str]) -> Any:
-    return fn.STRING_TO_ARRAY("\n".join(names), "\n")
 
 
 def _of_run(archive: Any, run_id: int, where: str | None) -> Any:

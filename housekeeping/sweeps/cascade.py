@@ -146,12 +146,12 @@ class CascadeStage(TableStage):
         links = [each for each in graph.links if each.decision == "clear"]
         return [(graph.model_of(each.table), each.cleared or each.columns, each.defaults) for each in links]
 
-    def relinked_columns(self) -> dict[type[Model], tuple[str, ...]]:
+    def links_in_circles(self) -> dict[type[Model], tuple[Link, ...]]:
         graph = self._read_graph()
-        found: dict[type[Model], tuple[str, ...]] = {}
-        for each in graph.relinked:
+        found: dict[type[Model], tuple[Link, ...]] = {}
+        for each in (*graph.relinked, *graph.in_circles(graph.relinked)):
             model = graph.model_of(each.table)
-            found[model] = tuple(dict.fromkeys((*found.get(model, ()), *each.cleared)))
+            found[model] = (*found.get(model, ()), each)
         return found
 
     def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:

@@ -146,18 +146,17 @@ class Graph:
         return found
 
     def in_circles(self, without: Sequence[Link] = ()) -> tuple[Link, ...]:
-        """Return the foreign keys that link the deleted rows of several tables in a circle."""
+        """Return the foreign keys that may link the deleted rows of a table, or of several, in a circle."""
         return tuple(
             each
             for each in self.links
-            if each.decision == "delete" and each.on_delete is not None and each.table != each.parent
-            if each not in without
+            if each.decision == "delete" and each.on_delete is not None and each not in without
             if (each.parent_database, each.parent) in self.reached(each.table, each.database, without)
         )
 
     @property
     def relinked(self) -> tuple[Link, ...]:
-        """Links that may be NULL, without which the rows of no table depend on each other in a circle.
+        """Links that may be NULL, without which only rows of one table can depend on each other in a circle.
 
         A restore sets them once all rows are back.
         """
@@ -250,7 +249,7 @@ def _refuse_unarchivable(graph: Graph) -> None:
                 f"{link.name} is in the database {link.database!r}, which cannot move rows to the archive",
                 'leave out archive_to, or decide "keep"',
             )
-    circle = graph.in_circles(graph.relinked)
+    circle = [each for each in graph.in_circles(graph.relinked) if each.table != each.parent]
     if circle:
         names = ", ".join(each.name for each in circle)
         raise DependentsRefused(

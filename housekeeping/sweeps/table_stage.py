@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 
 from peewee import (
     CTE,
@@ -54,6 +54,9 @@ from housekeeping.sweeps.stage import (
     Stage,
     StagePlan,
 )
+
+if TYPE_CHECKING:
+    from housekeeping.sweeps.dependents import Link
 
 #: Name of the count of rows that were inserted into an archive.
 ARCHIVED_ROWS: Final = "archived_rows"
@@ -217,8 +220,8 @@ class TableStage(TableRows):
         """Return table and columns of each link that the stage clears, and whether they get their default."""
         return []
 
-    def relinked_columns(self) -> dict[type[Model], tuple[str, ...]]:
-        """Return table -> columns of links in circles, which a restore sets once all rows are back."""
+    def links_in_circles(self) -> dict[type[Model], tuple[Link, ...]]:
+        """Return table -> links by which a restore may find a row before the one that it depends on."""
         return {}
 
     @property

@@ -12,9 +12,10 @@ from housekeeping.engine.failures import CAUSES, LINES, OTHER_CAUSES, SAMPLES, R
 from housekeeping.engine.guard import AT_LEAST, FLOOR, ONE_IN, RowGuard, fingerprint, in_numbers, stale_if_outgrown
 from housekeeping.engine.purge import PurgeRequest, recorded_request, request_of, sweep_of
 from housekeeping.engine.registry import archive_sweep, by_database, declared_by, family_of, register
-from housekeeping.engine.restore import Restore, restoration_of
+from housekeeping.engine.restore import restoration_of
 from housekeeping.engine.run import record_run, run_sweep, stored_traceback
 from housekeeping.engine.speed import DbHealth, Speed, Throttle, WalRate, WalState, read_health, read_wal
 from housekeeping.sweeps import send as actor_registry
+from housekeeping.sweeps.restored_rows import Restore
 from housekeeping.sweeps.send import actor_named
 from housekeeping.sweeps.values import Finding

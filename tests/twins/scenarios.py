@@ -72,8 +72,8 @@ def leaves_restored_rows_in_the_archive(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Restore, *given: Any) -> Write:
         found = write(self, *given)
-        removed: Any = found.ctes[0]
-        removed._query = removed._query.where(SQL("false"))
+        left: Any = found.before[-1]
+        left._query = left._query.where(SQL("false"))
         return replace(found, holds=SQL("true"))  # type: ignore[arg-type]
 
     patch.setattr(Restore, "write", broken)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from housekeeping import DeclarationError, Delete, Sweep, testing
+from housekeeping import DeclarationError, Delete, Guard, Limits, Rows, Sweep, testing
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
 from tests.integration.archives.tickets import create_archives
@@ -102,8 +102,10 @@ def test_run_without_its_archives_changes_nothing(schema: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 50])
-def test_restore_brings_a_circle_of_tables_back(schema: str, batch: int) -> None:
+@pytest.mark.parametrize("main_order", ["id * 2", "1 + id % 3 * 2"], ids=["own", "of the next account"])
+def test_restore_brings_a_circle_of_tables_back(schema: str, batch: int, main_order: str) -> None:
     """Orders depend on accounts, which depend on their main order."""
+    execute(f"UPDATE account SET main_order = {main_order} WHERE id < 4")
     before = contents()
     of = _archiving({**DECISIONS, "account.main_order": "delete"}, schema=schema, batch=batch)
     create_archives(of)
@@ -119,9 +121,56 @@ def test_restore_brings_a_circle_of_tables_back(schema: str, batch: int) -> None
         assert value(f'SELECT count(*) FROM "{schema}".{table}') == 0
 
 
+#: Rows that refer to others of their table: two circles of five, a tree that depends on one of them, and a row alone.
+_NODES: Final = (
+    "CREATE TABLE node (id bigint PRIMARY KEY, node_id bigint {null} REFERENCES node, old boolean NOT NULL);"
+    "CREATE INDEX ON node (node_id);"
+    "INSERT INTO node SELECT n, (n - 1) / 5 * 5 + n % 5 + 1, true FROM generate_series(1, 10) AS n;"
+    "INSERT INTO node VALUES (11, 3, true), (12, 11, true), (13, 11, true), (14, 14, true), (15, 15, false)"
+)
+
+
+def _old_nodes(schema: str, batch: int, null: str) -> Sweep:
+    execute(_NODES.format(null=null))
+    rows = Rows("node", stale=lambda row: row.old, action=Delete(dependents={"node": "delete"}, archive_to=schema))
+    of = Sweep("shop.nodes", rows, limits=Limits(batch=batch, batch_takes=None), guard=Guard(first_run=False))
+    create_archives(of)
+    return of
+
+
+def _nodes(table: str = "node") -> list[tuple[int, int]]:
+    return list(database.execute_sql(f"SELECT id, node_id FROM {table} ORDER BY id"))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 50])
+@pytest.mark.parametrize("null", ["NULL", "NOT NULL"])
+def test_restore_brings_circles_of_rows_back(archive: str, batch: int, null: str) -> None:
+    of = _old_nodes(archive, batch, null)
+    before = _nodes()
+    run = run_sweep(of, clock=CLOCK)
+    assert run.run_id is not None and _nodes() == [(15, 15)]
+
+    result = restoration_of(of, run.run_id).carry_out(pause=True)
+
+    assert (result.outcome, result.counts.get("failed", 0), result.counts["conflicts"]) == ("done", 0, 0)
+    assert result.counts["restored"] == 14
+    assert _nodes() == before and _nodes(f'"{archive}".node') == []
+
+
+def test_restored_row_whose_parent_is_left_out_stays_in_the_archive(archive: str) -> None:
+    of = _old_nodes(archive, 2, "NULL")
+    run = run_sweep(of, clock=CLOCK)
+    assert run.run_id is not None
+
+    result = restoration_of(of, run.run_id, "id = 12").carry_out(pause=True)
+
+    assert result.counts["restored"] == 0 and _nodes() == [(15, 15)]
+    assert len(_nodes(f'"{archive}".node')) == 14
+
+
 @pytest.mark.slow
 @NEEDS_SESSION
-def test_restore_of_a_circle_survives_kills(schema: str) -> None:
+def test_restore_of_a_circle_of_tables_survives_kills(schema: str) -> None:
     of = _archiving({**DECISIONS, "account.main_order": "delete"}, schema=schema, batch=2)
     create_archives(of)
     run = run_sweep(of, clock=CLOCK)
@@ -131,6 +180,17 @@ def test_restore_of_a_circle_survives_kills(schema: str) -> None:
     alter = "'ALTER TABLE ' || conrelid::regclass || ' ALTER CONSTRAINT ' || conname || ' DEFERRABLE'"
     keys = "pg_constraint WHERE contype = 'f' AND connamespace = current_schema()::regnamespace"
     execute(value(f"SELECT string_agg({alter}, ';') FROM {keys}"))
+
+    testing.assert_survives_kill(restoration_of(of, run.run_id).restoring)
+
+
+@pytest.mark.slow
+@NEEDS_SESSION
+@pytest.mark.parametrize("null", ["NULL", "NOT NULL"])
+def test_restore_of_circles_of_rows_survives_kills(archive: str, null: str) -> None:
+    of = _old_nodes(archive, 2, null)
+    run = run_sweep(of, clock=CLOCK)
+    assert run.run_id is not None
 
     testing.assert_survives_kill(restoration_of(of, run.run_id).restoring)
 
