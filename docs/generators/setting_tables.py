@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from docs.generators.tables import ByHand, code, table
-from housekeeping.core.settings import PREFIX, Settings, WorkerSettings
+from housekeeping.core.settings import Settings, WorkerSettings, variable
 
 #: Invalid values. A validator's error for one of them describes the valid values.
 _WRONG: Final = ("", "[]", "?")
@@ -27,7 +27,7 @@ _PLAIN: Final[dict[Any, str]] = {
 
 def environment(old: str) -> str:
     """Return the table of environment variables."""
-    rows = [(code(_variable(name)), _value(field), _default(field), ByHand()) for name, field in _fields(Settings)]
+    rows = [(code(variable(name)), _value(field), _default(field), ByHand()) for name, field in _fields(Settings)]
     return table(("Variable", "Value", "Default", "What it is"), rows, old)
 
 
@@ -39,10 +39,6 @@ def of_one_worker(old: str) -> str:
 
 def _fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
     return list(model.model_fields.items())
-
-
-def _variable(name: str) -> str:
-    return f"{PREFIX}SCHEMA" if name == "schema_name" else f"{PREFIX}{name.upper()}"
 
 
 def _default(field: FieldInfo) -> str:

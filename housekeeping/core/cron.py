@@ -27,6 +27,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import lru_cache
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -172,14 +173,13 @@ class Cron:
         self._days = " ".join(["0 0", *days])
         self._names_readings = minute.startswith("*") or hour.startswith("*")
         try:
-            clock = CronSim(f"{minute} {hour} * * *", _ORIGIN)
+            self._times = _times_of_day(minute, hour)
             next(CronSim(self._days, _ORIGIN))
         except (CronSimError, StopIteration):
             example = f"{minute} {hour} L {days[1]} *"
             raise invalid_schedule(
                 self.spec, "it can never fire, because none of its months has such a day", example
             ) from None
-        self._times = tuple(time(h, m) for h in sorted(clock.hours) for m in sorted(clock.minutes))
 
     def latest(self, at: datetime) -> datetime:
         """Return the last tick at or before a moment, in UTC."""
@@ -278,6 +278,12 @@ class Cron:
 
 
 def _nothing() -> None: ...
+
+
+@lru_cache(maxsize=64)  # schedules of many workers have the same times, up to 1,440 of them
+def _times_of_day(minute: str, hour: str) -> tuple[time, ...]:
+    clock = CronSim(f"{minute} {hour} * * *", _ORIGIN)
+    return tuple(time(h, m) for h in sorted(clock.hours) for m in sorted(clock.minutes))
 
 
 def _utc(at: datetime) -> datetime:

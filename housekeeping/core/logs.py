@@ -32,29 +32,30 @@ _KEPT: Final = frozenset("\n ")
 _SCHEME: Final = r"[a-z][a-z0-9+.-]{0,30}://"
 #: ``scheme://user:password@`` anywhere in a text. A password may contain characters that should have been
 #: percent-encoded, so it extends to the last ``@`` before white space or the next URL.
-_URL_PASSWORD: Final = re.compile(rf"(?P<before>{_SCHEME}[^\s:/@]*:)(?:(?!{_SCHEME})\S)+(?=@)", re.IGNORECASE)
+_URL_PASSWORD: Final = rf"(?i)(?P<before>{_SCHEME}[^\s:/@]*:)(?:(?!{_SCHEME})\S)+(?=@)"
 #: ``password=...`` of libpq, ``"password": "..."``, headers, and the parameters of object stores and brokers. In JSON
 #: within JSON, quotes are preceded by backslashes.
-_NAMED_SECRET: Final = re.compile(
-    r"(?P<before>(?:passw(?:or)?d|pwd|secret|token|signature|credential|authorization|cookie|(?:ping|webhook)_url"
+_NAMED_SECRET: Final = (
+    r"(?i)(?P<before>(?:passw(?:or)?d|pwd|secret|token|signature|credential|authorization|cookie|(?:ping|webhook)_url"
     r"|(?:api|access|account|private|erasure)[_-]?key)[a-z_-]{0,40}\\*[\"']?\s*[=:]\s*)(?:"
     r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[\"']\S+"
     r"|(?P<quote>\\+[\"'])(?:(?!(?<!\\)(?P=quote))[\s\S])*(?:(?P=quote)|\Z)"
     r"|\[[^\]]*(?:\]|\Z)|\{[^}]*(?:\}|\Z)"
     # Of a header: a scheme before the secret, and further cookies after the first one.
-    r"|(?:(?:basic|bearer|digest|negotiate|token)\s+)?[^\s&\"']+(?:(?<=;)\s+[^\s=;\"']+=[^\s\"']*)*)",
-    re.IGNORECASE,
+    r"|(?:(?:basic|bearer|digest|negotiate|token)\s+)?[^\s&\"']+(?:(?<=;)\s+[^\s=;\"']+=[^\s\"']*)*)"
 )
 #: One of them is in each text with such a secret. To search for all of them takes a hundredth of the time.
 _SECRET_WORDS: Final = tuple("passw pwd secret token signature credential authorization cookie _url key".split())
 #: ``Bearer ...`` without the name of its header, but not the words after it in a sentence.
-_BEARER: Final = re.compile(
-    r"\b(?P<before>bearer\s+)(?!(?:tokens?|auth\w*|scheme|realm|error|is|was|or|and|in|the|for|with|of)\b)[\w.~+/=-]+",
-    re.IGNORECASE,
+_BEARER: Final = (
+    r"(?i)\b(?P<before>bearer\s+)"
+    r"(?!(?:tokens?|auth\w*|scheme|realm|error|is|was|or|and|in|the|for|with|of)\b)[\w.~+/=-]+"
 )
 #: JSON Web Tokens: parts in base64, of which the first one is an object.
-_JWT: Final = re.compile(r"\beyJ[\w-]{5,}(?:\.[\w-]*){2,4}")
-_PEM: Final = re.compile(r"(?P<before>-----BEGIN [^-\n]{1,40}-----)[\s\S]*?(?P<end>-----END [^-\n]{1,40}-----|\Z)")
+_JWT: Final = r"\beyJ[\w-]{5,}(?:\.[\w-]*){2,4}"
+_PEM: Final = r"(?P<before>-----BEGIN [^-\n]{1,40}-----)[\s\S]*?(?P<end>-----END [^-\n]{1,40}-----|\Z)"
+#: Compiles a pattern when the first text needs it, because that takes longer than the rest of this module's import.
+_compiled: Final = cache(re.compile)
 #: What each secret contains. The search for the secrets takes longer than the rest of a log line.
 _SIGNS: Final = (":", "=", "eyJ", "earer ", "-----BEGIN")
 #: How libpq begins the line of each host that it has tried.
@@ -64,23 +65,23 @@ _ATTEMPT: Final = "connection to server "
 def mask_secrets(text: str) -> str:
     """Replace every password, key and token in the text by ``***``; user, host and path stay readable."""
     if "://" in text:
-        text = _URL_PASSWORD.sub(r"\g<before>***", text)
+        text = _compiled(_URL_PASSWORD).sub(r"\g<before>***", text)
     if "-----BEGIN" in text:
-        text = _PEM.sub(r"\g<before>***\g<end>", text)
+        text = _compiled(_PEM).sub(r"\g<before>***\g<end>", text)
     lower = text.lower()
     # Other alphabets have characters that the pattern takes for a letter of these words.
     if not text.isascii() or any(word in lower for word in _SECRET_WORDS):
-        text = _NAMED_SECRET.sub(r"\g<before>***", text)
+        text = _compiled(_NAMED_SECRET).sub(r"\g<before>***", text)
     if "eyJ" in text:
-        text = _JWT.sub("***", text)
+        text = _compiled(_JWT).sub("***", text)
     if "earer" in text or "EARER" in text:
-        text = _BEARER.sub(r"\g<before>***", text)
+        text = _compiled(_BEARER).sub(r"\g<before>***", text)
     return text
 
 
 def is_secret(name: str) -> bool:
     """Return whether a value with this name is a secret, such as ``smtp_password``."""
-    return _NAMED_SECRET.search(f"{name}=x") is not None
+    return _compiled(_NAMED_SECRET).search(f"{name}=x") is not None
 
 
 def printable(text: str) -> str:

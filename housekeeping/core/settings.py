@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 import pydantic
+from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import (
     AfterValidator,
@@ -32,7 +33,6 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import is_secret, mask_secrets
@@ -313,13 +313,13 @@ _OTHER_PREFIXES: Final = ("HOUSEKEEPING_TEST_", "HOUSEKEEPING_EMBEDDED")
 
 def variable(field: str) -> str:
     """Return the variable of a field of `Settings`."""
-    return f"{PREFIX}SCHEMA" if field in ("schema_name", f"{PREFIX}SCHEMA") else f"{PREFIX}{field.upper()}"
+    return f"{PREFIX}SCHEMA" if field == "schema_name" else f"{PREFIX}{field.upper()}"
 
 
-def names_in_file(path: Path) -> list[str]:
-    """Return the names that a ``.env`` file sets. Malformed lines without the prefix are ignored."""
+def values_in_file(path: Path) -> dict[str, str | None]:
+    """Return what a ``.env`` file sets. Malformed lines without the prefix are ignored."""
     if not path.is_file():
-        return []
+        return {}
     try:
         with path.open(encoding="utf-8") as stream:
             entries = list(parse_stream(stream))
@@ -330,7 +330,7 @@ def names_in_file(path: Path) -> list[str]:
     for entry in entries:
         if entry.error and PREFIX in entry.original.string.upper():
             raise SettingsError(f"{path}, line {entry.original.line} is malformed; it should be NAME=value")
-    return [entry.key for entry in entries if entry.key]
+    return dotenv_values(path, encoding="utf-8")
 
 
 def reject_unknown(names: Iterable[str], fields: Iterable[str], place: str = "") -> None:
@@ -342,7 +342,7 @@ def reject_unknown(names: Iterable[str], fields: Iterable[str], place: str = "")
     """
     known = [variable(field).removeprefix(PREFIX) for field in fields]
     for name in sorted(names):
-        setting = name.upper().removeprefix(PREFIX)  # pydantic-settings reads lower case as well
+        setting = name.upper().removeprefix(PREFIX)  # names in lower case are read as well
         if not name.upper().startswith(PREFIX) or setting in known or name.upper().startswith(_OTHER_PREFIXES):
             continue
         near = difflib.get_close_matches(setting, known, n=1)
@@ -399,29 +399,19 @@ MAIN: Final = "main"
 _Urls = tuple[Annotated[str, POSTGRES], ...]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings; the variable of a field is ``HOUSEKEEPING_`` and its name in capitals.
 
     Raises:
       SettingsError: From `load`, one line about the first wrong value.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_file=FILE,
-        env_file_encoding="utf-8",
-        env_ignore_empty=True,
-        extra="ignore",
-        frozen=True,
-        populate_by_name=True,
-        hide_input_in_errors=True,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True)
 
     database_url: Annotated[str, POSTGRES] | None = None
     #: URLs of further databases by name. `database_url` is the database ``main``.
     databases: Annotated[
         dict[Annotated[str, DATABASE], Annotated[str, POSTGRES]],
-        NoDecode,
         json_object('database, such as {"ci": "postgresql://host/ci"}'),
     ] = {}
     #: Whether connections to PostgreSQL are direct; ``auto`` tests it.
@@ -430,14 +420,13 @@ class Settings(BaseSettings):
     replica_urls: Annotated[
         Annotated[_Urls, Tag("[list]")] | Annotated[dict[str, _Urls], Tag("[object]")],
         Discriminator(lambda value: "[object]" if isinstance(value, dict) else "[list]"),
-        NoDecode,
         BeforeValidator(_replicas),
     ] = ()
     redis_url: Annotated[str, REDIS] | None = None
     broker_url: Annotated[str, BROKER] | None = None
     rabbitmq_queue_type: Literal["classic", "quorum"] = "classic"
     namespace: Annotated[str, KEY] = "housekeeping"
-    schema_name: Annotated[str, SCHEMA, Field(validation_alias=f"{PREFIX}SCHEMA")] = "housekeeping"
+    schema_name: Annotated[str, SCHEMA] = "housekeeping"
     catch_up: Literal["latest", "none"] = "latest"
     grace_s: Annotated[float, Field(ge=1, le=600)] = 30  # promise R5
     timezone: Annotated[ZoneInfo, BeforeValidator(_zone)] = ZoneInfo("UTC")
@@ -464,24 +453,23 @@ class Settings(BaseSettings):
     web_user_header: Annotated[str, HEADER] | None = None
     #: Addresses or networks of the proxies whose headers are read. None, because everyone on a trusted machine can send
     #: these headers.
-    web_trusted_proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], NoDecode, NETWORKS] = ()
+    web_trusted_proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], NETWORKS] = ()
     #: Whether everyone who reaches a dashboard on a loopback address may read it without a login.
     web_open_to_read: bool = False
     #: Whether browsers reach the dashboard by TLS only, so that its cookie is Secure.
     web_https: bool = False
     object_stores: Annotated[
-        dict[str, ObjectStoreSettings], NoDecode, json_object('location, such as {"uploads": "s3://bucket/prefix"}')
+        dict[str, ObjectStoreSettings], json_object('location, such as {"uploads": "s3://bucket/prefix"}')
     ] = {}
     repositories_root: Path | None = None
     #: Active families of built-in workers: ("all",) or their names. None for those whose tables fit.
-    built_in: Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_families)] = None
+    built_in: Annotated[tuple[str, ...] | None, BeforeValidator(_families)] = None
     #: Modules with the application's own sweeps.
-    sweeps: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_modules)] = ()
+    sweeps: Annotated[tuple[str, ...], BeforeValidator(_modules)] = ()
     #: Tables that keep their rows, and why; in addition to those of `Kept` in these modules.
-    kept: Annotated[dict[str, str], NoDecode, json_object('table, such as {"country": "reference data"}')] = {}
+    kept: Annotated[dict[str, str], json_object('table, such as {"country": "reference data"}')] = {}
     workers: Annotated[
         dict[str, WorkerSettings],
-        NoDecode,
         json_object('worker name, such as {"user_status_cleanup.batch": {"batch_size": 50}}'),
     ] = {}
 
@@ -490,12 +478,18 @@ class Settings(BaseSettings):
         """Read settings from keyword arguments, then the environment, then the ``.env`` file.
 
         Raises:
-          SettingsError: If a value is wrong, a ``HOUSEKEEPING_`` variable is no setting, or the file cannot be read.
+          SettingsError: If a value is wrong, an argument or a ``HOUSEKEEPING_`` variable is no setting, or the file
+            cannot be read.
         """
         reject_unknown(os.environ, cls.model_fields)
-        reject_unknown(names_in_file(Path(FILE)), cls.model_fields, f" (in {FILE})")
+        in_file = values_in_file(Path(FILE))
+        reject_unknown(in_file, cls.model_fields, f" (in {FILE})")
+        reject_unknown(map(variable, overrides), cls.model_fields)
+        # An empty variable counts as unset, also beside a value in the file.
+        given = {name.upper(): value for source in (in_file, os.environ) for name, value in source.items() if value}
+        from_variables = {name: given[variable(name)] for name in cls.model_fields if variable(name) in given}
         try:
-            settings = cls(**overrides)
+            settings = cls(**from_variables | overrides)
         except pydantic.ValidationError as error:
             raise SettingsError(one_line(error)) from None
         if settings.databases and settings.database_url is None:

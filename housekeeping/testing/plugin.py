@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
 
@@ -68,15 +67,15 @@ def housekeeping_settings(
     """
     import psycopg2
 
+    from housekeeping.core.settings import Settings
+
     name = f"test_{uuid4().hex[:12]}"
     separator = "&" if "?" in housekeeping_postgres_url else "?"
-    settings = _default_settings().model_copy(
-        update={
-            "database_url": f"{housekeeping_postgres_url}{separator}options=-csearch_path%3D{name}",
-            "redis_url": housekeeping_redis_url,
-            "namespace": name,
-            "schema_name": f"{name}_own",
-        }
+    settings = Settings(
+        database_url=f"{housekeeping_postgres_url}{separator}options=-csearch_path%3D{name}",
+        redis_url=housekeeping_redis_url,
+        namespace=name,
+        schema_name=f"{name}_own",
     )
     _housekeeping_administrator.execute(housekeeping_postgres_url, f"CREATE SCHEMA IF NOT EXISTS {name}")
     yield settings
@@ -90,16 +89,6 @@ def housekeeping_settings(
         pytest.fail(
             "the test has left a transaction open, so its tables are locked and cannot be removed", pytrace=False
         )
-
-
-@cache
-def _default_settings() -> Settings:
-    from housekeeping.core.settings import Settings
-
-    with pytest.MonkeyPatch.context() as environment:
-        for variable in [each for each in os.environ if each.upper().startswith(_PREFIX)]:
-            environment.delenv(variable)
-        return Settings.load(_env_file=None)
 
 
 @pytest.fixture(scope="session")

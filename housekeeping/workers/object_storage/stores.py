@@ -5,7 +5,6 @@ An object that is refused does not affect the others.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -489,6 +488,8 @@ def _is_missing(answer: BaseException) -> bool:
 
 def _concurrently(keys: Sequence[str], request: Callable[[str], Awaitable[object]]) -> Answers:
     """Send a request for each key; return its error, or None."""
+    # Imported here, because every command imports this module, and only a run of its worker sends requests.
+    import asyncio
 
     async def send() -> list[Any]:
         return await asyncio.gather(*map(request, keys), return_exceptions=True)

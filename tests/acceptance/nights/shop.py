@@ -237,8 +237,7 @@ def night(servers: embedded.Servers, commands: CommandProcesses, folder: Path) -
     """
     name = f"night_{uuid4().hex[:8]}"
     (folder / "night_shop.py").write_text(_SHOP)
-    loaded = Settings.load(
-        _env_file=None,
+    loaded = Settings(
         database_url=f"{servers.database_url}&options=-csearch_path%3D{name}%20-clock_timeout%3D1s",
         redis_url=servers.redis_url,
         namespace=name,

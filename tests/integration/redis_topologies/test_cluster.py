@@ -88,7 +88,7 @@ def test_plain_url_of_a_cluster_is_rejected_with_the_first_command(url: str) -> 
 
 def test_doctor_rejects_a_cluster_that_the_connection_did_not_recognize(url: str) -> None:
     with pytest.raises(SettingsError, match="^this Redis is a node of a Redis Cluster, and "):
-        list(redis_server.examine_redis(Settings.load(_env_file=None, redis_url=f"{url}?protocol=2"), {}))
+        list(redis_server.examine_redis(Settings.load(redis_url=f"{url}?protocol=2"), {}))
 
 
 @SAYS_WHAT_IT_IS

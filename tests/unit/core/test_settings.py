@@ -186,6 +186,20 @@ def test_mistyped_variable_is_rejected_with_a_suggestion(monkeypatch: pytest.Mon
     assert line == "HOUSEKEEPING_DATABSE_URL is not a setting; did you mean HOUSEKEEPING_DATABASE_URL?"
 
 
+def test_mistyped_argument_is_rejected_with_a_suggestion() -> None:
+    with pytest.raises(SettingsError, match=r"^HOUSEKEEPING_REDIS_ULR is not a setting; did you mean .*_REDIS_URL\?$"):
+        Settings.load(redis_ulr="redis://localhost")
+
+
+def test_empty_variable_is_unset_also_beside_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / ".env").write_text("HOUSEKEEPING_NAMESPACE=from_file\nHOUSEKEEPING_LOG_LEVEL=\n")
+    monkeypatch.setenv("HOUSEKEEPING_NAMESPACE", "")
+
+    settings = Settings.load()
+
+    assert (settings.namespace, settings.log_level) == ("from_file", "INFO")
+
+
 def test_unknown_variable_is_rejected_with_all_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     line = _refusal(monkeypatch, PASSWORD="hunter2")
 

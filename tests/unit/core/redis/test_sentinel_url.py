@@ -63,7 +63,7 @@ def test_url_is_divided_into_sentinels_service_and_server(
 def test_wrong_url_is_rejected_in_one_line(monkeypatch: pytest.MonkeyPatch, name: str, url: str, should: str) -> None:
     monkeypatch.setenv(f"HOUSEKEEPING_{name}", url)
     with pytest.raises(SettingsError) as refusal:
-        Settings.load(_env_file=None)
+        Settings.load()
 
     line = str(refusal.value)
     assert line.startswith(f"HOUSEKEEPING_{name} is '{url}'; it should be {should}")
@@ -83,7 +83,7 @@ def test_wrong_url_is_rejected_in_one_line(monkeypatch: pytest.MonkeyPatch, name
 )
 def test_rejected_url_is_shown_without_passwords(url: str) -> None:
     with pytest.raises(SettingsError) as refusal:
-        redis_client(Settings.load(_env_file=None, redis_url=url).require_redis_url())
+        redis_client(Settings.load(redis_url=url).require_redis_url())
 
     assert "hunter2" not in str(refusal.value)
 
