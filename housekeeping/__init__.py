@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from housekeeping import testing as testing
+    from housekeeping import web as web
     from housekeeping.app import install as install
     from housekeeping.core import events as events
     from housekeeping.core.clock import SYSTEM_CLOCK as SYSTEM_CLOCK
@@ -152,7 +153,7 @@ _HOMES: Final = {
     "housekeeping.sweeps.values": "Alerts Argument Finding Guard Kept Lease Limits Reference Throttle",
 }
 _PUBLIC: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
-_MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing"}
+_MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing", "web": "housekeeping.web"}
 __all__ = [
     "Action",
     "Alerts",
@@ -253,6 +254,7 @@ __all__ = [
     "throttle",
     "translate_redis_errors",
     "update_rows",
+    "web",
 ]
 
 

@@ -34,7 +34,7 @@ from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, format_size, printable
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import database
+from housekeeping.database.connection import close_databases, database
 from housekeeping.insight.alerts import ALERTS, advice, help_for, topic
 from housekeeping.insight.status import WorkerStatus
 from housekeeping.insight.trends import format_progress
@@ -45,7 +45,7 @@ from housekeeping.web.alerts import add_acknowledging, are_open, group_alerts
 from housekeeping.web.charts import add_charts, add_coverage, add_database, backlog_chart, runs_chart
 from housekeeping.web.dead_letters import add_dead_letters, add_errors
 from housekeeping.web.runs import add_action_log, add_erasures, add_processes, add_runs
-from housekeeping.web.security import protect
+from housekeeping.web.security import ApplicationLogin, protect
 from housekeeping.web.snapshot import SnapshotCache
 from housekeeping.web.workers import ORDERS, WorkerTable, add_actions, add_plans, worker_page
 
@@ -80,13 +80,21 @@ def shrink_responses(app: Flask) -> None:
         return response
 
 
-def be_impatient(app: Flask) -> None:
-    """Let each request wait at most two seconds for a server."""
+def be_impatient(app: Flask, *, keep_connections: bool) -> None:
+    """Let each request wait at most two seconds for a server.
+
+    Parameters:
+      keep_connections: Whether the threads keep their connections to databases for their next request.
+    """
     answer: Any = app.wsgi_app
 
     def answer_soon(environ: Any, start_response: Any) -> Any:
         with impatient():
-            return answer(environ, start_response)
+            try:
+                return answer(environ, start_response)
+            finally:
+                if not keep_connections:
+                    close_databases()
 
     app.wsgi_app = answer_soon  # type: ignore[method-assign]
 
@@ -205,16 +213,27 @@ class _Server(TcpWSGIServer):
                 channel.handle_close()
 
 
-def create_app(settings: Settings, sweeps: dict[str, Sweep], token: str, *, open_to_read: bool) -> Flask:
+def create_app(
+    settings: Settings,
+    sweeps: dict[str, Sweep],
+    login: str | ApplicationLogin,
+    *,
+    open_to_read: bool = False,
+    mounted: bool = False,
+    secret_key: bytes | None = None,
+) -> Flask:
     """Return the application. The database must be configured; nothing is connected yet.
 
     Parameters:
-      token: Allows changes, and reading unless `open_to_read`. ``web_read_token`` of the settings allows only reading.
+      login: Token that allows changes, and reading unless `open_to_read`. ``web_read_token`` of the settings allows
+        only reading. Or the login of the application that the dashboard is mounted into.
       open_to_read: Whether pages can be read without the token.
+      mounted: Whether the threads belong to another application, so that they keep no connections.
+      secret_key: Signs the cookies; None for a random one.
     """
     app = Flask("housekeeping.web")
-    be_impatient(app)
-    protect(app, settings, token, open_to_read=open_to_read)
+    be_impatient(app, keep_connections=not mounted)
+    protect(app, settings, login, open_to_read=open_to_read, secret_key=secret_key)
     shrink_responses(app)
     configure_templates(app, sweeps)
     snapshots = app.extensions["snapshots"] = SnapshotCache(settings, sweeps)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from flask import Flask, abort, render_template, request
+from flask import Flask, abort, render_template, request, url_for
 from markupsafe import Markup, escape
 
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock
@@ -391,7 +391,7 @@ def runs_chart(sweeps: Mapping[str, Sweep], runs: Sequence[RunRecord], *, linked
             f'<g class="bar {escape(run.outcome)}"><title>{escape(printable(title))}</title>'
             f'<rect x="{left}" y="{_SMALL_HEIGHT - height}" width="{_BAR - 1}" height="{height}"/>{mark}</g>'
         )
-        link = "" if linked_in is None else f"/runs/{run_label(run.run_id, linked_in)}"
+        link = "" if linked_in is None else url_for("run", label=run_label(run.run_id, linked_in))
         bars.append(f'<a href="{link}" tabindex="-1">{bar}</a>' if link else bar)
     failed = sum(_is_bad(run) for run in runs)
     label = f"the last {len(runs)} runs, {failed} of them failed; longest duration {longest:.1f} s"

@@ -21,6 +21,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from math import ceil
 from typing import Final, Literal, TypeVar
 from urllib.parse import urlsplit
+from wsgiref.types import WSGIEnvironment
 
 from flask import Flask, abort, flash, g, get_flashed_messages, redirect, render_template, request, session, url_for
 from flask import Response as FlaskResponse
@@ -91,6 +92,26 @@ class Logins:
             self._logins.pop(login_id or "", None)
 
 
+@dataclass(frozen=True, slots=True)
+class ApplicationLogin:
+    """Login of the application that the dashboard is mounted into.
+
+    Attributes:
+      user: Returns the name of a request's user; None or an empty text if it may not read the dashboard.
+      may_change: Returns whether a request's user may also change something.
+    """
+
+    user: Callable[[WSGIEnvironment], str | None]
+    may_change: Callable[[WSGIEnvironment], bool]
+
+    def require(self) -> Login:
+        """Return the login of this request, or abort it with status 403."""
+        user = in_one_line((self.user(request.environ) or "").strip(), _MAX_USER)
+        if not user:
+            abort(403, "you are not logged in to the application, or may not read this dashboard")
+        return Login("change" if self.may_change(request.environ) else "read", user, time.monotonic())
+
+
 class Attempts:
     """Wrong tokens by address, so that a token cannot be guessed in the time between two looks at the log. Thread-safe.
 
@@ -152,19 +173,29 @@ def role_of(given: str, token: str, read_token: str | None) -> Role | None:
     return "read" if read_token is not None and _equal(given, read_token) else None
 
 
-def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -> None:
-    """Require a token for changes, and for every page unless `open_to_read` is set. Register the pages of the login.
+def protect(
+    app: Flask,
+    settings: Settings,
+    login: str | ApplicationLogin,
+    *,
+    open_to_read: bool,
+    secret_key: bytes | None = None,
+) -> None:
+    """Require a login for changes, and for every page unless `open_to_read` is set.
 
     Parameters:
-      token: Allows everything.
+      login: Token that allows everything; registers the pages of its login. Or the application's login.
       open_to_read: Whether everyone who reaches the dashboard may read it; for loopback addresses only.
+      secret_key: Signs the cookies. None for a random one: cookies of another process are then not valid in this one.
     """
     logins, attempts, proxies = Logins(), Attempts(), Proxies(settings)
-    role = partial(_limited_role, attempts, partial(role_of, token=token, read_token=settings.web_read_token))
-    _add_login_pages(app, role, logins)
+    application = login if isinstance(login, ApplicationLogin) else None
+    if isinstance(login, str):
+        role = partial(_limited_role, attempts, partial(role_of, token=login, read_token=settings.web_read_token))
+        _add_login_pages(app, role, logins)
     app.session_interface = _Sessions(settings, proxies)
     app.config.update(
-        SECRET_KEY=secrets.token_bytes(32),  # cookies of another process are not valid in this one
+        SECRET_KEY=secret_key or secrets.token_bytes(32),
         SESSION_COOKIE_NAME="housekeeping",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
@@ -177,9 +208,16 @@ def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -
         # DNS rebinding: a foreign page could otherwise reach this address under its own host name.
         if open_to_read and not is_loopback(_host()):
             abort(403, "this dashboard only serves this machine: open it as localhost or 127.0.0.1")
-        g.address, g.proxy_user = proxies.client_address(), proxies.user()
+        g.address, changes = proxies.client_address(), request.method not in ("GET", "HEAD", "OPTIONS")
+        if application is not None:
+            if request.endpoint not in _OPEN_ENDPOINTS:  # an error page needs its style, too
+                g.login = application.require()
+                if changes:
+                    _reject_foreign_form()
+                    _reject_reader(g.login)
+            return None
+        g.proxy_user = proxies.user()
         g.login = login = logins.find(session.get("login"))
-        changes = request.method not in ("GET", "HEAD", "OPTIONS")
         if request.endpoint in _OPEN_ENDPOINTS or login is not None:
             if changes:
                 _reject_foreign_form()
@@ -210,7 +248,9 @@ def protect(app: Flask, settings: Settings, token: str, *, open_to_read: bool) -
         login: Login | None = g.get("login")
         return {
             "form_token": form_token,
+            "has_logins": application is None,
             "logged_in": login is not None,
+            "user": login.user if login else "",
             "may_change": login is not None and login.role == "change",
             "messages": _messages,
         }
@@ -314,7 +354,7 @@ def _reject_foreign_form() -> None:
 
 def _reject_reader(login: Login | None) -> None:
     if login is not None and login.role == "read" and request.endpoint not in ("log_out", *_OPEN_ENDPOINTS):
-        abort(403, "this login may only read; nothing was changed: log out, and log in with the other token")
+        abort(403, "this login may only read; nothing was changed: log in as a user who may change something")
 
 
 class Proxies:
@@ -399,14 +439,17 @@ def _wrong_token() -> str:
 
 
 class _Sessions(SecureCookieSessionInterface):
-    """Cookies that a browser sends by TLS only, if it reaches the dashboard by TLS."""
+    """Cookies for the dashboard's path, which a browser sends by TLS only if it reaches the dashboard by TLS."""
 
     def __init__(self, settings: Settings, proxies: Proxies) -> None:
         self._always = settings.web_https
         self._proxies = proxies
 
     def get_cookie_secure(self, app: Flask) -> bool:
-        return self._always or self._proxies.came_by_tls()
+        return self._always or request.is_secure or self._proxies.came_by_tls()
+
+    def get_cookie_path(self, app: Flask) -> str:
+        return f"{request.script_root}/"
 
 
 def _equal(given: str, expected: str) -> bool:
@@ -433,17 +476,17 @@ def _add_login_pages(app: Flask, role: Callable[[str, str], Role | None], logins
             return page, 429 if g.get("retry_after_s") else 401
         with record_action("login", "dashboard", current_user(name)) as outcome:
             outcome.result = "may change" if allowed == "change" else "may only read"
-        target = request.args.get("next", "/")
+        target = request.args.get("next", "/")  # below the dashboard's own path
         logins.end(session.get("login"))
         session.clear()
         session["login"] = logins.begin(allowed, name)
-        return redirect(target if is_own_path(target) else "/")
+        return redirect(request.script_root + target if is_own_path(target) else url_for("front"))
 
     @app.post("/logout")
     def log_out() -> Response:
         logins.end(session.get("login"))
         session.clear()
-        return redirect("/")
+        return redirect(url_for("front"))
 
 
 def _ask_to_log_in() -> Response:
@@ -455,7 +498,8 @@ def _ask_to_log_in() -> Response:
     if request.endpoint != "log_out":
         flash("You were logged out, so the form was not carried out. Log in and send it again.")
     page = urlsplit(request.referrer or "")
-    return redirect(url_for("log_in", next=f"{page.path}?{page.query}" if page.netloc == request.host else "/"))
+    path = f"{page.path.removeprefix(request.script_root)}?{page.query}"
+    return redirect(url_for("log_in", next=path if page.netloc == request.host else "/"))
 
 
 def is_own_path(target: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,11 +28,14 @@ _DONE_ELSEWHERE: Final = re.compile(
 )
 #: Programs that run until they are stopped: stopped as soon as they work.
 _GOES_ON: Final = re.compile(r"^((?:housekeeping (?:worker|scheduler|web)|dramatiq|periodiq)\b)", re.MULTILINE)
-#: The dashboard that a page talks to afterwards, and where that page finds it.
-_DASHBOARD: Final = "housekeeping web\n"
-_ADDRESS: Final = "http://127.0.0.1:9292/"
+#: The server that a page talks to afterwards, and where that page finds it.
+_SERVER: Final = re.compile(r"(?:housekeeping web|uvicorn|flask|python manage\.py runserver)\b.*\n")
+_ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:(?:9292|8000)/")
+#: First line of a module that a page creates.
+_MODULE: Final = re.compile(r"# (\S+\.py)\n")
 #: It may warn of the small servers of the tests.
 _DOCTOR: Final = re.compile(r"^(housekeeping doctor)$", re.MULTILINE)
+_LISTENING: Final = re.compile(r"http://127\.0\.0\.1:[1-9]\d*")
 _SERVE: Final = r"""
 serve() {
     local said; said=$(mktemp)
@@ -78,7 +82,7 @@ class Reader:
         self.folder = folder
         self.environment = dict(installation.environment)
         self._installation = installation
-        self._address = _ADDRESS
+        self.address = ""
         self._said = ""
         self._python = ""
         self._last = ""
@@ -102,11 +106,11 @@ class Reader:
         """Return the text with the servers of the test in place of the page's."""
         text = _DATABASE.sub(lambda found: self._installation.environment["HOUSEKEEPING_DATABASE_URL"], text)
         text = _REDIS.sub(lambda found: self._installation.environment["HOUSEKEEPING_REDIS_URL"], text)
-        return text.replace(_ADDRESS, self._address)
+        return _ADDRESS.sub(self.address, text) if self.address else text
 
     def shell(self, block: Block) -> None:
-        if block.text == _DASHBOARD:
-            self._serve_dashboard()
+        if _SERVER.fullmatch(block.text):
+            self._serve(block.text)
             return
         text = _GOES_ON.sub(r"serve \1", _DONE_ELSEWHERE.sub("", self.with_own_servers(block.text)))
         if "--with-sample-data" in text:
@@ -117,13 +121,23 @@ class Reader:
         self._said = in_a_shell(f"{_SERVE}{text}\n{check}\nenv -0 > {kept}", self.environment, self.folder)
         self.environment = dict(one.split("=", 1) for one in kept.read_text().split("\0") if "=" in one)
 
-    def _serve_dashboard(self) -> None:
-        command = [sys.executable, "-m", "housekeeping", "web", "--port", "0"]
-        process = self._stack.enter_context(started(command, self.environment, self.folder / "web.log"))
-        eventually(lambda: re.search(r"http://\S+/", process.text()), process)
-        (self._address, *_) = re.findall(r"http://\S+/", process.text())
+    def _serve(self, command: str) -> None:
+        """Start a server on a free port, and wait until it has printed its address."""
+        if command == "housekeeping web\n":
+            command = "housekeeping web --port 0"
+        environment = {**self.environment, "PYTHONUNBUFFERED": "1"}
+        exec_there = ["bash", "-c", f"cd {shlex.quote(str(self.folder))} && exec {command.replace('8000', '0')}"]
+        process = self._stack.enter_context(started(exec_there, environment, self.folder / "server.log"))
+        eventually(lambda: _LISTENING.search(process.text()), process)
+        self.address = f"{_LISTENING.findall(process.text())[0]}/"
 
     def execute(self, block: Block) -> None:
+        module = _MODULE.match(block.text)
+        if module is not None:
+            path = self.folder / module[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.with_own_servers(block.text))
+            return
         # Imports and variables of earlier blocks on the page are available.
         self._python += f"{self.with_own_servers(block.text)}\n"
         _run([sys.executable, "-W", "error", "-c", self._python], self.environment, self.folder, block.place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import runpy
 import shutil
 import threading
@@ -103,15 +102,6 @@ class Reader(pages.Reader):
         named = {_DJANGOS_NAMES[name]: value for name, value in given.items() if name in _DJANGOS_NAMES}
         named["OPTIONS"] = {"options": given["options"]}
         return "".join(f"        {name!r}: {value!r},\n" for name, value in named.items())
-
-    def execute(self, block: Block) -> None:
-        module = re.match(r"# (\S+\.py)\n", block.text)
-        if module is None:
-            super().execute(block)
-            return
-        path = self.folder / module[1]
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(self.with_own_servers(block.text))
 
     def query(self, block: Block) -> list[tuple[Any, ...]]:
         return self.rows(block.text)

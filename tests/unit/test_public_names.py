@@ -15,6 +15,7 @@ housekeeping.throttle
 housekeeping.Sweep
 housekeeping.events.build_dropped
 housekeeping.testing.ManualClock
+housekeeping.web.wsgi_app
 __import__("housekeeping.workers") and housekeeping.workers.bulk_imports.models.BulkImport
 __import__("housekeeping.workers") and housekeeping.workers.user_status_cleanup.models.UserStatus
 __import__("housekeeping.workers") and housekeeping.workers.object_storage.pending_uploads.prepare

@@ -37,6 +37,7 @@ ELSEWHERE: Final[dict[str, str]] = {
         "tests/acceptance/test_erasure_pages.py",
     ),
     "docs/howto/failover.md": "tests/acceptance/test_failover.py",
+    "docs/howto/mount-the-page.md": "tests/acceptance/test_mounted_page.py",
     "docs/howto/legal-hold.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/drop-partitions.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/delete-old-rows.md": "tests/acceptance/test_purge_pages.py",
