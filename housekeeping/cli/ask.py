@@ -66,7 +66,7 @@ from housekeeping.ledger.history import (
 from housekeeping.ledger.processes import Processes, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
 from housekeeping.ledger.schema import parse_run_label
-from housekeeping.middleware.ticks import TickStore
+from housekeeping.middleware.schedule import TickStore
 from housekeeping.sweeps.declaration import Sweep
 
 _REASON_WIDTH: Final = 60  # characters in the list; the details and --json have all of it

@@ -3,7 +3,7 @@
 Start with `standard_middleware`, which defines the order and gives the reason for each place. `enqueue` is the path of
 messages into the queues. `delivery` asks Redis once whether a message runs: whether it is done, and has its key and its
 lease. At the end of the message it releases both. `deduplication` and `keys` are about the key. `retries` decides what
-follows a run. `schedule` decides which ticks are sent, and `ticks` claims and records them.
+follows a run. `schedule` decides which ticks are sent, claims and records them.
 """
 
 from __future__ import annotations

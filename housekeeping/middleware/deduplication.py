@@ -47,8 +47,8 @@ from housekeeping.middleware.keys import (
     key_step,
     message_digest,
     never_drop,
+    tick_of,
 )
-from housekeeping.middleware.ticks import tick_of
 
 logger = named_logger(__name__)
 

@@ -38,10 +38,10 @@ from housekeeping.middleware import keys as key_scripts
 from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
 from housekeeping.middleware.delivery import Admission
-from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind
+from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind, sent_by_scheduler
 from housekeeping.middleware.observe import sending
 from housekeeping.middleware.retries import Retries, note_duplicates
-from housekeeping.middleware.schedule import Schedule, sent_by_scheduler
+from housekeeping.middleware.schedule import Schedule
 
 logger = named_logger(__name__)
 
@@ -217,7 +217,8 @@ class EnqueuePath:
         """
         try:
             claimed = self._schedule.claim(self._broker, message)
-            sent = self._send(claimed, delay)
+            with sending(claimed):
+                sent = self._enqueue(claimed, delay)
         except SkipEnqueue as skip:  # the tick was sent before
             return self._returned_to_sender([(message, skip)])[0]
         except Exception as error:
@@ -253,10 +254,6 @@ class EnqueuePath:
         }
         returned = dict(zip(dropped, self._returned_to_sender([*dropped.values()]), strict=True))
         return [each if isinstance(each, Message) else returned[number] for number, each in enumerate(sent)]
-
-    def _send(self, message: Message[Any], delay: int | None) -> Sent:
-        with sending(message):
-            return self._enqueue(message, delay)
 
     def _enqueue(self, message: Message[Any], delay: int | None) -> Sent:
         if self._redis is not None and self._redis.has_keys:

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 import redis
@@ -224,6 +224,20 @@ def has_dependents(message: Message[Any] | MessageProxy) -> bool:
     """Return whether other messages depend on this one, so that it must not be dropped."""
     options = message.options
     return not _WAITED_FOR.isdisjoint(options) and any(options.get(name) for name in _WAITED_FOR)
+
+
+def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
+    """Return the tick of a message; None if no schedule sent it."""
+    tick = message.options.get("tick")
+    try:
+        return datetime.fromisoformat(tick) if isinstance(tick, str) else None
+    except ValueError:
+        return None
+
+
+def sent_by_scheduler(message: Message[Any]) -> bool:
+    """Return whether this message comes directly from periodiq and is no retry."""
+    return "scheduled_at" in message.options and "tick" not in message.options
 
 
 def never_drop(message: Message[Any]) -> None:

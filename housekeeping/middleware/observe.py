@@ -52,7 +52,7 @@ from housekeeping.database.replicas import data_consistency_used
 from housekeeping.ledger import processes as heartbeats
 from housekeeping.ledger import schema
 from housekeeping.ledger.processes import BusyThread, Heartbeat, Kind, RedisHeartbeats, read_processes
-from housekeeping.middleware.ticks import records_its_runs, tick_of
+from housekeeping.middleware.keys import tick_of
 
 if TYPE_CHECKING:
     from dramatiq.middleware.prometheus import Prometheus
@@ -463,14 +463,14 @@ class RunLog(Middleware):
         self._name(broker, message)
         self._started.at, self._started.waited = time.monotonic(), wait_times()
         actor = broker.get_actor(message.actor_name)
-        if not records_its_runs(actor) and _logs.isEnabledFor(level := _level(actor)):
+        if "sweep" not in actor.options and _logs.isEnabledFor(level := _level(actor)):
             logger.log(level, "Run started", trigger=trigger, tick=tick)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         actor = broker.get_actor(message.actor_name)
-        if not records_its_runs(actor):
+        if "sweep" not in actor.options:
             self._log_end(broker, message, _level(actor), _outcome(exception))
         self._forget()
 

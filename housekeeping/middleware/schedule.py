@@ -1,24 +1,29 @@
 """Schedules: actors that run at ticks, each tick with at most one message and exactly one outcome.
 
-Once a minute, when periodiq asks, the scheduler decides whether an actor's latest tick is sent. `ticks` records in
-Redis which ticks were sent or missed, and writes their outcomes to the run ledger.
+Once a minute, when periodiq asks, `Schedule` decides whether an actor's latest tick is sent. `TickStore` claims it, and
+records in Redis that it was missed or belongs to the one message that may run. Ticks that start no run, such as skipped
+and missed ones, have rows in the ledger, which `TickRecorder` writes; rows that cannot be written are kept. Runs of
+sweeps write their own rows.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import sys
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime, tzinfo
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from typing import Any, Final, Literal
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import redis
 from dramatiq import Actor, Broker, Message, MessageProxy, Middleware
 from dramatiq.middleware import Shutdown
-from peewee import PeeweeException
+from peewee import DataError, IntegrityError, PeeweeException
 
 from housekeeping.brokers.dramatiq_internals import (
     InvalidOption,
@@ -31,25 +36,23 @@ from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DeclarationError, HousekeepingError, LeaseLost
 from housekeeping.core.interrupts import LostLease
-from housekeeping.core.logs import error_line
+from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.pings import INSTALLATION, pings
-from housekeeping.ledger.runs import MINUTE
-from housekeeping.middleware.keys import RETRY_WAITS, signature_of
+from housekeeping.core.redis import GIVEN, fill, milliseconds, named, read_scripts, text
+from housekeeping.core.settings import MAIN
+from housekeeping.database.connection import database
+from housekeeping.ledger import runs
+from housekeeping.ledger.runs import MINUTE, Outcome
+from housekeeping.middleware.keys import RETRY_WAITS, sent_by_scheduler, signature_of, tick_of
 from housekeeping.middleware.observe import SchedulerHeartbeats
-from housekeeping.middleware.ticks import (
-    ANY_TOKEN,
-    TickRecorder,
-    TickStore,
-    log_tick,
-    new_token,
-    outcome_row,
-    records_its_runs,
-    tick_of,
-)
 
 logger = named_logger(__name__)
 
+#: The scripts of the file beside this module, by name.
+_LUA: Final = read_scripts(__file__)
+CLAIM: Final = _LUA["claim"]
+RECORD: Final = fill(_LUA["record"], parts=_LUA["parts"])
 
 _ALREADY_SENT: Final = "tick_already_sent"  # the skip reason of a message whose tick has its outcome
 
@@ -139,7 +142,7 @@ class Schedule(Middleware):
                 token,
                 how,
                 last_missed=cron.latest(tick - MINUTE),
-                noting=self._recorder.has_ledger,
+                noting=database.obj is not None,
             )
         if not ours:
             raise SkipDelivery(_ALREADY_SENT)
@@ -147,12 +150,13 @@ class Schedule(Middleware):
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        self._recorder.note_unwritten()
+        with suppress(redis.RedisError):
+            self._recorder.note_unwritten()
         tick = tick_of(message)
         if tick is None or isinstance(exception, Requeue | Shutdown):
             return
         name, message_id = message.actor_name, message.message_id
-        if records_its_runs(broker.get_actor(name)):
+        if "sweep" in broker.get_actor(name).options:  # its engine writes a row for each run
             if exception is not None:
                 self._recorder.record(name, "failed", error_line(exception), tick, message_id, unless_any=True)
         elif exception is None:
@@ -163,7 +167,8 @@ class Schedule(Middleware):
             self._recorder.record(name, "failed", error_line(exception), tick, message_id)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._recorder.note_unwritten()
+        with suppress(redis.RedisError):
+            self._recorder.note_unwritten()
         # Dramatiq calls this hook while it handles the SkipMessage, and does not pass it on.
         skip = sys.exception()
         self.tick_skipped(message, "skipped" if skip is None else error_line(skip))
@@ -228,7 +233,7 @@ class Schedule(Middleware):
             self._store.remember(name, tick)
             return False
         # Missed, so that its message does not run if it is in the queue after all.
-        token, noting = new_token(self._unsent_since.get(name)), self._recorder.has_ledger
+        token, noting = new_token(self._unsent_since.get(name)), database.obj is not None
         if self._store.record(name, tick, token, "missed", last_missed=tick, noting=noting)[1]:
             self._recorder.flush(self._schedules)
         return False
@@ -283,7 +288,7 @@ class Schedule(Middleware):
         # Without `scheduled_at`: periodiq's own middleware would drop late messages and retries because of it.
         options = {name: value for name, value in message.options.items() if name != "scheduled_at"}
         name = f"{self._namespace}:ticks:{actor.actor_name}:{int(tick.timestamp())}"
-        return dataclasses.replace(
+        return replace(
             message,
             message_id=str(uuid5(NAMESPACE_URL, name)),
             options={**options, "tick": tick.isoformat(), "claim": token},
@@ -327,7 +332,7 @@ class Schedule(Middleware):
     def _record_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
         tick = tick_of(claimed)
         assert tick is not None
-        row = None if skipped is None else outcome_row("skipped", skipped, claimed.message_id)
+        row = None if skipped is None else {"outcome": "skipped", "reason": skipped, "message_id": claimed.message_id}
         try:
             with fail_message_on_error():
                 ours, noted = self._store.record(
@@ -336,14 +341,14 @@ class Schedule(Middleware):
                     token,
                     "sent",
                     last_missed=self._schedules[claimed.actor_name].latest(tick - MINUTE),
-                    noting=self._recorder.has_ledger,
+                    noting=database.obj is not None,
                     row=row,
                 )
                 self._unsent_since.pop(claimed.actor_name, None)
                 if noted:
                     self._recorder.flush(self._schedules)
                 if ours and skipped is not None:
-                    log_tick(claimed.actor_name, "skipped", skipped, tick)
+                    logger.info("Tick ended", worker=claimed.actor_name, tick=tick, outcome="skipped", reason=skipped)
         except Exception as error:
             logger.error("Tick may be sent twice and runs once", worker=claimed.actor_name, error=error_line(error))
 
@@ -354,6 +359,341 @@ def _last_before(cron: Cron, now: datetime) -> datetime:
     return cron.latest(tick - MINUTE) if now - tick < MINUTE else tick
 
 
-def sent_by_scheduler(message: Message[Any]) -> bool:
-    """Return whether this message comes directly from periodiq and is no retry."""
-    return "scheduled_at" in message.options and "tick" not in message.options
+#: Ticks remembered per actor: a day of minutes and an hour, for clocks that step.
+_REMEMBERED: Final = 1500
+#: How long an actor's ticks are remembered. Longer than the longest common period, a year, so that a missed tick is
+#: recognized.
+_FORGOTTEN_AFTER: Final = timedelta(days=400)
+#: A claim expires when its message was neither confirmed nor started. Longer than an enqueue takes, shorter than a
+#: minute, so that the next wake-up sends what a killed scheduler left.
+CLAIMED_FOR: Final = timedelta(seconds=10)
+#: The token that records a tick as sent by any of its messages.
+ANY_TOKEN: Final = "*"
+_MAX_NOTES: Final = 10_000  # kept for the ledger while the database does not answer; at most one per tick
+
+#: How a tick is recorded. ``sent``: its message is in the queue, or was dropped on the way. ``begun``: a worker starts
+#: it before the scheduler has recorded it. ``retried``: a worker starts a retry of it. ``missed``: it will not be sent.
+Settling = Literal["sent", "begun", "retried", "missed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TickState:
+    """State of a tick.
+
+    Attributes:
+      recorded: Whether it was sent or missed.
+      being_sent: Whether another process has claimed it.
+      actor_known: Whether any tick of its actor is stored.
+    """
+
+    recorded: bool
+    being_sent: bool
+    actor_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Pending entry for the run ledger, kept in Redis until it is written there.
+
+    Attributes:
+      kind: ``gap``: ticks up to this one were missed. ``fired``: a tick that was counted as missed has run. ``row``: a
+        row to write.
+      value: For a gap, the last recorded tick before it, and a colon and the time since when the scheduler that ended
+        the gap could not send ticks, if there is such a time. For a row, the row as JSON.
+      field: Field of the Redis hash that contains the note.
+    """
+
+    kind: str
+    tick: datetime
+    worker: str
+    value: str
+    field: str
+
+
+class TickStore:
+    """Store of the sent and missed ticks of every actor.
+
+    A tick is claimed for some seconds while its message is enqueued. It is recorded when the message is in the queue or
+    starts to run, whichever is first. If an answer of Redis was lost, the message may be enqueued twice, each copy with
+    its own token. Only the copy whose token recorded the tick runs.
+    """
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._client = client
+        self._prefix = f"{namespace}:ticks:"
+        self._claims = f"{namespace}:tick_claim:"
+        self._notes = f"{namespace}:tick_notes"
+        self._claim: Any = client.register_script(GIVEN + CLAIM)
+        self._record: Any = client.register_script(GIVEN + RECORD)
+        #: The last token that this process claimed for each actor. It may send again at once what it failed to send.
+        self._own: dict[str, str] = {}
+
+    def state_of(self, actor: str, tick: datetime) -> TickState:
+        """Return the state of a tick, in one round trip."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.zcount(self._prefix + actor, _seconds(tick), _seconds(tick))
+            pipeline.get(self._claims + actor)
+            pipeline.zcard(self._prefix + actor)
+            recorded, held, known = pipeline.execute()
+        of_tick, _, token = text(held or "").partition(":")
+        being_sent = of_tick == str(_seconds(tick)) and token != self._own.get(actor)
+        return TickState(bool(recorded), being_sent, bool(known))
+
+    def was_sent(self, actor: str, tick: datetime) -> bool | None:
+        """Return whether the tick's message was sent; None if it is being sent, or Redis no longer knows."""
+        key, seconds = self._prefix + actor, _seconds(tick)
+        with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.zrangebyscore(key, seconds, seconds)
+            pipeline.zrange(key, 0, 0, withscores=True)
+            pipeline.get(self._claims + actor)
+            pipeline.hexists(self._notes, f"gap:{seconds}:{actor}")
+            recorded, first, held, is_missed = pipeline.execute()
+        if recorded:
+            # Without a token, the memory of a new actor begins there. A missed tick has a note until the ledger has it.
+            return bool(text(recorded[0]).split(":")[1]) and not is_missed
+        is_claimed = text(held or "").partition(":")[0] == str(seconds)
+        return False if first and first[0][1] < seconds and not is_claimed else None
+
+    def remember(self, actor: str, tick: datetime) -> None:
+        """Record the first tick of a new actor as missed."""
+        self.record(actor, tick, "", "missed", last_missed=tick, noting=False)
+
+    def claim(self, actor: str, tick: datetime, token: str, previous: datetime) -> bool:
+        """Claim the tick for some seconds; return False if it is recorded or another process has claimed it."""
+        own, self._own[actor] = self._own.get(actor), token
+        given = named(
+            tick=str(_seconds(tick)),
+            token=token,
+            own_token=own,
+            previous=str(_seconds(previous)),
+            most=_REMEMBERED,
+            ttl=milliseconds(_FORGOTTEN_AFTER),
+            claim_ttl=milliseconds(CLAIMED_FOR),
+        )
+        return bool(self._claim(keys=[self._prefix + actor, self._claims + actor], args=[given]))
+
+    def record(
+        self,
+        actor: str,
+        tick: datetime,
+        token: str,
+        how: Settling,
+        *,
+        last_missed: datetime,
+        noting: bool,
+        row: dict[str, Any] | None = None,
+    ) -> tuple[bool, bool]:
+        """Record the tick for this token; return whether the token has it, and whether a note was written.
+
+        A repeated call with the same token changes nothing.
+
+        Parameters:
+          last_missed: The last missed tick if there is a gap before this one.
+          noting: Whether to write notes of a gap and of the row.
+        """
+        given = named(
+            tick=str(_seconds(tick)),
+            token=token,
+            how=how,
+            last_missed=str(_seconds(last_missed)),
+            most=_REMEMBERED,
+            ttl=milliseconds(_FORGOTTEN_AFTER),
+            actor=actor if noting else None,
+            row=json.dumps(row) if row else None,
+            most_notes=_MAX_NOTES,
+        )
+        ours, noted = self._record(keys=[self._prefix + actor, self._claims + actor, self._notes], args=[given])
+        return bool(ours), bool(noted)
+
+    def notes(self) -> list[Note]:
+        """Return the notes, gaps first; skip fields in an unknown format."""
+        found: Any = self._client.hgetall(self._notes)
+        notes = []
+        for field, value in found.items():
+            with suppress(ValueError, OverflowError):
+                kind, seconds, worker = text(field).split(":", 2)
+                notes.append(Note(kind.partition(".")[0], from_seconds(seconds), worker, text(value), text(field)))
+        return sorted(notes, key=lambda note: (note.kind != "gap", note.tick))
+
+    def note(self, worker: str, tick: datetime, row: dict[str, Any]) -> None:
+        """Write a note with a ledger row."""
+        number: Any = self._client.hlen(self._notes)
+        if number < _MAX_NOTES:
+            self.write(f"row.{uuid4().hex}:{_seconds(tick)}:{worker}", json.dumps(row))
+
+    def remove(self, note: Note) -> bool:
+        """Remove a note; return whether it existed."""
+        return bool(self._client.hdel(self._notes, note.field))
+
+    def write(self, field: str, value: str) -> None:
+        """Write a note."""
+        with self._client.pipeline() as pipeline:
+            pipeline.hset(self._notes, field, value)
+            pipeline.pexpire(self._notes, milliseconds(_FORGOTTEN_AFTER))
+            pipeline.execute()
+
+
+def new_token(unsent_since: datetime | None = None) -> str:
+    """Return a unique token of a tick.
+
+    Parameters:
+      unsent_since: Since when the process could not send ticks. The note of a gap gets it from the token, because any
+        process may be the first to record the tick.
+    """
+    return uuid4().hex if unsent_since is None else f"{uuid4().hex}-{_seconds(unsent_since)}"
+
+
+def from_seconds(seconds: str | int) -> datetime:
+    """Return the time that is this many seconds after 1970."""
+    return datetime.fromtimestamp(int(seconds), UTC)
+
+
+def _seconds(at: datetime) -> int:
+    return int(at.timestamp())
+
+
+#: Rows kept in memory while neither database nor Redis answers; the oldest are dropped first.
+_MAX_UNWRITTEN: Final = 1000
+_UNLESS_ANY: Final = "unless_any"  # in a note: write the row only if the ledger has none of this message
+#: Errors that one note causes. Any other error comes from the database and stops the writing of all notes.
+_UNWRITABLE: Final = (DataError, IntegrityError, ValueError, TypeError, KeyError, AttributeError)
+
+
+class TickRecorder:
+    """Writer of ledger rows for ticks that start no run. Without a database it writes nothing.
+
+    While PostgreSQL is down, a row is kept as a note in Redis. The next scheduler that wakes up writes it to the
+    ledger. While Redis is down too, the row stays in memory until this process finishes its next message.
+    """
+
+    def __init__(self, store: TickStore) -> None:
+        self._store = store
+        #: By sweep: the name of its database with its ledger.
+        self.databases: dict[str, str] = {}
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_MAX_UNWRITTEN)
+
+    def record(
+        self,
+        worker: str,
+        outcome: Outcome,
+        reason: str | None,
+        tick: datetime,
+        message_id: str | None,
+        *,
+        unless_any: bool = False,
+    ) -> None:
+        """Log the outcome of a tick and write its ledger row; keep the row if the database is down.
+
+        Parameters:
+          unless_any: Whether the message of a sweep failed. Its engine logs each run and writes a row; only a message
+            without any row gets one here.
+        """
+        if not unless_any:
+            logger.info("Tick ended", worker=worker, tick=tick, outcome=outcome, reason=reason)
+        if database.obj is None:
+            return
+        row: dict[str, Any] = {"outcome": outcome, "reason": reason, "message_id": message_id}
+        try:
+            with database.using(self._database_of(worker)):
+                if unless_any:
+                    runs.record_tick(worker, tick, row, unless_any=True)
+                else:
+                    runs.record(worker, **row, tick=tick, trigger="schedule")
+        except PeeweeException as error:
+            logger.error("Outcome of a tick could not be recorded yet", worker=worker, error=error_line(error))
+            if unless_any:
+                row[_UNLESS_ANY] = True
+            try:
+                self._store.note(worker, tick, row)
+            except redis.RedisError:
+                self._unwritten.append({"worker": worker, "tick": tick, "row": row})
+
+    def last_recorded(self, worker: str, before: datetime) -> datetime | None:
+        """Return the actor's last tick in the ledger before a time; None without one, or without a database.
+
+        Raises:
+          peewee.PeeweeException: When the database does not answer.
+        """
+        with database.using(self._database_of(worker)):
+            return None if database.obj is None else runs.last_tick(worker, before)
+
+    def is_completed(self, worker: str, message_id: str) -> bool:
+        """Return whether the ledger has a completed run of this message; False when it cannot be read."""
+        try:
+            with database.using(self._database_of(worker)):
+                return database.obj is not None and runs.completed(message_id)
+        except PeeweeException as error:
+            logger.error("Ledger could not be read", message_id=message_id, error=error_line(error))
+            return False
+
+    def _database_of(self, worker: str) -> str:
+        # Another release may have actors that are unknown here.
+        return self.databases.get(worker, MAIN)
+
+    def note_unwritten(self) -> None:
+        """Move the rows that wait in memory to Redis. They are kept if it raises an error."""
+        while self._unwritten:
+            try:
+                row = self._unwritten.popleft()  # no check before: other threads do this at the same time
+            except IndexError:
+                return
+            try:
+                self._store.note(**row)
+            except redis.RedisError:
+                self._unwritten.appendleft(row)
+                raise
+
+    def flush(self, schedules: Mapping[str, Cron]) -> None:
+        """Write the rows that wait in Redis or in memory to the ledger.
+
+        Raises:
+          redis.RedisError: Redis does not answer; the rows are kept.
+        """
+        self.note_unwritten()
+        unavailable: set[str] = set()
+        for note in self._store.notes():
+            name = self._database_of(note.worker)
+            if name in unavailable:
+                continue
+            try:
+                with database.using(name):
+                    self._write(note, schedules)
+            except _UNWRITABLE as error:
+                # The other notes are still written. This one stays, because a newer release may be able to read it.
+                logger.error(
+                    "Outcome of a tick cannot be recorded",
+                    worker=note.worker,
+                    note=note.field,
+                    error=typed_error_line(error),
+                )
+            except PeeweeException as error:
+                logger.error("Outcome of a tick could not be recorded yet", worker=note.worker, error=error_line(error))
+                unavailable.add(name)
+
+    def _write(self, note: Note, schedules: Mapping[str, Cron]) -> None:
+        if database.obj is None:
+            self._store.remove(note)
+        elif note.kind == "fired":
+            # Removed first: if the ledger subtracted this tick twice, it would hide a missed one.
+            if self._store.remove(note):
+                try:
+                    runs.no_longer_missed(note.worker, note.tick)
+                except PeeweeException:
+                    self._store.write(note.field, note.value)
+                    raise
+        elif note.kind == "row":
+            row = json.loads(note.value)
+            runs.record_tick(note.worker, note.tick, row, unless_any=row.pop(_UNLESS_ANY, False))
+            self._store.remove(note)
+        elif note.worker in schedules:  # otherwise another release has this actor and writes it
+            cron = schedules[note.worker]
+            after, _, unsent_since = note.value.partition(":")
+            # The cause of the gap's beginning: later ticks may have been missed for another one.
+            unsent = bool(unsent_since) and cron.next(from_seconds(after)) >= from_seconds(unsent_since)
+            reason = runs.NOT_SENT if unsent else runs.NO_SCHEDULER
+            missed = runs.record_missed(note.worker, cron, from_seconds(after), note.tick, reason)
+            if missed:
+                about = {"worker": note.worker, "tick": note.tick, "missed": missed}
+                logger.info("Tick ended", outcome="missed", reason=reason, **about)
+                telemetry.TICKS_MISSED.add(note.worker, number=missed)
+            self._store.remove(note)

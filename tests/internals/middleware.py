@@ -17,7 +17,7 @@ from housekeeping.middleware import observe as heartbeats
 from housekeeping.middleware import retries as dead_letters
 from housekeeping.middleware import retries as group_callbacks
 from housekeeping.middleware import retries as reliable_enqueue
-from housekeeping.middleware import ticks as tick_store
+from housekeeping.middleware import schedule as tick_store
 from housekeeping.middleware.consistency import Connections, DataConsistency
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.delivery import Admission
@@ -47,5 +47,4 @@ from housekeeping.middleware.keys import (
 )
 from housekeeping.middleware.observe import OPTIONS, Readiness, RunLog, SchedulerHeartbeats
 from housekeeping.middleware.retries import MAX_RETRIES, delay_before
-from housekeeping.middleware.schedule import Schedule
-from housekeeping.middleware.ticks import TickRecorder, TickState, TickStore
+from housekeeping.middleware.schedule import Schedule, TickRecorder, TickState, TickStore

@@ -1,9 +1,8 @@
 --- parts
 -- A recorded tick is a member "tick:token:before" of a sorted set, with the tick as its score. `before` is the recorded
--- tick before it at that time, or empty. Ticks between the two were counted as missed. Older releases wrote
--- "tick:token".
+-- tick before it at that time, or empty. Ticks between the two were counted as missed.
 local function parts(member)
-    local _, _, tick, token, before = string.find(member, "^(%d+):([^:]*):?(%d*)$")
+    local _, _, tick, token, before = string.find(member, "^(%d+):([^:]*):(%d*)$")
     return tonumber(tick), token, tonumber(before)
 end
 
