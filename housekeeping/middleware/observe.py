@@ -7,6 +7,7 @@ and schedulers make their death noticeable. ``/-/live`` and ``/-/ready`` are bes
 from __future__ import annotations
 
 import atexit
+import functools
 import http.server
 import importlib.util
 import logging
@@ -268,17 +269,8 @@ class Sender:
         """Evaluate the alerts until the process stops, also while no page or command reads them."""
         failing = False
         while not self._stopping.wait(WATCHED.total_seconds()):
-            try:
-                watch()
-                failing = False
-                telemetry.SERVER_UNAVAILABLE.set(0, "PostgreSQL")
-            except Exception as error:
-                telemetry.SERVER_UNAVAILABLE.set(1, "PostgreSQL")
-                if not failing:
-                    logger.warning("Alerts cannot be evaluated, tried again", error=error_line(error))
-                failing = True
-            finally:
-                close_databases()  # a connection used every few seconds need not stay open
+            failing = _fails(watch, "PostgreSQL", "Alerts cannot be evaluated, tried again", failing)
+            close_databases()  # a connection used every few seconds need not stay open
 
     def stop(self) -> None:
         """Send a last heartbeat that marks the process as stopped, and wait a few seconds for it."""
@@ -289,21 +281,17 @@ class Sender:
         failing, stopped = False, False
         while not stopped:
             stopped = self._stopping.is_set()
-            try:
-                heartbeat = self._heartbeat(stopped)
-                if heartbeat is not None:
-                    self._store.write(self._id, heartbeat)
-                if failing:
-                    logger.info("Heartbeats are sent again")
-                failing = False
-                telemetry.SERVER_UNAVAILABLE.set(0, "Redis")
-            except Exception as error:
-                telemetry.SERVER_UNAVAILABLE.set(1, "Redis")
-                if not failing:
-                    logger.warning("Heartbeats cannot be sent, tried again", error=error_line(error))
-                failing = True
+            write = functools.partial(self._write, stopped)
+            before, failing = failing, _fails(write, "Redis", "Heartbeats cannot be sent, tried again", failing)
+            if before and not failing:
+                logger.info("Heartbeats are sent again")
             if not stopped:
                 self._stopping.wait(heartbeats.INTERVAL.total_seconds())
+
+    def _write(self, stopped: bool) -> None:
+        heartbeat = self._heartbeat(stopped)
+        if heartbeat is not None:
+            self._store.write(self._id, heartbeat)
 
     def _heartbeat(self, stopped: bool) -> Heartbeat | None:
         fields = self._describe()
@@ -323,6 +311,19 @@ class Sender:
         telemetry.PROCESS_THREADS.set(heartbeat.threads, *process)
         telemetry.PROCESS_BUSY_THREADS.set(heartbeat.busy, *process)
         return heartbeat
+
+
+def _fails(step: Callable[[], None], server: str, trouble: str, failed_before: bool) -> bool:
+    """Return whether the step fails, and export that its server is unavailable; only a first failure is logged."""
+    try:
+        step()
+    except Exception as error:
+        telemetry.SERVER_UNAVAILABLE.set(1, server)
+        if not failed_before:
+            logger.warning(trouble, error=error_line(error))
+        return True
+    telemetry.SERVER_UNAVAILABLE.set(0, server)
+    return False
 
 
 def _call_at_exit(stop: Callable[[], None]) -> None:
