@@ -367,7 +367,7 @@ WITH RECURSIVE reached (id, top) AS (
         FROM pg_constraint WHERE contype = 'f' AND confrelid = reached.id AND %(deep)s
     ) AS next
 )
-SELECT to_regclass(%(table)s)::oid::bigint, conname::text, conrelid::regclass::text,
+SELECT conname::text, conrelid::regclass::text,
     coalesce(pg_partition_root(conrelid)::oid, conrelid)::bigint,
     ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
           JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
@@ -449,17 +449,8 @@ def foreign_keys_to(table: str, *, deep: bool = False) -> list[ForeignKey]:
     Raises:
       peewee.PeeweeException: The catalog cannot be read.
     """
-    return [ForeignKey(*columns) for _, *columns in _read_keys(table, deep=deep)]
-
-
-def _read_keys(table: str, *, deep: bool) -> list[Any]:
-    """Return a row for each foreign key that refers to the table, with the table's oid.
-
-    Parameters:
-      deep: Also return the foreign keys that refer to those tables, and so on.
-    """
-    rows: list[Any] = database.execute_sql(_KEYS, {"table": table, "deep": deep, "large": _LARGE}).fetchall()
-    return rows
+    rows = database.execute_sql(_KEYS, {"table": table, "deep": deep, "large": _LARGE}).fetchall()
+    return [ForeignKey(*row) for row in rows]
 
 
 def table_ids(models: Sequence[type[Model]]) -> list[int | None]:

@@ -32,8 +32,8 @@ from peewee import (
 )
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import column_names, key_of, quoted_name
-from housekeeping.database.connection import BaseModel
+from housekeeping.database.catalog import column_names, foreign_keys_to, key_of, quoted_name
+from housekeeping.database.connection import BaseModel, database
 from housekeeping.database.queries import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
 from housekeeping.database.state_machines import StateMachine
 from housekeeping.sweeps.stage import Batch, BatchResult
@@ -246,8 +246,12 @@ class Delete:
 
     def read_graph(self, model: type[Model]) -> Graph:
         """Return `read_graph` of the dependents of the rows that are deleted from a table, in the current database."""
-        from housekeeping.sweeps.dependents import read_graph
+        from housekeeping.sweeps.dependents import Graph, read_graph
 
+        name = quoted_name(model)
+        # Most tables have no dependents, which one statement tells.
+        if self.dependents is None and not self.references and not foreign_keys_to(name, deep=True):
+            return Graph(name, (), database.selected, 0, model)
         return read_graph(model, self.dependents, self.references, archives=self.archive_to is not None)
 
     def on_real_columns(self, model: type[Model]) -> Self:

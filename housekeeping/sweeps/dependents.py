@@ -298,13 +298,10 @@ class GraphReader:
         self._edges: dict[_Node, list[_Edge]] = {}
 
     def read(self, model: type[Model]) -> Graph:
-        alone = Graph(quoted_name(model), (), self._own, 0, model)
-        # Most tables have no dependents, which one statement tells.
-        if not (self._otherwise or self._references or foreign_keys_to(alone.root, deep=True)):
-            return alone
-        root = self._read_from(self._own, alone.root)
+        name = quoted_name(model)
+        root = self._read_from(self._own, name)
         if root is None:  # the first statement on the table reports it
-            return alone
+            return Graph(name, (), self._own, 0, model)
         for edge in [self._edge_of(each, node) for each, node in self._read_references()]:
             self._edges.setdefault(edge.parent, []).append(edge)
         links, seen, queue = list[Link](), {root}, deque([root])
