@@ -21,6 +21,7 @@ _ELSEWHERE: Final = ("workers", "embedded", "cli")
 _SAID: Final[dict[str, tuple[str, ...]]] = {
     "event": ("Message cannot be enqueued yet, tried again", "Group member cannot be counted yet, tried again"),
     "otherwise": ("Could not read the ledger", "Could not count the backlog"),
+    "trouble": ("Heartbeats cannot be sent, tried again", "Alerts cannot be evaluated, tried again"),
     "request.sweep.start_message": (),  # on the worker's page
     "self.row_log.level": (),
 }
