@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import redis
 from pydantic import SecretStr
 
 from housekeeping import Anonymise, Delete, Keep, Reference, Settings, Subject, Sweep
@@ -94,6 +95,23 @@ ERASED: Final = {
     "newsletter": [(2, "other@example.org")],
     "audit_entry": [(1, MARKER_ID), (2, 1)],
 }
+
+
+def forget(key: str) -> None:
+    """Another system, which forgets the person."""
+
+
+def dump_redis(client: redis.Redis) -> str:
+    """Return all keys and values."""
+    read: Any = {
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"list": lambda key: client.lrange(key, 0, -1),
+        b"set": client.smembers,
+        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        b"stream": client.xrange,
+    }
+    return "\n".join(f"{key!r} {read[client.type(key)](key)!r}" for key in client.scan_iter())
 
 
 def with_key(settings: Settings, **changes: Any) -> Settings:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+import housekeeping
 from housekeeping import Objects, ObjectStoreSettings, Settings
-from tests.integration.erasure.shop import MARKER, MARKER_ID, PERSON, ask, deciding, erase, row, rows, with_key
+from tests.integration.erasure import shop
+from tests.integration.erasure.shop import MARKER, MARKER_ID, PERSON, ask, dump_redis, erase, row, rows, with_key
+from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.workers.object_storage.faulty_s3 import faulty_s3
+from tests.internals.brokers import dead_letters_of
 from tests.internals.database import database
 from tests.internals.erasures import ErasureInterrupted, execute, work
 from tests.internals.workers import ObjectStore
@@ -29,13 +34,6 @@ def _dump() -> str:
     return "\n".join(f"{table}: {database.execute_sql(f'SELECT * FROM {table}').fetchall()}" for (table,) in found)
 
 
-def _dump_redis(client: redis.Redis) -> str:
-    found = []
-    for key in client.scan_iter():
-        found.append(f"{key!r} {client.dump(key)!r}")
-    return "\n".join(found)
-
-
 def _logged(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(str(vars(each)) + str(each.exc_info) for each in caplog.records)
 
@@ -44,17 +42,69 @@ _MARKS = (MARKER, str(MARKER_ID))
 
 
 def test_nothing_identifies_the_person_afterwards(
-    settings: Settings, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+    settings: Settings, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.DEBUG, "housekeeping")
-    decided = deciding()
     database.execute_sql("DELETE FROM audit_entry; DELETE FROM attachment WHERE id = 3")
+    for name in (f"users/{MARKER_ID}/photo.png", f"users/{MARKER_ID}/small/photo.png", "users/1/photo.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    stores = {"avatars": ObjectStoreSettings(url=f"file://{tmp_path}")}
+    subject = replace(PERSON, objects=[Objects("avatars", "users/{id}/")])
 
-    assert erase(settings, decided).state == "done"
+    assert erase(settings.model_copy(update={"object_stores": stores}), subject).state == "done"
 
-    places = {"tables": _dump(), "Redis": _dump_redis(redis_client), "log": _logged(caplog)}
+    objects = [f"{each.relative_to(tmp_path)} {each.read_text()}" for each in tmp_path.rglob("*") if each.is_file()]
+    places = {"tables": _dump(), "Redis": dump_redis(redis_client), "log": _logged(caplog), "objects": str(objects)}
     assert [(place, mark) for place, text in places.items() for mark in _MARKS if mark in text] == []
-    assert "Erasure is done" in places["log"] and "erase:person" in places["tables"]
+    assert "Erasure is done" in places["log"] and "erase:person" in places["tables"] and len(objects) == 1
+
+
+@pytest.mark.parametrize("code", ["57P01", "08006", "P0001"])
+def test_message_that_fails_leaves_no_identity_in_dead_letters_and_results(
+    settings: Settings,
+    broker: Any,
+    worker: StepWorker,
+    redis_client: redis.Redis,
+    plant: Any,
+    caplog: pytest.LogCaptureFixture,
+    code: str,
+) -> None:
+    """The error of a row ends the erasure. Others end its message, whose traceback is stored."""
+    for name in ("housekeeping", "dramatiq"):
+        caplog.set_level(logging.DEBUG, name)
+    quoting = f"RAISE EXCEPTION 'refused for {MARKER} and {MARKER_ID}' USING ERRCODE = '{code}', DETAIL = OLD::text"
+    plant("DELETE ON newsletter", "true", quoting)
+    number = housekeeping.erase("person", MARKER_ID)
+    message = worker.fetch()
+    assert message is not None
+    message.options["max_retries"] = 0
+
+    worker.run(message)
+
+    has_ended = code == "P0001"
+    letters = [each.traceback for each in dead_letters_of(broker).newest_first()]
+    assert (row(number).state, len(letters)) == (("incomplete", 0) if has_ended else ("running", 1))
+    results = str(broker.get_results_backend().results)
+    places = {"Redis": dump_redis(redis_client), "log": _logged(caplog), "letters": str(letters), "results": results}
+    assert has_ended != ("DatabaseUnavailable" in results and "DatabaseUnavailable" in str(letters))
+    assert [(place, mark) for place, text in places.items() for mark in _MARKS if mark in text] == []
+
+
+def test_message_that_waits_for_another_system_has_no_identity(
+    broker: Any, worker: StepWorker, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(key: str) -> None:
+        raise ConnectionError(f"no answer about {key}, {MARKER}")
+
+    monkeypatch.setattr(shop, "forget", fail)
+    number = housekeeping.erase("person", MARKER_ID)
+
+    worker.run()
+
+    text = dump_redis(redis_client)
+    assert (row(number).state, "cronjob.DQ" in text) == ("running", True)
+    assert [mark for mark in _MARKS if mark in text] == []
 
 
 @pytest.mark.parametrize(
@@ -76,7 +126,7 @@ def test_error_that_quotes_the_row_is_not_written_anywhere(
 
     ledger = "\n".join(line for line in _dump().splitlines() if settings.schema_name in line.partition(".")[0])
     reports = str([(each["error"].args, {**each, "error": ""}) for each in reported])
-    places = {"ledger": ledger, "Redis": _dump_redis(redis_client), "log": _logged(caplog), "reports": reports}
+    places = {"ledger": ledger, "Redis": dump_redis(redis_client), "log": _logged(caplog), "reports": reports}
     assert left.state == "incomplete"
     assert "erase:person" in ledger and "P0001" in places["log"]
     assert [(place, mark) for place, text in places.items() for mark in _MARKS if mark in text] == []
@@ -115,7 +165,7 @@ def test_running_erasure_has_the_key_in_its_row_alone(
 
     def look(self: Any) -> Any:
         lines = [each for each in _dump().splitlines() if settings.schema_name in each and "erasures:" not in each]
-        seen.append("\n".join([*lines, _dump_redis(redis_client), _logged(caplog)]))
+        seen.append("\n".join([*lines, dump_redis(redis_client), _logged(caplog)]))
         return left(self)
 
     monkeypatch.setattr(work.Erasing, "left", look)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
 
 import housekeeping
-from housekeeping import Settings, install
-from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, PERSON, row, rows, with_key
-from tests.integration.middleware.step_worker import StepWorker, close
-from tests.internals.brokers import message_broker
-from tests.internals.core import shared_redis
+from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, dump_redis, row, rows
+from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.database import database
 from tests.internals.erasures import ERASE, ERASURES, Erasure, UnknownSubject
 from tests.internals.ledger import Override, switch
@@ -23,41 +17,18 @@ from tests.internals.ledger import Override, switch
 pytestmark = pytest.mark.usefixtures("customers")
 
 
-@pytest.fixture
-def broker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A broker of an application that has declared a subject."""
-    module: Any = ModuleType("shop_subjects")
-    module.SUBJECTS = (PERSON,)
-    monkeypatch.setitem(sys.modules, "shop_subjects", module)
-    made: Any = message_broker(settings)
-    install(made, with_key(settings, sweeps=("shop_subjects",)))
-    ours = shared_redis.get()
-    yield made
-    close(made)
-    ours.connection_pool.disconnect()
-
-
-@pytest.fixture
-def worker(broker: Any) -> StepWorker:
-    return StepWorker(broker, "cronjob")
-
-
-def _dump(client: redis.Redis) -> str:
-    return str([client.dump(key) for key in client.scan_iter()])
-
-
 def test_message_has_the_number_alone_and_is_sent_once(
     broker: Any, worker: StepWorker, redis_client: redis.Redis
 ) -> None:
     number = housekeeping.erase("person", MARKER, reason="of May")
     assert housekeeping.erase("person", MARKER_ID) == number
-    assert MARKER not in _dump(redis_client) and str(MARKER_ID) not in _dump(redis_client)
+    assert MARKER not in dump_redis(redis_client) and str(MARKER_ID) not in dump_redis(redis_client)
 
     message = worker.run()
 
     assert (message.actor_name, message.args, worker.fetch()) == (ERASE, (number,), None)
     assert (row(number).state, row(number).reason, rows()) == ("done", "of May", ERASED)
-    assert MARKER not in _dump(redis_client) and str(MARKER_ID) not in _dump(redis_client)
+    assert MARKER not in dump_redis(redis_client) and str(MARKER_ID) not in dump_redis(redis_client)
 
 
 def test_lost_message_is_sent_again(broker: Any, worker: StepWorker, redis_client: redis.Redis) -> None:
