@@ -256,7 +256,7 @@ class Batches:
     def _commit_batch(self, stage: Stage, batch: Batch, prepared: Any) -> BatchResult:
         """Commit a batch: in one statement if it fits, and in a transaction if that fails, which shows the cause."""
         place, counts, apply = self._place, self._state.counts, partial(stage.apply, batch, prepared)
-        if not isinstance(stage, TableStage) or self._speed.must_look(place.stage):
+        if not isinstance(stage, TableStage):
             return self._commit_whole(apply, place)
         expected = stage.expected(batch, prepared)
         if expected is None and not self._commit.fits_one_statement(stage, counts):
@@ -264,6 +264,7 @@ class Batches:
         ends_stage = BatchResult(position=batch.after)
         is_last = self._traversal.next(place, ends_stage) is None and stage.position_after(batch, None, 0)[1]
         cursor = self._traversal.cursor_at(place)
+        look = partial(self._speed.look, place.stage) if self._speed.must_look(place.stage) else None
         try:
             if expected is None:
                 result, override, is_closed, nothing_left = self._commit.in_one_statement(
@@ -273,10 +274,11 @@ class Batches:
                     cursor=cursor,
                     ends_run=is_last and self._error_at_end(DONE, ends_stage) is None,
                     all_stages=self._stages_to_count(place),
+                    look=look,
                 )
             else:
                 result, override = self._commit.as_expected(
-                    expected, counts=added(counts, expected.result), cursor=cursor
+                    expected, counts=added(counts, expected.result), cursor=cursor, look=look
                 )
                 is_closed = nothing_left = False
         except (PeeweeException, HousekeepingError) as error:

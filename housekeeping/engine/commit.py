@@ -109,6 +109,7 @@ class Commit:
         cursor: Cursor | None,
         ends_run: bool,
         all_stages: Sequence[TableStage],
+        look: Callable[[], None] | None = None,
     ) -> tuple[BatchResult, Override | None, bool, bool]:
         """Commit a batch together with its counts and cursor, in one round trip.
 
@@ -120,6 +121,7 @@ class Commit:
           ends_run: Whether the run ends as done if the batch is not full.
           all_stages: All stages, this one last, if the batch is to find out whether no stale rows are left. The batch
             begins at the front of its stage. Otherwise empty.
+          look: Called before the commit, which then is a statement of its own, with the batch's locks held.
 
         Raises:
           peewee.DataError: The run or its lease was taken over, or a picked row was not changed. Nothing was changed;
@@ -130,8 +132,7 @@ class Commit:
         form = ("at once", with_rows, "batches" in counts, bool(all_stages))
         statement = stage.statement(batch, form, partial(self._compiled, stage, with_rows, counts, all_stages))
         own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self._heartbeat_at, ends_run)
-        with span("housekeeping.batch"):
-            rows = statement.rows_at_once(*(batch.after or ()), *own)
+        rows = self._rows(statement, (*(batch.after or ()), *own), look)
         width = 1 + len(stage.order) + len(stage.columns) if with_rows else 0
         position, picked, override, stopped_by, self._heartbeat_at, left, _, *numbers = rows[0][width:]
         result = BatchResult(
@@ -145,7 +146,12 @@ class Commit:
         return result, override_from(self._worker, override, stopped_by), is_closed, left == 0
 
     def as_expected(
-        self, change: ExpectedChange, *, counts: Counts, cursor: Cursor | None
+        self,
+        change: ExpectedChange,
+        *,
+        counts: Counts,
+        cursor: Cursor | None,
+        look: Callable[[], None] | None = None,
     ) -> tuple[BatchResult, Override | None]:
         """Commit an expected change together with counts and cursor, in one round trip.
 
@@ -153,6 +159,7 @@ class Commit:
 
         Parameters:
           counts, cursor: Those of the run after the batch.
+          look: As for `in_one_statement`.
 
         Raises:
           peewee.PeeweeException: As `in_one_statement`; the change was another one than expected.
@@ -160,11 +167,20 @@ class Commit:
         if change.text not in self._messages:
             self._messages[change.text] = self._message(change)
         own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self._heartbeat_at)
-        with span("housekeeping.batch"):
-            rows = self._messages[change.text].rows_at_once(*change.values, *own)
+        rows = self._rows(self._messages[change.text], (*change.values, *own), look)
         ((override, stopped_by, self._heartbeat_at, done, _),) = rows
         change.done(*json.loads(done)[1:])
         return change.result, override_from(self._worker, override, stopped_by)
+
+    @staticmethod
+    def _rows(query: PreparedQuery, values: Sequence[Any], look: Callable[[], None] | None) -> list[tuple[Any, ...]]:
+        with span("housekeeping.batch"):
+            if look is None:
+                return query.rows_at_once(*values)
+            with database.atomic():
+                rows = query.rows_at_once(*values)
+                look()
+            return rows
 
     def _message(self, change: ExpectedChange) -> PreparedQuery:
         width = len(change.values)

@@ -134,9 +134,9 @@ class Speed:
         size = self._used[number] = min(each for each in limits if each is not None)
         if size == stage.batch_size:
             return stage
-        if isinstance(stage, Resizable):
-            return stage.resized(size)  # may return the same stage, so it is not kept
         if (number, size) not in self._resized:
+            if isinstance(stage, Resizable):
+                return stage.resized(size)  # may return the same stage, so it is not kept
             kind: Any = stage
             is_sized = dataclasses.is_dataclass(kind) and any(
                 each.name == "batch_size" for each in dataclasses.fields(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from peewee import DataError, PostgresqlDatabase
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Sweep
+from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.declarations import changed
 from tests.faults import Where, at_number, at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.own_stages import in_transactions
 from tests.integration.statements import end_session
+from tests.integration.sweeps.engine import sizing
 from tests.integration.sweeps.engine.audited import LEASED
 from tests.integration.sweeps.engine.audited import audited as audited
 from tests.integration.sweeps.engine.executed import DUE
@@ -95,6 +99,30 @@ def test_batch_in_one_round_trip_survives_a_lost_connection(
     assert (second.outcome, second.reason) == ("skipped", "already_done")
     noted = audited()
     assert (noted["deleted"], noted["different"], noted["counted"]) == (25, 25, 25)
+
+
+@_ENDS_ITS_SERVER
+@pytest.mark.parametrize("where", ["before", "after"], ids=["lost before", "lost after"])
+def test_batch_that_looks_before_its_commit_survives_a_lost_connection(
+    add_statuses: AddStatuses,
+    audited: Callable[[], dict[str, Any]],
+    redis_client: redis.Redis,
+    admin: Connection,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+    where: Where,
+) -> None:
+    # F4: it has a COMMIT of its own, after the look at sessions that wait for its locks
+    add_statuses(35, sizing.DUE)
+    adaptive = changed(LEASED, batch_takes=timedelta(seconds=1.5))
+
+    with at_step(Database, "commit", where, at_number(2, breaks(admin))):
+        result = run_sweep(adaptive, clock=clock, on_batch=lambda counts: clock.advance(timedelta(seconds=1.1)))
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["batches"]) == ("done", 35, 4)
+    assert "The connection was lost, the run continues" in [each.message for each in caplog.records]
+    noted = audited()
+    assert (noted["deleted"], noted["different"], noted["counted"]) == (35, 35, 35)
 
 
 def test_statement_that_outlives_its_connection_commits_nothing(
