@@ -201,9 +201,9 @@ def explained(alerts: Iterable[Alert], sweeps: Mapping[str, Sweep], server_of: C
     Parameters:
       server_of: Returns what the server of a database is called.
     """
-    active = {alert.key: alert for alert in alerts}
+    active = Active(alerts)
     causes = {
-        key: next((active[each].key for each in _causes(alert, active, sweeps, server_of) if each in active), None)
+        key: next((each for each in _causes(alert, active, sweeps, server_of) if each in active), None)
         for key, alert in active.items()
     }
     roots = {key: _root(key, causes) for key in active}
@@ -211,16 +211,30 @@ def explained(alerts: Iterable[Alert], sweeps: Mapping[str, Sweep], server_of: C
     return sorted(found, key=lambda alert: (_place(active[roots[alert.key]]), alert.cause is not None, _place(alert)))
 
 
+class Active(dict[AlertKey, Alert]):
+    """Active alerts by key, in the order in which they are shown.
+
+    Attributes:
+      outages: The keys of those of servers other than PostgreSQL, which every alert is compared with.
+      places: The place of each key in the order.
+    """
+
+    def __init__(self, alerts: Iterable[Alert]) -> None:
+        super().__init__((alert.key, alert) for alert in alerts)
+        of_servers = (key for key in self if key[1] in (UNAVAILABLE, NO_SPACE))
+        self.outages: Final = [key for key in of_servers if not key[2].startswith("PostgreSQL")]
+        self.places: Final = {key: place for place, key in enumerate(self)}
+
+
 def _causes(
-    alert: Alert, active: Mapping[AlertKey, Alert], sweeps: Mapping[str, Sweep], server_of: Callable[[str], str]
+    alert: Alert, active: Active, sweeps: Mapping[str, Sweep], server_of: Callable[[str], str]
 ) -> Iterator[AlertKey]:
     """Yield the keys of alerts that would explain this one, the gravest first."""
     sweep = sweeps.get(alert.worker)
     if sweep is not None:
         yield "", UNAVAILABLE, server_of(sweep.database)
     if alert.name in _FAILING | _OF_PROCESSES:
-        away = (key for key in active if key[1] in (UNAVAILABLE, NO_SPACE))
-        yield from (key for key in away if not key[2].startswith("PostgreSQL"))
+        yield from active.outages
     if sweep is None:
         if alert.name == SATURATED:
             stuck = [each for each in active.values() if each.name == "stuck" and _queue(each, sweeps) == alert.subject]
@@ -240,19 +254,21 @@ def _causes(
         yield from _not_before(alert, active, ("", NO_SCHEDULER, ""), ("", SATURATED, sweep.queue))
 
 
-def what_stops(sweep: Sweep, alerts: Sequence[Alert], server_of: Callable[[str], str]) -> Alert | None:
+def what_stops(sweep: Sweep, active: Active, server_of: Callable[[str], str]) -> Alert | None:
     """Return the root cause that keeps a worker from processing its backlog; None if nothing does.
 
     Parameters:
-      alerts: As `explained` returns them.
+      active: The alerts as `explained` returns them.
     """
-    active = {alert.key: alert for alert in alerts}
     late = Alert("backlog", "", worker=sweep.name)
     causes = {*_causes(late, active, {sweep.name: sweep}, server_of), *((sweep.name, name, "") for name in _STOPPED)}
     if sweep.schedule is None:
         causes.discard(("", NO_SCHEDULER, ""))
-    found = next((alert for alert in alerts if alert.key in causes), None)
-    return found if found is None or found.cause is None else active.get(found.cause, found)
+    key = min(causes & active.keys(), key=active.places.__getitem__, default=None)
+    if key is None:
+        return None
+    found = active[key]
+    return found if found.cause is None else active.get(found.cause, found)
 
 
 def _queue(alert: Alert, sweeps: Mapping[str, Sweep]) -> str | None:

@@ -48,7 +48,7 @@ from housekeeping.engine.guard import UNCONFIRMED, RowGuard
 from housekeeping.engine.purge import PurgeRequest, PurgeSweep, refuse_large_table, with_options
 from housekeeping.engine.run import classify_error
 from housekeeping.engine.speed import batch_sizes
-from housekeeping.insight.alerts import what_stops
+from housekeeping.insight.alerts import Active, what_stops
 from housekeeping.insight.backlogs import hint_of, planned_rows
 from housekeeping.insight.causes import failing_row
 from housekeeping.insight.status import database_server
@@ -361,7 +361,7 @@ def with_alerts(planned: Plan, sweep: Sweep, alerts: Sequence[Alert]) -> Plan:
     course = planned.backlog_forecast
     if course is None:
         return planned
-    return replace(planned, backlog_forecast=course.stopped_by(what_stops(sweep, alerts, database_server)))
+    return replace(planned, backlog_forecast=course.stopped_by(what_stops(sweep, Active(alerts), database_server)))
 
 
 def forecast_now(sweep: Sweep, clock: ClockSkew, settings: Settings) -> Forecast:

@@ -44,7 +44,7 @@ from housekeeping.engine.alerts import (
 from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.guard import UNCONFIRMED
 from housekeeping.engine.registry import by_database, by_problem
-from housekeeping.insight.alerts import Headline, explained, what_is_wrong, what_stops
+from housekeeping.insight.alerts import Active, Headline, explained, what_is_wrong, what_stops
 from housekeeping.insight.backlogs import (
     Counted,
     count_backlogs,
@@ -551,7 +551,8 @@ class SnapshotReader:
                         began = known[full.key].since if full.key in known else found.at
                         alerts.append(replace(full, since=began))
         alerts = explained(alerts, self._sweeps, database_server)
-        stopped = {name: what_stops(self._sweeps[name], alerts, database_server) for name in found.statuses}
+        active = Active(alerts)
+        stopped = {name: what_stops(self._sweeps[name], active, database_server) for name in found.statuses}
         shown = {"", *(sweep.name for sweep in self._read_sweeps)}
         found.alerts = explained((each for each in alerts if each.worker in shown), self._sweeps, database_server)
         of_worker: dict[str, list[Alert]] = {}
