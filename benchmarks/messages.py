@@ -22,10 +22,10 @@ from housekeeping.core.settings import Settings
 _BARE: Final = "bare dramatiq"
 _THREADS: Final = 8  # Dramatiq's default
 _NAMESPACE: Final = "housekeeping:broker"
-_LEASE: Final = {"key": lambda number: f"empty/{number}", "ttl": timedelta(minutes=10)}
+LEASE: Final = {"key": lambda number: f"empty/{number}", "ttl": timedelta(minutes=10)}
 
 
-def _bare(place: Place) -> Broker:
+def bare(place: Place) -> Broker:
     """Return Dramatiq's broker with default middleware and the library's parameters."""
     model = redis_broker(Settings.load(redis_url=place.redis_url))
     return RedisBroker(
@@ -38,7 +38,7 @@ def _bare(place: Place) -> Broker:
     )
 
 
-def _whole(place: Place, database_url: str | None = None) -> Broker:
+def whole(place: Place, database_url: str | None = None) -> Broker:
     """Return the library's broker with all middleware, which plain messages need no database for."""
     settings = Settings.load(redis_url=place.redis_url, database_url=database_url, log_level="WARNING")
     logs.configure(settings.log_level, "json")
@@ -48,7 +48,13 @@ def _whole(place: Place, database_url: str | None = None) -> Broker:
 
 
 def _with_database(place: Place) -> Broker:
-    return _whole(place, place.database_url)
+    return whole(place, place.database_url)
+
+
+def actor(broker: Broker, function: Callable[[int], object], **options: Any) -> Actor[..., Any]:
+    """Return an actor with these options."""
+    made: Actor[..., Any] = dramatiq.actor(broker=broker, actor_name="empty", **options)(function)
+    return made
 
 
 def _actor(broker: Broker, *, fails: bool = False, **options: Any) -> Actor[..., Any]:
@@ -56,8 +62,7 @@ def _actor(broker: Broker, *, fails: bool = False, **options: Any) -> Actor[...,
         if fails:
             raise RuntimeError("as intended")
 
-    actor: Actor[..., Any] = dramatiq.actor(broker=broker, actor_name="empty", **options)(empty)
-    return actor
+    return actor(broker, empty, **options)
 
 
 def _queued(place: Place) -> int:
@@ -70,7 +75,7 @@ def _queued(place: Place) -> int:
 
 def _enqueue(place: Place) -> None:
     """Enqueue plain messages before the measurement."""
-    actor = _actor(_bare(place))
+    actor = _actor(bare(place))
     for number in range(place.rows):
         actor.send(number)
 
@@ -117,11 +122,11 @@ COMPARISONS: Final = (
         rows=4_000,
         among=4_000,
         contestants={
-            _BARE: _worked(_bare),
-            "whole middleware": _worked(_whole),
-            "deduplicated": _worked(_whole, idempotent=True),
-            "under a lease, with a database": _worked(_with_database, exclusive_lease=_LEASE),
-            "both": _worked(_with_database, idempotent=True, exclusive_lease=_LEASE),
+            _BARE: _worked(bare),
+            "whole middleware": _worked(whole),
+            "deduplicated": _worked(whole, idempotent=True),
+            "under a lease, with a database": _worked(_with_database, exclusive_lease=LEASE),
+            "both": _worked(_with_database, idempotent=True, exclusive_lease=LEASE),
         },
         targets={
             "whole middleware": 0.9,
@@ -139,8 +144,8 @@ COMPARISONS: Final = (
         rows=2_000,
         among=2_000,
         contestants={
-            _BARE: _worked(_bare, fails=True, max_retries=0),
-            "whole middleware": _worked(_whole, fails=True, max_retries=0),
+            _BARE: _worked(bare, fails=True, max_retries=0),
+            "whole middleware": _worked(whole, fails=True, max_retries=0),
         },
         targets={"whole middleware": 0.9},
     ),
@@ -151,11 +156,11 @@ COMPARISONS: Final = (
         rows=10_000,
         among=10_000,
         contestants={
-            _BARE: _sent(_bare),
-            "send": _sent(_whole),
-            "send, deduplicated": _sent(_whole, idempotent=True),
-            "enqueue_many": _sent(_whole, many=True),
-            "enqueue_many, deduplicated": _sent(_whole, many=True, idempotent=True),
+            _BARE: _sent(bare),
+            "send": _sent(whole),
+            "send, deduplicated": _sent(whole, idempotent=True),
+            "enqueue_many": _sent(whole, many=True),
+            "enqueue_many, deduplicated": _sent(whole, many=True, idempotent=True),
         },
         targets={"send, deduplicated": 0.9, "enqueue_many, deduplicated": 7},
     ),

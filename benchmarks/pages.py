@@ -25,7 +25,7 @@ from housekeeping.web.application import create_app
 _WORKERS: Final = 60
 _RUNS: Final = 100_000
 _REQUESTS: Final = 12
-_NAME: Final = "team.worker_07"
+_NAME: Final = "team.worker_0007"
 _PAGES: Final = (
     "/",
     f"/workers/{_NAME}",
@@ -42,7 +42,7 @@ _PAGES: Final = (
 #: Runs of the last week, evenly spread. One in fifty failed.
 _FILL: Final = """
 INSERT INTO housekeeping.runs (worker, trigger, started_at, heartbeat_at, finished_at, outcome, counts, backlog)
-SELECT 'team.worker_' || to_char(n %% 60, 'FM00'), 'schedule', at, at + interval '2 s', at + interval '2 s',
+SELECT 'team.worker_' || to_char(n %% %(workers)s, 'FM0999'), 'schedule', at, at + interval '2 s', at + interval '2 s',
        CASE WHEN n %% 50 = 0 THEN 'failed' ELSE 'done' END, jsonb_build_object('deleted_rows', n %% 1000), n %% 500
 FROM generate_series(1, %(runs)s) AS n,
 LATERAL (SELECT now() - interval '7 days' * (%(runs)s - n) / %(runs)s - interval '3 s') AS began (at)
@@ -59,34 +59,35 @@ class Old(BaseModel):
         table_name = "old"
 
 
-def sweeps() -> dict[str, Sweep]:
-    """Return the workers."""
+def sweeps(workers: int) -> dict[str, Sweep]:
+    """Return so many workers of one table."""
     declared = [
         Sweep(
-            f"team.worker_{number:02}",
+            f"team.worker_{number:04}",
             Rows(Old, stale=lambda row, now: row.at <= now, order="at", action=Delete()),
             schedule="* * * * *",
             limits=Limits(runtime=timedelta(seconds=30)),
         )
-        for number in range(_WORKERS)
+        for number in range(workers)
     ]
     return {each.name: each for each in declared}
 
 
-def _fill(connection: Connection) -> None:
+def fill(connection: Connection, runs: int, workers: int) -> None:
+    """Add so many runs of these workers to the ledger."""
     with connection.cursor() as cursor:
-        cursor.execute(_FILL, {"runs": _RUNS})
+        cursor.execute(_FILL, {"runs": runs, "workers": workers})
 
 
 @click.command()
 def main() -> None:
     """Measure the pages on temporary servers: the median of some requests, after the first one."""
     with started(durable=True) as servers:
-        name = Stage(servers).template("pages", [Old], _fill)
+        name = Stage(servers).template("pages", [Old], lambda made: fill(made, _RUNS, _WORKERS))
         settings = Settings.load(database_url=servers.database_url(name), redis_url=servers.redis_url)
         logs.configure("ERROR", "json")
         database.initialize(connect_to(settings.require_database_url()))
-        declared = sweeps()
+        declared = sweeps(_WORKERS)
         client = create_app(
             settings, declared, "a-token-of-the-benchmark-of-all-pages", open_to_read=True
         ).test_client()

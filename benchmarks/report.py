@@ -45,35 +45,48 @@ def machine(servers: Servers) -> dict[str, str]:
     }
 
 
-def show(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Latencies) -> None:
-    """Print the conditions and one table of all comparisons."""
-    for name, value in conditions.items():
-        _console.print(f"{name}: {value}", highlight=False)
-    _print(*_ratio_table(outcomes))
-    timed = [outcome for outcome in outcomes if outcome.comparison.times_transactions]
-    if timed:
-        _print(_COSTS, (row for outcome in timed for row in _costs(outcome)))
+def show(conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Latencies, *, costs: bool = False) -> None:
+    """Print the conditions and one table of all comparisons, and their costs on demand or if transactions are timed."""
+    show_table(conditions, *_ratio_table(outcomes))
+    detailed = [outcome for outcome in outcomes if costs or outcome.comparison.times_transactions]
+    if detailed:
+        _print(_COSTS, (row for outcome in detailed for row in _costs(outcome)))
     if latencies:
         _print(("application", "p50 ms", "p99 ms"), _latencies(latencies))
+
+
+def show_table(conditions: dict[str, str], heads: Sequence[str], rows: Iterable[list[str]]) -> None:
+    """Print the conditions and a table."""
+    for name, value in conditions.items():
+        _console.print(f"{name}: {value}", highlight=False)
+    _print(heads, rows)
 
 
 def write_page(
     conditions: dict[str, str], outcomes: Sequence[Outcome], latencies: Latencies, part: str = "figures"
 ) -> None:
     """Replace the figures in one part of the page in the documentation."""
-    begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
     counted = [outcome for outcome in outcomes if _has_costs(outcome)]
-    tables = [
-        _markdown(("condition", ""), ([name, value] for name, value in conditions.items())),
-        _markdown(*_ratio_table(outcomes)),
-        _markdown(_COSTS, (row for outcome in counted for row in _costs(outcome))),
+    tables: list[tuple[Sequence[str], Iterable[list[str]]]] = [
+        _ratio_table(outcomes),
+        (_COSTS, (row for outcome in counted for row in _costs(outcome))),
     ]
     if latencies:
-        tables.append(_markdown(("application", "p50 ms", "p99 ms"), _latencies(latencies)))
+        tables.append((("application", "p50 ms", "p99 ms"), _latencies(latencies)))
+    write_part(part, conditions, tables)
+
+
+def write_part(
+    part: str, conditions: dict[str, str], tables: Iterable[tuple[Sequence[str], Iterable[list[str]]]]
+) -> None:
+    """Replace one part of the page in the documentation by the conditions and these tables."""
+    begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->"
+    described = (("condition", ""), ([name, value] for name, value in conditions.items()))
+    written = [_markdown(*each) for each in (described, *tables)]
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(begin)
     after = rest.partition(end)[2]
-    PAGE.write_text("\n".join([before + begin, *tables, end + after]), encoding="utf-8")
+    PAGE.write_text("\n".join([before + begin, *written, end + after]), encoding="utf-8")
 
 
 def _ratio_table(outcomes: Sequence[Outcome]) -> tuple[Sequence[str], list[list[str]]]:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,12 +131,12 @@ def _left(stage: Stage, comparison: Comparison, database: str, place: Place) -> 
         return int(row[0])
 
 
-def process(folder: Path) -> subprocess.Popen[str]:
+def process(folder: Path, command: Sequence[str] = (sys.executable, "-m", "benchmarks.turn")) -> subprocess.Popen[str]:
     """Start a process for one turn, which waits for its contestant's name. Its stderr goes to the file ``log``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.turn"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -142,7 +142,8 @@ def _beside_an_old_transaction(place: Place) -> Callable[[], object]:
     return work
 
 
-def _growth(size: int) -> Comparison:
+def growth(size: int) -> Comparison:
+    """Return the comparison of a worker on so many stale rows with itself beside an old open transaction."""
     return Comparison(
         name=f"growth-{size}",
         template="statuses",
@@ -288,7 +289,7 @@ FURTHER: Final = (
     _small(_OF_WORKER["imports"], 10_000, _IMPORTS, 0.9),
     _small(_OF_WORKER["builds"], 10_000, _BUILDS, 0.9),
     _small(_OF_WORKER["entities"], 1_000, _IMPORTS, 0.75),
-    *(_growth(size) for size in (10_000, 100_000, 1_000_000)),
+    *(growth(size) for size in (10_000, 100_000, 1_000_000)),
     Comparison(
         name="pgbouncer",
         template="statuses",

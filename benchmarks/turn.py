@@ -6,17 +6,23 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-from benchmarks.catalogue import TURNS
-from benchmarks.comparison import Place
 
 
 def main() -> None:
-    """Prepare, report readiness, wait for a line, do the work, and print the costs as JSON."""
+    """Read from stdin which contestant it is; prepare and measure its work."""
+    # Imported here, because the interpreters of `queue_programs` have none of what the contestants here import.
+    from benchmarks.catalogue import TURNS
+    from benchmarks.comparison import Place
+
     told = json.loads(sys.stdin.readline())
     contestant = TURNS[told["comparison"]].contestants[told["contestant"]]
-    work = contestant(Place(told["database_url"], told["redis_url"], told["rows"], Path(told["folder"])))
+    measured(contestant(Place(told["database_url"], told["redis_url"], told["rows"], Path(told["folder"]))))
+
+
+def measured(work: Callable[[], object]) -> None:
+    """Report readiness, wait for a line, do the work, and print the costs as JSON."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     _say("ready")
     sys.stdin.readline()
