@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from housekeeping.database.queries import UtcDateTimeField as UtcDateTimeField
     from housekeeping.database.queries import statement_time as statement_time
     from housekeeping.database.queries import update_rows as update_rows
-    from housekeeping.database.replicas import read_database as read_database
     from housekeeping.database.state_machines import StateMachine as StateMachine
     from housekeeping.engine import RunResult as RunResult
     from housekeeping.engine.run import run_sweep as run_sweep
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from housekeeping.ledger.runs import HEARTBEAT as HEARTBEAT
     from housekeeping.ledger.runs import at_work as at_work
     from housekeeping.ledger.runs import deferred as deferred
+    from housekeeping.middleware.consistency import read_database as read_database
     from housekeeping.middleware.delivery import complete_in as complete_in
     from housekeeping.middleware.enqueue import enqueue_many as enqueue_many
     from housekeeping.sweeps.actions import Delete as Delete
@@ -127,7 +127,7 @@ _HOMES: Final = {
     "housekeeping.database.queries": (
         "NaiveUtcDateTimeField Parameter StatementTime UtcDateTimeField statement_time update_rows"
     ),
-    "housekeeping.database.replicas": "read_database",
+    "housekeeping.middleware.consistency": "read_database",
     "housekeeping.database.state_machines": "StateMachine",
     "housekeeping.engine": "RunResult",
     "housekeeping.engine.run": "run_sweep",

@@ -35,7 +35,6 @@ from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import WaitTimes, current_message, report, wait_times, withhold
 from housekeeping.database.connection import database
 from housekeeping.database.errors import cause_of, is_disk_full, is_unreachable
-from housekeeping.database.replicas import data_consistency_used
 from housekeeping.engine import CLOCK_SKEWS, RunRequest, RunResult, RunState, alerts, initial_counts
 from housekeeping.engine.batches import Batches
 from housekeeping.engine.failures import Rejections, due_for_report
@@ -46,6 +45,7 @@ from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import runs, schema
 from housekeeping.ledger.leases import holder_of
 from housekeeping.ledger.runs import DISK_FULL, Counts
+from housekeeping.middleware.consistency import data_consistency_used
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.send import Send
 from housekeeping.sweeps.stage import DETAILS, OtherClock

@@ -22,8 +22,7 @@ from periodiq import PeriodiqMiddleware
 from housekeeping.brokers.dramatiq_internals import Prefetch
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN, Settings
-from housekeeping.database.replicas import Replicas, WalPositionReader
-from housekeeping.middleware.consistency import Connections, DataConsistency
+from housekeeping.middleware.consistency import Connections, DataConsistency, Replicas, WalPositionReader
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.delivery import Admission
 from housekeeping.middleware.interrupts import ShutdownNotifications, within_actors

@@ -49,10 +49,10 @@ from housekeeping.core.telemetry import (
     wait_times,
 )
 from housekeeping.database.connection import close_databases
-from housekeeping.database.replicas import data_consistency_used
 from housekeeping.ledger import processes as heartbeats
 from housekeeping.ledger import schema
 from housekeeping.ledger.processes import BusyThread, Heartbeat, Kind, RedisHeartbeats, read_processes
+from housekeeping.middleware.consistency import data_consistency_used
 from housekeeping.middleware.keys import tick_of
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from housekeeping.database.queries import (
     database_now,
     statement_time,
 )
-from housekeeping.database.replicas import Replicas, WalPosition, WalPositionReader, data_consistency_used
 from housekeeping.database.state_machines import CONFLICT_RETRIES
+from housekeeping.middleware.consistency import Replicas, WalPosition, WalPositionReader, data_consistency_used
 
 
 def restore_declared_key(model: type[Model]) -> None:
