@@ -146,7 +146,9 @@ def _print_dependents(planned: Plan) -> None:
         # Each link is below its parent.
         for each in sorted(planned.dependents, key=lambda each: [each.stage.name, *(link.name for link in each.path)]):
             name = f"{'  ' * (len(each.path) - 1)}{each.link.name}"
-            tree.add_row(name, each.decision_in_words, each.rows_in_words, each.batches_in_words, each.index_in_words)
+            tree.add_row(
+                name, each.link.decision or "none", each.rows_in_words, each.batches_in_words, each.index_in_words
+            )
         out.print()
         print_table(tree)
     for each in planned.dependents:

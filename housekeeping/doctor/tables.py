@@ -138,7 +138,7 @@ def tables_of(family: Family, settings: Settings | None = None) -> dict[str, tup
             continue
         for stage in sweep.declared_stages():
             for model, rights in _rights_of(stage).items():
-                if not _is_own(model):
+                if model.__module__ != schema.__name__:
                     found[model] = _merged(model, found.get(model, ()), rights)
     return {name_in_sql(model): (model, rights) for model, rights in found.items()}
 
@@ -194,10 +194,6 @@ def grants(role: str, rights: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """Yield the GRANT statements for these rights."""
     for table, needed in rights.items():
         yield f"GRANT {', '.join(needed)} ON {table} TO {role}"
-
-
-def _is_own(model: type[Model]) -> bool:
-    return model.__module__ == schema.__name__
 
 
 def _merged(model: type[Model], known: tuple[str, ...], rights: Iterable[str]) -> tuple[str, ...]:

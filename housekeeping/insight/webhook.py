@@ -40,7 +40,7 @@ from housekeeping.core.settings import SECRET_PREFIX, Settings, variable
 from housekeeping.database.connection import close_databases
 from housekeeping.engine.alerts import NO_SPACE
 from housekeeping.engine.guard import fingerprint
-from housekeeping.insight.status import Snapshot, SnapshotReader, WorkerStatus
+from housekeeping.insight.status import Snapshot, SnapshotReader
 from housekeeping.insight.wording import as_json
 from housekeeping.ledger.alerts import AlertEvent, AlertKey, claim_evaluation, claim_event, mark_delivered
 from housekeeping.ledger.operators import command_line_user, record_deployment
@@ -122,7 +122,8 @@ class InstallationWatch:
         for name, sweep in self._sweeps.items():
             is_read = found is not None and sweep.database in found.clocks
             status = found.statuses.get(name) if found and is_read else None
-            telemetry.PAUSED.set(nan if status is None else _is_paused(status), name)
+            paused = status is not None and status.switch is not None and status.switch.state == "paused"
+            telemetry.PAUSED.set(nan if status is None else paused, name)
             telemetry.OPEN_RUNS.set(nan if status is None or status.open_runs is None else status.open_runs, name)
         if found is not None:
             telemetry.INSTALLATION_READ.set(time.time())
@@ -166,10 +167,6 @@ def _oldest_s(lengths: QueueLengths | None, found: Snapshot | None) -> float:
         # The messages may all be running. RabbitMQ tells no time at all.
         return nan if lengths.waiting else 0.0
     return max(0.0, (found.at - lengths.oldest_at).total_seconds())
-
-
-def _is_paused(status: WorkerStatus) -> bool:
-    return status.switch is not None and status.switch.state == "paused"
 
 
 #: Statuses below 500 of a receiver that accepts no event now: timeout, too early, too many requests.

@@ -128,11 +128,6 @@ class Branch:
         return None if self.rows is None else -(-self.rows // self.stage.batch_size)
 
     @property
-    def decision_in_words(self) -> str:
-        """The decision as a word; ``none`` if PostgreSQL refuses to delete referenced rows."""
-        return self.link.decision or "none"
-
-    @property
     def rows_in_words(self) -> str:
         """The number of its dependents as text."""
         if self.rows is None:
@@ -244,11 +239,12 @@ class Branch:
         named = [(link, "it" if link is self.link else link.table) for link in self.path]
         texts = [f"{name} has no index" for link, name in named if not link.indexed]
         texts += [f"this role cannot read {name}" for link, name in named if not link.readable]
-        texts += [f"{name} is in the database {link.database!r}" for link, name in named if self._is_elsewhere(link)]
+        texts += [
+            f"{name} is in the database {link.database!r}"
+            for link, name in named
+            if link.database != self.sweep.database
+        ]
         return f" (not counted, {texts[0]})" if texts else ""
-
-    def _is_elsewhere(self, link: Link) -> bool:
-        return link.database != self.sweep.database
 
     def _of_others(self) -> str:
         """Return what the deletion does to rows that a declared sweep holds or archives."""
