@@ -26,7 +26,7 @@ from housekeeping.database.catalog import (
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import database_now
-from housekeeping.engine.registry import Family, columns_of, misfit
+from housekeeping.engine.registry import Family
 from housekeeping.erasures import subjects_of
 from housekeeping.erasures.graph import cut_links, read_reach
 from housekeeping.insight.backlogs import hint_of
@@ -39,7 +39,9 @@ from housekeeping.sweeps.subjects import Subject
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.validate_tables import (
     archives_of,
+    columns_of,
     compared,
+    misfit,
     missing_key,
     recorded,
     updated_columns,

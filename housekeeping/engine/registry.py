@@ -10,18 +10,12 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from peewee import Field, Model, ProgrammingError
+from peewee import Model, ProgrammingError
 
-from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DeclarationError, RunTakenOver, SettingsError
 from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.catalog import (
-    FITTING,
-    TEXTS,
-    UNZONED,
-    ZONED,
-    Table,
     key_of,
     optional_fields,
     quoted_name,
@@ -38,9 +32,8 @@ from housekeeping.sweeps.declaration import QUEUE, Sweep
 from housekeeping.sweeps.keyset import hold_of_another_table
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call
-from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.validate_tables import archive_of, updated_columns, used_fields
+from housekeeping.sweeps.validate_tables import Columns, archive_of, columns_of, misfit, updated_columns
 from housekeeping.sweeps.values import Finding, Kept, Lease, Setup, SetupProblem
 
 if TYPE_CHECKING:
@@ -234,15 +227,6 @@ def _table_of(model: type[Model]) -> str:
     return ".".join(filter(None, (meta.schema, meta.table_name)))
 
 
-#: Built-in types that are no text, whatever an application keeps in them.
-_NO_TEXTS: Final = {
-    *(each for types in FITTING.values() if types != TEXTS for each in types),
-    *("uuid", "json", "jsonb", "bytea", "real", "double precision", "interval"),
-}
-#: Column -> the field it is declared as.
-_Columns = dict[str, Field]
-
-
 class FamilySetup:
     """Check that a family's workers find what they need, asked whenever one of them is about to run.
 
@@ -252,7 +236,7 @@ class FamilySetup:
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._needed: dict[type[Model], _Columns] = {}
+        self._needed: dict[type[Model], Columns] = {}
 
     def __call__(self) -> SetupProblem | None:
         """Return what is missing; None when nothing is.
@@ -295,8 +279,8 @@ def by_problem(problems: Mapping[str, SetupProblem]) -> dict[SetupProblem, list[
     return found
 
 
-def _needed_columns(family: Family) -> dict[type[Model], _Columns]:
-    found = {model: _Columns() for model in family.models.values()}
+def _needed_columns(family: Family) -> dict[type[Model], Columns]:
+    found = {model: Columns() for model in family.models.values()}
     found |= columns_of(stage for sweep in family.sweeps for stage in sweep.known_stages())
     for name, model in family.models.items():
         meta: Any = model._meta
@@ -304,46 +288,6 @@ def _needed_columns(family: Family) -> dict[type[Model], _Columns]:
             if meta.columns[column].name not in optional_fields(model):
                 found[model].setdefault(column, meta.columns[column])
     return found
-
-
-def columns_of(stages: Iterable[Stage]) -> dict[type[Model], _Columns]:
-    """Return the columns that the statements of stages need, without optional ones."""
-    now, found = SYSTEM_CLOCK.now(), dict[type[Model], _Columns]()
-    for stage in stages:
-        for used in used_fields(stage, now):
-            columns = found.setdefault(used.model, {})
-            if used.name not in optional_fields(used.model):
-                columns[used.column_name] = used
-    return found
-
-
-def misfit(model: type[Model], needed: _Columns, table: Table) -> str | None:
-    """Return why a table cannot be that of the model; None if it has all needed columns, of suitable types."""
-    meta: Any = model._meta
-    name = meta.table_name
-    if not table.exists:
-        return f"table {name} is not in {database.place}"
-    missing = [column for column in sorted(needed) if column not in table.columns]
-    if missing:
-        return f"table {name} has no column {', '.join(missing)}"
-    for column, needed_field in sorted(needed.items()):
-        if not _fits(needed_field, table.columns[column]):
-            expected = " or ".join(sorted(_fitting(needed_field)))
-            return f"column {name}.{column} is {table.columns[column]}, not {expected}"
-    return None
-
-
-def _fits(field: Field, type_name: str) -> bool:
-    fitting = _fitting(field)
-    # A text may be an enum or another type of the application's own, which compares with text.
-    is_custom_text = fitting == TEXTS and type_name not in _NO_TEXTS
-    return not fitting or type_name in fitting or is_custom_text
-
-
-def _fitting(field: Field) -> set[str]:
-    fitting = FITTING.get(getattr(field, "field_type", ""), set())
-    # With or without a zone: sessions are in UTC.
-    return fitting | ZONED | UNZONED if fitting & (ZONED | UNZONED) else fitting
 
 
 #: What the name of an archive's sweep has after that of its sweep.

@@ -14,14 +14,21 @@ from typing import Any, Final
 
 from peewee import Field, Model, ProgrammingError
 
+from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import error_line
 from housekeeping.database.catalog import (
+    FITTING,
+    TEXTS,
+    UNZONED,
+    ZONED,
     ColumnType,
+    Table,
     column_names,
     declared_key_columns,
     forget_table,
     identify,
+    optional_fields,
     quoted,
     quoted_name,
     read_columns,
@@ -73,6 +80,55 @@ def used_fields(stage: Stage, now: datetime) -> set[Field]:
 def updated_columns(rights: Iterable[str]) -> set[str]:
     """Return the columns in rights such as ``UPDATE (status, updated_at)``."""
     return {column for right in rights for named in re.findall(r"\((.*)\)", right) for column in named.split(", ")}
+
+
+#: Built-in types that are no text, whatever an application keeps in them.
+_NO_TEXTS: Final = {
+    *(each for types in FITTING.values() if types != TEXTS for each in types),
+    *("uuid", "json", "jsonb", "bytea", "real", "double precision", "interval"),
+}
+#: Column -> the field it is declared as.
+Columns = dict[str, Field]
+
+
+def columns_of(stages: Iterable[Stage]) -> dict[type[Model], Columns]:
+    """Return the columns that the statements of stages need, without optional ones."""
+    now, found = SYSTEM_CLOCK.now(), dict[type[Model], Columns]()
+    for stage in stages:
+        for used in used_fields(stage, now):
+            columns = found.setdefault(used.model, {})
+            if used.name not in optional_fields(used.model):
+                columns[used.column_name] = used
+    return found
+
+
+def misfit(model: type[Model], needed: Columns, table: Table) -> str | None:
+    """Return why a table cannot be that of the model; None if it has all needed columns, of suitable types."""
+    meta: Any = model._meta
+    name = meta.table_name
+    if not table.exists:
+        return f"table {name} is not in {database.place}"
+    missing = [column for column in sorted(needed) if column not in table.columns]
+    if missing:
+        return f"table {name} has no column {', '.join(missing)}"
+    for column, needed_field in sorted(needed.items()):
+        if not _fits(needed_field, table.columns[column]):
+            expected = " or ".join(sorted(_fitting(needed_field)))
+            return f"column {name}.{column} is {table.columns[column]}, not {expected}"
+    return None
+
+
+def _fits(field: Field, type_name: str) -> bool:
+    fitting = _fitting(field)
+    # A text may be an enum or another type of the application's own, which compares with text.
+    is_custom_text = fitting == TEXTS and type_name not in _NO_TEXTS
+    return not fitting or type_name in fitting or is_custom_text
+
+
+def _fitting(field: Field) -> set[str]:
+    fitting = FITTING.get(getattr(field, "field_type", ""), set())
+    # With or without a zone: sessions are in UTC.
+    return fitting | ZONED | UNZONED if fitting & (ZONED | UNZONED) else fitting
 
 
 _NO_KEY: Final = "has no primary key and no unique index over NOT NULL columns, so its rows cannot be identified"
