@@ -314,9 +314,8 @@ def plan(
                 raise
             planned = _uncounted(sweep, clock, cause)
         stages = stages_of(sweep)
-        skews = [] if clock or planned.clock_skew is None else [planned.clock_skew]
-        if skews:
-            skews += [each.clock_skew() for each in stages if isinstance(each, OtherClock)]
+        others = (each.clock_skew() for each in stages if isinstance(each, OtherClock))
+        skews = [] if clock or planned.clock_skew is None else [planned.clock_skew, *others]
         request = RunRequest(sweep=sweep, argument=argument, force=force, confirmed=confirmed)
         # Not in the snapshot: it must work before the library's own tables exist, and a timed-out count would end it.
         found = forecast(request, stages, skews, planned.now, settings)
