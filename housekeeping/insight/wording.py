@@ -23,6 +23,7 @@ from housekeeping.ledger.operators import Override
 from housekeeping.ledger.operators import describe_override as describe_override
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.stage import DETAILS
 from housekeeping.sweeps.values import SetupProblem
 from housekeeping.workers import is_built_in
 
@@ -58,7 +59,7 @@ def format_value(value: Any) -> str:
 
 
 def _shown(counts: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in counts.items() if value and name not in (PURGE, RESTORE)}
+    return {name: value for name, value in counts.items() if value and name not in (PURGE, RESTORE, DETAILS)}
 
 
 def _count(name: str, value: Any) -> str:

@@ -406,7 +406,9 @@ class GraphReader:
             for parent, facts in self._tables.items():
                 if parent[0] == name and named in facts.spellings:
                     return parent
-        same = [each.name for each in self._tables.values() if each.plain_name == named.rpartition(".")[2]]
+        names = {each.plain_name for each in self._tables.values()}
+        near = difflib.get_close_matches(named.rpartition(".")[2], names, n=1)
+        same = [each.name for each in self._tables.values() if each.plain_name in near]
         raise DependentsRefused(
             f"{_called(reference)} refers to {named}, which does not depend on the deleted rows",
             f"write {' or '.join(same)} instead" if same else "name a table that leads to them, or leave it out",
@@ -510,7 +512,9 @@ class GraphReader:
                 fitting = ", ".join(dict.fromkeys(each.name for each in graph.links)) or "none"
                 raise DependentsRefused(
                     f"{mapping} names {name!r}, which matches no link",
-                    f"did you mean {near[0]!r}?" if near else f"the links are {fitting}",
+                    f"did you mean {near[0]!r}?"
+                    if near
+                    else f"the links are {fitting}; declare one without a foreign key in references",
                 )
 
     def _names_of(self, edge: _Edge) -> tuple[str, ...]:

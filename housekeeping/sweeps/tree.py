@@ -192,7 +192,6 @@ class Branch:
             "where",
             "indexed",
             "large",
-            "database",
         )
         own = ("rows", "is_exact", "batches", "is_new", "referenced_rows", "sampled_rows", "level", "text", "way_out")
         return {
@@ -212,8 +211,11 @@ class Branch:
         if self.link.decision == "keep":
             return f"{self._kept('stays')}{scan}"
         if self.is_bounded:
-            verb = {"delete": "deleted", "clear": "cleared"}[str(self.link.decision)]
-            return f"its rows are {verb} first, in transactions of their own{self._of_others()}{scan}"
+            change = "its rows are deleted"
+            if self.link.decision == "clear":
+                columns = ", ".join(self.link.cleared or self.link.columns)
+                change = f"{columns} of its rows is set to {'its default' if self.link.defaults else 'NULL'}"
+            return f"{change} first, in transactions of their own{self._of_others()}{scan}"
         if self.link.decision == "delete":
             kept = " or archived" if archived else ""
             return f"its rows are deleted as well, and not counted{kept}{self._of_others()}{scan}"

@@ -126,7 +126,11 @@ def test_without_dependents_nothing_is_refused(do: Do) -> None:
     [
         ("order_items", "did you mean 'order_item'?"),
         ("orders.acount_id", "did you mean 'orders.account_id'?"),
-        ("zzz", "the links are comment.approved_by, comment.author_id, orders.account_id, order_item.order_id"),
+        (
+            "zzz",
+            "the links are comment.approved_by, comment.author_id, orders.account_id, order_item.order_id; declare one "
+            "without a foreign key in references",
+        ),
     ],
 )
 def test_name_that_fits_no_link_is_refused(do: Do, name: str, hint: str) -> None:
@@ -420,6 +424,7 @@ REFUSED = [
     (Reference("attachment.owner_id", "account.id", where="kind = 1"), 'column "kind" does not exist'),
     (Reference("attachment.owner_id", "team.id"), "refers to team, which does not depend on the deleted rows"),
     (Reference("attachment.owner_id", "public.account.id"), "; write account instead"),
+    (Reference("attachment.owner_id", "acount.id"), "; write account instead"),
     (Reference("attachment.owner_id", "account.id", database="archive"), "HOUSEKEEPING_DATABASES"),
 ]
 

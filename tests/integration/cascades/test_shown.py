@@ -41,8 +41,8 @@ def test_tree_of_dependents_fits_80_columns(
         "  order_item.order_id  delete    1,200       12  yes",
         "",
         "warning: comment (author_id) references account, ON DELETE SET NULL, not",
-        "  indexed: its rows are cleared first, in transactions of their own; each batch",
-        "  reads all of it",
+        "  indexed: author_id of its rows is set to NULL first, in transactions of their",
+        "  own; each batch reads all of it",
         "do: CREATE INDEX CONCURRENTLY ON comment (author_id)",
     ]
     assert [line for line in shown.splitlines() if len(line) > 80] == []

@@ -21,6 +21,7 @@ def test_counts_are_formatted_without_zeros() -> None:
         "deleted_rows 21,200, batches 212, out_of_time"
     )
     assert format_counts({"deleted_rows": 0, "out_of_time": False}) == "nothing to do"
+    assert format_counts({"blocked": 5, "details": {"dependents": {"item": {}}}}) == "blocked 5"
 
 
 @pytest.mark.parametrize(
