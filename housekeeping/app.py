@@ -70,11 +70,11 @@ def install(
         client = redis_client(settings.require_redis_url())
     if workers or sweeps:
         settings.require_database_url()
+    shared_redis.use(client, settings.namespace)
     declared = configured_sweeps(settings, sweeps) if workers else only(settings, sweeps)
     harden(broker)  # first, because the middleware wraps the broker's `enqueue`
     watch = None if settings.database_url is None else _Watch(settings, declared)
     _replace_middleware(broker, standard_middleware(client, settings, broker.middleware, watch))
-    shared_redis.use(client, settings.namespace)
     pings.use(settings)
     if settings.database_url is not None:
         use_database(settings)

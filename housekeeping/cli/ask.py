@@ -32,7 +32,7 @@ from housekeeping.cli.output import (
 from housekeeping.cli.run import print_checks
 from housekeeping.core.errors import RedisUnavailable, WrongArgument
 from housekeeping.core.logs import counted, format_duration, in_one_line
-from housekeeping.core.redis import redis_client, translate_redis_errors
+from housekeeping.core.redis import redis_client, shared_redis, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.queries import database_now, read_database_clock
@@ -52,7 +52,7 @@ from housekeeping.insight.wording import (
     outcome_in_words,
     parse_local_time,
 )
-from housekeeping.ledger import history
+from housekeeping.ledger import history, ticks
 from housekeeping.ledger.history import (
     RUNNING,
     Position,
@@ -63,7 +63,7 @@ from housekeeping.ledger.history import (
     failures_of,
     read_page,
 )
-from housekeeping.ledger.processes import Processes, read_processes
+from housekeeping.ledger.processes import Processes, heartbeat_store, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
 from housekeeping.ledger.schema import parse_run_label
 from housekeeping.middleware.schedule import TickStore
@@ -336,8 +336,7 @@ def why(name: str, tick: str | None) -> None:
         clock, zone = read_database_clock(), settings.timezone
         now = clock.server_at
         time, note = (None, None) if tick is None else parse_local_time(tick, now, zone)
-        client = None if settings.redis_url is None else redis_client(settings.redis_url)
-        processes = read_processes(client, settings.namespace, now)
+        processes = read_processes(heartbeat_store(settings), now)
         answer = replace(
             explain_tick(sweep, time, now, zone, _was_sent(settings, name, processes), processes), note=note
         )
@@ -348,9 +347,11 @@ def why(name: str, tick: str | None) -> None:
 
 
 def _was_sent(settings: Settings, name: str, processes: Processes) -> WasSent:
-    """Return a function that looks up in Redis whether the scheduler sent a tick."""
+    """Return a function that looks up whether the scheduler sent a tick."""
 
     def was_sent(tick: datetime) -> bool | None:
+        if shared_redis.is_replaced(settings):
+            return ticks.was_sent(name, tick)
         if settings.redis_url is None or not processes.known:  # a Redis that hangs is not waited for again
             return None
         try:

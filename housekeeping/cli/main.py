@@ -94,6 +94,7 @@ _COMMANDS: Final = {
     "enqueue": ("housekeeping.cli.queues:enqueue", "Send a run to the workers."),
     "worker": ("housekeeping.cli.serve:worker", "Run the workers: a dramatiq process."),
     "scheduler": ("housekeeping.cli.serve:scheduler", "Run the schedule: a periodiq process."),
+    "serve": ("housekeeping.cli.serve:serve", "Run schedule and workers in one process, without Redis."),
     "status": ("housekeeping.cli.status:status", "Show the status of every worker."),
     "coverage": ("housekeeping.cli.status:coverage", "List every table, and what keeps it clean."),
     "runs": ("housekeeping.cli.ask:runs", "List past runs, or show one of them."),
@@ -131,6 +132,7 @@ _PATIENT: Final = {
     "enqueue",
     "worker",
     "scheduler",
+    "serve",
     "web",
 }
 _EPILOG = """\b

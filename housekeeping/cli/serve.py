@@ -1,4 +1,4 @@
-"""``housekeeping worker``, ``scheduler`` and ``web``: start Dramatiq, periodiq and the dashboard."""
+"""``housekeeping worker``, ``scheduler``, ``serve`` and ``web``: Dramatiq, periodiq, all in one, the dashboard."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 
 import click
 import dramatiq.cli
@@ -20,14 +20,17 @@ import periodiq
 from housekeeping.brokers import reach_broker, reject_unusable_redis
 from housekeeping.cli.main import load_workers
 from housekeeping.cli.output import notify
+from housekeeping.cli.run import Abandoned, end_process, in_foreground
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError, WrongArgument
 from housekeeping.core.interrupts import exit_on
-from housekeeping.core.logs import how_to_install
+from housekeeping.core.logs import counted, how_to_install
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import PREFIX, Settings
-from housekeeping.core.telemetry import require_sentry
+from housekeeping.core.telemetry import report_to_sentry, require_sentry
 from housekeeping.database.connection import close_databases
 from housekeeping.ledger import schema
 from housekeeping.middleware.observe import PageServer, Readiness, require_prometheus, with_health
+from housekeeping.sweeps.declaration import Sweep
 
 
 @click.command()
@@ -49,17 +52,39 @@ def web(host: str, port: int) -> None:
 
     Requires the extra "web".
     """
-    try:
-        from housekeeping.web.application import create_app, server
-        from housekeeping.web.security import is_loopback
-    except ModuleNotFoundError as error:
-        raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
+    require_web()
     settings, sweeps = load_workers(with_schema=False)
     try:
         schema.require_all()
     except DatabaseUnavailable as error:
         notify(f"warning: {error}; the pages show it until it answers")  # the pages are needed most during an outage
     reject_unusable_redis(settings)
+    done = exit_on(signal.SIGTERM)
+    try:
+        with page_server(settings, sweeps, host, port) as pages:
+            pages.run()
+    finally:
+        done()
+
+
+def require_web() -> None:
+    """Raise SettingsError unless the extra ``web`` is installed."""
+    try:
+        import housekeeping.web.application  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"{error.name} is not installed: {how_to_install('web')}") from None
+
+
+@contextmanager
+def page_server(settings: Settings, sweeps: dict[str, Sweep], host: str, port: int) -> Iterator[Any]:
+    """Print the address of the dashboard, and how to log in if no token is set; yield its server.
+
+    Raises:
+      SettingsError: The address cannot be opened, or it needs a token.
+    """
+    from housekeeping.web.application import create_app, server
+    from housekeeping.web.security import is_loopback
+
     local = is_loopback(host)
     token = settings.web_token
     if token is None and not local:
@@ -71,15 +96,11 @@ def web(host: str, port: int) -> None:
         token = secrets.token_urlsafe(32)
         click.echo(f"log in with this token (valid until the command ends): {token}", err=True)
     app = create_app(settings, sweeps, token, open_to_read=local and settings.web_open_to_read)
-    done = exit_on(signal.SIGTERM)
-    try:
-        refused = f"cannot listen on {host}, port {port}; choose others with --host, --port"
-        with _listening(host, port, refused) as listener:
-            port = listener.getsockname()[1]
-            click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C to stop)", err=True)
-            server(app, listener).run()
-    finally:
-        done()
+    refused = f"cannot listen on {host}, port {port}; choose others with --host, --port"
+    with _listening(host, port, refused) as listener:
+        port = listener.getsockname()[1]
+        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/  (Ctrl-C to stop)", err=True)
+        yield server(app, listener)
 
 
 #: With the broker named, because a module of ``HOUSEKEEPING_SWEEPS`` may have imported the application before.
@@ -144,6 +165,62 @@ def scheduler() -> None:
         sys.exit(periodiq.main(periodiq.make_argument_parser().parse_args([_APPLICATION])))
     finally:
         done()
+
+
+@click.command()
+@click.option(
+    "--threads", "-t", type=click.IntRange(1, 64), default=4, show_default=True, help="Runs at the same time."
+)
+@click.option("--web", "with_web", is_flag=True, help='Serve the dashboard, too; requires the extra "web".')
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the dashboard.")
+@click.option(
+    "--port", default=9292, show_default=True, type=click.IntRange(0, 65535), help="Port of the dashboard; 0: any."
+)
+def serve(threads: int, with_web: bool, host: str, port: int) -> None:
+    """Run the schedule and all workers in this one process, which needs only PostgreSQL.
+
+    For an installation without Redis: ticks, leases and heartbeats are in the database. Several of these processes, on
+    several machines, share the work: each tick is run by one of them, and continued by another if that one dies.
+
+    What needs messages stays with "housekeeping worker" and "housekeeping scheduler", which need Redis: sending runs
+    (housekeeping enqueue), sweeps with a Send, the cleanup of git refs, pending uploads, actors with this library's
+    middleware. "housekeeping list" shows such workers as not set up.
+
+    On SIGTERM or Ctrl-C, each run ends after its batch, and its tick is continued by another process, or after the next
+    start. A second signal ends the process at once.
+    """
+    if with_web:
+        require_web()
+    settings, sweeps = load_workers()
+    if not shared_redis.is_replaced(settings):
+        raise SettingsError(
+            "housekeeping serve is for an installation without Redis, and HOUSEKEEPING_REDIS_URL or "
+            "HOUSEKEEPING_BROKER_URL is set; start housekeeping scheduler and housekeeping worker"
+        )
+    from housekeeping.serve import Service
+
+    if settings.sentry_dsn is not None:
+        report_to_sentry(settings.sentry_dsn)
+    serve_this_process(settings)
+    service, asked = Service(settings, sweeps, threads), False
+
+    def stop(number: int) -> None:
+        nonlocal asked
+        if asked:
+            raise Abandoned(number)
+        asked = True
+        service.stop()
+
+    with ExitStack() as stack:
+        if with_web:
+            pages = stack.enter_context(page_server(settings, sweeps, host, port))
+            threading.Thread(target=pages.run, name="dashboard", daemon=True).start()
+            stack.callback(pages.close)
+        click.echo(f"serving {counted(len(service.workers), 'worker')} (Ctrl-C to stop)", err=True)
+        try:
+            in_foreground(service.run, stop)
+        except Abandoned as error:
+            end_process(error.exit_code, "ended at once; other processes continue after a minute")
 
 
 #: Environment variable with the folder in which Dramatiq's worker processes share their metrics.

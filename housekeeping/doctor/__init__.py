@@ -16,6 +16,7 @@ from peewee import PeeweeException
 
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.logs import counted, error_line
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
@@ -68,7 +69,9 @@ def examine(settings: Settings, sweeps: dict[str, Sweep], *, only_databases: boo
             of_database: tuple[Check, ...] = (servers.examine_postgres, *of_tables, *of_workers, servers.outbox)
             checks += [(area, partial(_of_database, name, area, check)) for check in of_database]
         checks.append(("subjects", tables.examine_subjects))
-    if settings.redis_url is None and not only_databases:
+    if shared_redis.is_replaced(settings) and not only_databases:
+        checks.append(("postgres", servers.examine_alone))
+    elif settings.redis_url is None and not only_databases:
         yield Finding("error", "redis", "connection", "HOUSEKEEPING_REDIS_URL is not set", "set it: redis://...")
     elif not only_databases:
         checks += [("redis", servers.examine_redis), ("broker", servers.examine_broker)]

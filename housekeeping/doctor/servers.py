@@ -22,7 +22,7 @@ from housekeeping.database.queries import database_now
 from housekeeping.engine.alerts import NO_SCHEDULER, process_alerts
 from housekeeping.ledger import runs, schema
 from housekeeping.ledger.outbox import OVERDUE
-from housekeeping.ledger.processes import read_processes
+from housekeeping.ledger.processes import heartbeat_store, read_processes
 from housekeeping.ledger.schema import OutboxRow
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import Finding, Level
@@ -59,6 +59,13 @@ def _defaults(settings: Settings) -> Finding:
     return Finding("fine", "broker", "defaults", text)
 
 
+def examine_alone(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
+    """Yield findings about an installation whose only server is PostgreSQL."""
+    text = "none is configured: leases, ticks and heartbeats are in the database; housekeeping serve runs the workers"
+    yield Finding("fine", "redis", "connection", text)
+    yield from _processes(settings, sweeps, {})
+
+
 def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, QueueLengths]) -> Iterator[Finding]:
     """Yield a warning for each alert about processes, with the texts of ``housekeeping status``."""
     try:
@@ -66,7 +73,7 @@ def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, 
     except SchemaMissing:
         return  # the PostgreSQL check reports it
     now = database_now()
-    processes = read_processes(redis_client(settings.require_redis_url()), settings.namespace, now)
+    processes = read_processes(heartbeat_store(settings), now)
     waiting = {name: each.waiting for name, each in lengths.items()}
     ever_ran = runs.any_by_a_worker_process()
     alerts = process_alerts(sweeps.values(), processes, waiting, now, settings.timezone, ever_ran=ever_ran)

@@ -419,9 +419,9 @@ def process_alerts(
         return []
     if not processes.every:
         since = "for a day" if ever_ran else "yet"
-        found = [Alert(NO_WORKER, f"no worker has sent a heartbeat {since}: start `housekeeping worker`")]
+        found = [Alert(NO_WORKER, f"no worker has sent a heartbeat {since}: start `{processes.command('worker')}`")]
         if scheduled:
-            text = f"no scheduler has sent a heartbeat {since}: start `housekeeping scheduler`"
+            text = f"no scheduler has sent a heartbeat {since}: start `{processes.command('scheduler')}`"
             found.append(Alert(NO_SCHEDULER, text))
         return found
     alerts = [alert for queue in sorted(needed) for alert in _no_worker(processes, queue, waiting.get(queue, 0))]
@@ -440,7 +440,7 @@ def no_living_scheduler(processes: Processes) -> str | None:
     if not processes.known or any(each.alive for each in seen):
         return None
     text = f"no scheduler is alive {_silent_since(seen[0])}" if seen else "no scheduler has run yet, or none for a day"
-    return f"{text}: start `housekeeping scheduler`"
+    return f"{text}: start `{processes.command('scheduler')}`"
 
 
 def no_living_worker(processes: Processes, queue: str) -> str | None:
@@ -450,7 +450,8 @@ def no_living_worker(processes: Processes, queue: str) -> str | None:
         return None
     since = f" {_silent_since(seen[0])}" if seen else ""
     others = any(each.alive and each.heartbeat.kind == "worker" for each in processes.every)
-    do = f"start `housekeeping worker --queues {queue}`" if others else "start `housekeeping worker`"
+    of_queue = f" --queues {queue}" if others and not processes.alone else ""
+    do = f"start `{processes.command('worker')}{of_queue}`"
     return f"no worker serves the queue {queue!r}{since}: {do}"
 
 

@@ -31,7 +31,7 @@ from housekeeping.core.errors import (
 )
 from housekeeping.core.logs import counted, error_line, format_duration, in_one_line, mask_secrets
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import redis_client
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
 from housekeeping.engine import CLOCK_SKEWS, RunRequest
@@ -42,7 +42,7 @@ from housekeeping.leases.renewal import shared_lease_store
 from housekeeping.ledger import runs
 from housekeeping.ledger.leases import held_leases
 from housekeeping.ledger.operators import Override, describe_override, override_of
-from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
+from housekeeping.ledger.processes import UNKNOWN, Processes, heartbeat_store, read_processes
 from housekeeping.ledger.runs import Counts, Outcome, RunRow
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Stage
@@ -358,20 +358,25 @@ class QueueGate:
 
     def examine(self) -> Check:
         settings, queue = self.settings, self.queue
+        if shared_redis.is_replaced(settings):
+            return self._examine_processes("no queue is needed")
         try:
             lengths = queue_lengths(settings, [queue])[queue]
-            client = redis_client(settings.require_redis_url())
         except (RedisUnavailable, BrokerUnavailable, SettingsError) as error:
             unknown = f"the queue {queue!r} and its workers are unknown"
             text = f"{str(error).rstrip('.')}. No run can be sent or received; {unknown}"
             return Check("queue", "waits", text, runs.NOT_SENT)
-        self.processes = read_processes(client, settings.namespace, self.now)
-        if self.processes.full is not None:
-            text = f"{self.processes.full.rstrip('.')}. No run can be sent or received"
-            return Check("queue", "waits", text, runs.NOT_SENT)
         messages = f"{counted(lengths.waiting, 'message is', 'messages are')} in its queue {queue!r}"
         if lengths.oldest_at is not None:
             messages += f", the oldest waits for {format_duration((self.now - lengths.oldest_at).total_seconds())}"
+        return self._examine_processes(messages)
+
+    def _examine_processes(self, messages: str) -> Check:
+        queue = self.queue
+        self.processes = read_processes(heartbeat_store(self.settings), self.now)
+        if self.processes.full is not None:
+            text = f"{self.processes.full.rstrip('.')}. No run can be sent or received"
+            return Check("queue", "waits", text, runs.NOT_SENT)
         if not self.processes.known:
             return Check("queue", "unknown", f"{messages}; whether a worker serves it is unknown: Redis did not answer")
         if (no_worker := no_living_worker(self.processes, queue)) is not None:

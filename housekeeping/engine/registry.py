@@ -382,17 +382,16 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
     from housekeeping.engine.run import run_sweep
 
     def without_argument() -> None:
-        _raise_for_retry(sweep, run_sweep(sweep))
+        raise_for_retry(sweep, run_sweep(sweep))
 
     def with_argument(argument: Any) -> None:
-        _raise_for_retry(sweep, run_sweep(sweep, argument))
+        raise_for_retry(sweep, run_sweep(sweep, argument))
 
     schedule: dict[str, Any] = {"schedule": sweep.schedule} if sweep.schedule and sweep.enabled else {}
     decorator: Any = dramatiq.actor(
         broker=broker,
         actor_name=sweep.name,
-        # A run stops by itself long before. This ends a run that hangs.
-        time_limit=int((2 * sweep.limits.runtime + timedelta(minutes=1)).total_seconds() * 1000),
+        time_limit=int(time_limit_of(sweep).total_seconds() * 1000),
         sweep=sweep,
         metrics=partial(declare_metrics, sweep),
         **{**_DEFAULTS, **schedule, **sweep.actor},
@@ -402,7 +401,12 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
     return actor
 
 
-def _raise_for_retry(sweep: Sweep, result: RunResult) -> None:
+def time_limit_of(sweep: Sweep) -> timedelta:
+    """Return the time after which a run that hangs is interrupted. A run ends by itself long before."""
+    return 2 * sweep.limits.runtime + timedelta(minutes=1)
+
+
+def raise_for_retry(sweep: Sweep, result: RunResult) -> None:
     """Raise if the message is to be delivered again: the run's error, or Requeue."""
     from housekeeping.brokers.dramatiq_internals import Requeue
 

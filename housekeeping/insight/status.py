@@ -20,7 +20,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import redis_client
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_disk_full, is_unavailable
@@ -62,7 +62,7 @@ from housekeeping.ledger.erasures import LateErasures, late_erasures
 from housekeeping.ledger.history import RunRecord, WorkerRuns
 from housekeeping.ledger.leases import HeldLease, held_leases
 from housekeeping.ledger.operators import Override, overrides
-from housekeeping.ledger.processes import UNKNOWN, Processes, read_processes
+from housekeeping.ledger.processes import UNKNOWN, Processes, heartbeat_store, read_processes
 from housekeeping.ledger.runs import DISK_FULL
 from housekeeping.ledger.schema import name_database
 from housekeeping.sweeps.declaration import Sweep
@@ -457,8 +457,7 @@ class SnapshotReader:
         found, before = Snapshot(SYSTEM_CLOCK.now()), before or Snapshot(SYSTEM_CLOCK.now())
         found.read_at = dict(before.read_at)
         settings = self._settings
-        client = None if settings.redis_url is None else redis_client(settings.redis_url)
-        found.processes = read_processes(client, settings.namespace, found.at)
+        found.processes = read_processes(heartbeat_store(settings), found.at)
         if found.processes.full is not None:
             _note(found, before, "Redis", found.processes.full)
         ever_ran = [
@@ -500,6 +499,8 @@ class SnapshotReader:
         return ever_ran
 
     def _read_queues(self, found: Snapshot, before: Snapshot) -> None:
+        if self._is_alone:
+            return  # there are no queues
         found.queues = before.queues
         with _noting(found, before, self._broker):
             found.queues = queue_lengths(self._settings, sorted({sweep.queue for sweep in self._sweeps.values()}))
@@ -623,7 +624,13 @@ class SnapshotReader:
     @property
     def servers(self) -> set[str]:
         """Return the servers that are read, as alerts call them."""
-        return {*(database_server(name) for name in by_database(self._read_sweeps)), "Redis", self._broker}
+        others = () if self._is_alone else ("Redis", self._broker)
+        return {*(database_server(name) for name in by_database(self._read_sweeps)), *others}
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether PostgreSQL is the only server."""
+        return shared_redis.is_replaced(self._settings)
 
     def _read_leases(self, found: Snapshot, before: Snapshot) -> None:
         settings = self._settings

@@ -68,6 +68,25 @@ MIGRATIONS: Final = (
         expires_at timestamptz NOT NULL
     ) WITH (fillfactor = 50);
     COMMENT ON TABLE {schema}.held_leases IS 'holders of leases, in an installation without Redis';
+    CREATE TABLE {schema}.ticks (
+        worker text NOT NULL,
+        tick timestamptz NOT NULL,
+        message_id text NOT NULL,
+        holder text,
+        due_at timestamptz,
+        attempts integer NOT NULL DEFAULT 0,
+        retries integer NOT NULL DEFAULT 0,
+        PRIMARY KEY (worker, tick),
+        CHECK (holder IS NULL OR due_at IS NOT NULL)
+    ) WITH (fillfactor = 50);
+    COMMENT ON TABLE {schema}.ticks IS 'sent ticks of workers, in an installation without Redis';
+    COMMENT ON COLUMN {schema}.ticks.due_at IS 'when a process may run it; NULL once it has ended';
+    CREATE TABLE {schema}.processes (
+        id text PRIMARY KEY,
+        heartbeat jsonb NOT NULL,
+        at timestamptz NOT NULL
+    ) WITH (fillfactor = 50);
+    COMMENT ON TABLE {schema}.processes IS 'last heartbeats, in an installation without Redis';
     CREATE TABLE {schema}.switches (
         worker text PRIMARY KEY,
         state text NOT NULL CHECK (state IN ('paused', 'narrow')),

@@ -1,4 +1,4 @@
-"""Heartbeats of worker and scheduler processes in Redis: which processes are alive."""
+"""Heartbeats of worker and scheduler processes, in Redis or PostgreSQL: which processes are alive."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Protocol
 
 import pydantic
+from peewee import EXCLUDED, PeeweeException
 
-from housekeeping.core.errors import RedisUnavailable
+from housekeeping.core.errors import ServerUnavailable
 from housekeeping.core.logs import counted, format_duration
-from housekeeping.core.redis import reason_full, translate_redis_errors
+from housekeeping.core.redis import reason_full, redis_client, shared_redis, translate_redis_errors
+from housekeeping.core.settings import MAIN, Settings
+from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.ledger.schema import NOW, HeldLeaseRow, ProcessRow, TickRow, seconds_since
 
 if TYPE_CHECKING:
     import redis
@@ -106,7 +110,7 @@ class Process:
 
     Attributes:
       heartbeat: Its last heartbeat.
-      heartbeat_at: The time of its last heartbeat, by the clock of Redis.
+      heartbeat_at: The time of its last heartbeat, by the clock of the server that has it.
       age_s: The age of that heartbeat in seconds.
     """
 
@@ -116,7 +120,7 @@ class Process:
 
     @property
     def started_at(self) -> datetime:
-        """Start of the process, by the clock of Redis."""
+        """Start of the process, by the clock of the server that has its heartbeat."""
         return self.heartbeat_at - timedelta(seconds=self.heartbeat.up_s)
 
     @property
@@ -149,13 +153,19 @@ class Processes:
 
     Attributes:
       every: All of them, also stopped ones, the last heartbeat first.
-      known: Whether Redis could be read, and takes heartbeats.
+      known: Whether the heartbeats could be read, and can be written.
       full: Why Redis takes no heartbeats; None if it does, or did not answer.
+      alone: Whether PostgreSQL is the only server, so that one process is worker and scheduler.
     """
 
     every: tuple[Process, ...] = ()
     known: bool = True
     full: str | None = None
+    alone: bool = False
+
+    def command(self, kind: Kind) -> str:
+        """Return the command that starts a process of this kind."""
+        return "housekeeping serve" if self.alone else f"housekeeping {kind}"
 
     @property
     def listed(self) -> list[Process]:
@@ -201,36 +211,54 @@ class Processes:
         return [each for each in self.every if each.heartbeat.kind == "worker" and queue in each.heartbeat.queues]
 
 
-#: Redis was not read.
+#: The heartbeats were not read.
 UNKNOWN: Final = Processes(known=False)
 
 
-#: Process id -> the age of its last heartbeat in seconds, by the clock of Redis, and the heartbeat.
+#: Process id -> the age of its last heartbeat in seconds, by the server's clock, and the heartbeat.
 LastHeartbeats = dict[str, tuple[float, Heartbeat]]
 
 
+class HeartbeatStore(Protocol):
+    """Storage of the last heartbeats.
+
+    Attributes:
+      server: The server's name, for metrics.
+    """
+
+    server: ClassVar[str]
+
+    def write(self, process_id: str, heartbeat: Heartbeat) -> None:
+        """Write a process's heartbeat, and remove entries that are a day old."""
+
+    def read(self) -> LastHeartbeats:
+        """Return the newest heartbeats; invalid entries are passed over."""
+
+    def reason_full(self) -> str | None:
+        """Return why the server rejects writes although it answers; None if it accepts them, or is unavailable."""
+
+
 class RedisHeartbeats:
-    """Heartbeats in Redis, below the namespace."""
+    """Heartbeats in Redis, below the namespace. A write takes one round trip, a reading two."""
+
+    server: ClassVar[str] = "Redis"
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
         self._client = client
+        self._namespace = namespace
         self._keys = [f"{namespace}:process_heartbeats", f"{namespace}:processes"]
         self._write: Any = client.register_script(_WRITE)
 
     def write(self, process_id: str, heartbeat: Heartbeat) -> None:
-        """Write a process's heartbeat, and remove entries that are a day old; one round trip."""
         kept_s = int(KEPT_FOR.total_seconds())
         self._write(keys=self._keys, args=[process_id, heartbeat.model_dump_json(), kept_s])
 
     def read(self) -> LastHeartbeats:
-        """Return the newest heartbeats; invalid entries are passed over. Two round trips."""
-        with self._client.pipeline() as pipeline:
+        with translate_redis_errors(), self._client.pipeline() as pipeline:
             pipeline.time()
             pipeline.zrevrange(self._keys[0], 0, _LISTED - 1, withscores=True)
             (seconds, microseconds), times = pipeline.execute()
-        if not times:
-            return {}
-        values: Any = self._client.hmget(self._keys[1], [member for member, _ in times])
+            values: Any = self._client.hmget(self._keys[1], [member for member, _ in times]) if times else []
         now = seconds + microseconds / 1_000_000
         found: LastHeartbeats = {}
         for (member, at), value in zip(times, values, strict=True):
@@ -240,21 +268,63 @@ class RedisHeartbeats:
                     found[process_id] = max(0.0, now - at), Heartbeat.model_validate_json(value)
         return found
 
+    def reason_full(self) -> str | None:
+        return reason_full(self._client, self._namespace)
 
-def read_processes(client: redis.Redis | None, namespace: str, now: datetime) -> Processes:
-    """Read the heartbeats in Redis. Never raises.
+
+class PostgresHeartbeats:
+    """Heartbeats in the database ``main``. By them a process keeps its ticks; by its last one it returns them."""
+
+    server: ClassVar[str] = "PostgreSQL"
+
+    def write(self, process_id: str, heartbeat: Heartbeat) -> None:
+        given = {"heartbeat": heartbeat.model_dump(mode="json"), "at": NOW}
+        with database.using(MAIN), database.atomic():
+            ProcessRow.insert(id=process_id, **given).on_conflict(
+                conflict_target=[ProcessRow.id],
+                update={ProcessRow.heartbeat: EXCLUDED.heartbeat, ProcessRow.at: EXCLUDED.at},
+            ).execute()
+            kept = {"holder": None, "due_at": NOW} if heartbeat.stopped else {"due_at": NOW + SILENCE}
+            TickRow.update(**kept).where(TickRow.holder == process_id).execute()
+            ProcessRow.delete().where(ProcessRow.at < NOW - KEPT_FOR).execute()
+            # The lease of a dead holder that nothing has acquired again.
+            HeldLeaseRow.delete().where(HeldLeaseRow.expires_at < NOW - KEPT_FOR).execute()
+
+    def read(self) -> LastHeartbeats:
+        with database.using(MAIN), translate_postgres_errors():
+            rows: Any = ProcessRow.select(ProcessRow.id, seconds_since(ProcessRow.at), ProcessRow.heartbeat)
+            found: LastHeartbeats = {}
+            for process_id, age_s, heartbeat in rows.order_by(ProcessRow.at.desc()).limit(_LISTED).tuples():
+                with suppress(pydantic.ValidationError):
+                    found[process_id] = max(0.0, float(age_s)), Heartbeat.model_validate(heartbeat)
+            return found
+
+    def reason_full(self) -> str | None:
+        return None  # the databases are examined by themselves
+
+
+def heartbeat_store(settings: Settings) -> HeartbeatStore | None:
+    """Return the store of an installation's heartbeats; None if neither Redis nor PostgreSQL alone is configured."""
+    if shared_redis.is_replaced(settings):
+        return PostgresHeartbeats()
+    client = None if settings.redis_url is None else redis_client(settings.redis_url)
+    return None if client is None else RedisHeartbeats(client, settings.namespace)
+
+
+def read_processes(store: HeartbeatStore | None, now: datetime) -> Processes:
+    """Read the heartbeats. Never raises.
 
     Parameters:
-      client: None: Redis is not configured.
+      store: None: there is none.
     """
-    if client is None:
+    if store is None:
         return UNKNOWN
-    if (full := reason_full(client, namespace)) is not None:
+    if (full := store.reason_full()) is not None:
         return replace(UNKNOWN, full=full)  # all of them would look dead
     try:
-        with translate_redis_errors():
-            last = RedisHeartbeats(client, namespace).read()
-    except RedisUnavailable:
-        return UNKNOWN  # the caller reads more of that server and reports it as away
+        last = store.read()
+    except (ServerUnavailable, PeeweeException):
+        return UNKNOWN  # the caller reads more of that server and reports it as unavailable
     every = [Process(heartbeat, now - timedelta(seconds=age_s), age_s) for age_s, heartbeat in last.values()]
-    return Processes(tuple(sorted(every, key=lambda each: each.age_s)))
+    alone = isinstance(store, PostgresHeartbeats)
+    return Processes(tuple(sorted(every, key=lambda each: each.age_s)), alone=alone)

@@ -574,7 +574,7 @@ MINUTE: Final = timedelta(minutes=1)
 def record_missed(worker: str, cron: Cron, after: datetime, last: datetime, reason: str) -> int:
     """Record the missed ticks of a gap, without those that another scheduler has recorded; return their number."""
     with database.atomic():
-        _lock_ticks(worker)
+        lock_ticks(worker)
         # Ticks in the ledger are counted already, by a scheduler that died after it recorded this gap or a part of it.
         known = last_tick(worker, last + MINUTE)
         missed = cron.count(max(after, known or after), last, _MAX_COUNTED)
@@ -595,7 +595,7 @@ def record_missed(worker: str, cron: Cron, after: datetime, last: datetime, reas
 def no_longer_missed(worker: str, tick: datetime) -> None:
     """Subtract a tick from the missed ticks it was counted among."""
     with database.atomic():
-        _lock_ticks(worker)
+        lock_ticks(worker)
         gap: Any = (
             Run.select(Run.id, Run.counts)
             .where((Run.worker == worker) & (Run.outcome == "missed") & (Run.tick >= tick))
@@ -617,7 +617,7 @@ def no_longer_missed(worker: str, tick: datetime) -> None:
 def record_tick(worker: str, tick: datetime, row: dict[str, Any], *, unless_any: bool) -> None:
     """Record an outcome of a tick once. With `unless_any`, record it only if the message has no row for the tick."""
     with database.atomic():
-        _lock_ticks(worker)
+        lock_ticks(worker)
         there = (Run.worker == worker) & (Run.tick == tick) & (Run.message_id == row["message_id"])
         if not unless_any:
             there &= Run.outcome == row["outcome"]
@@ -625,7 +625,7 @@ def record_tick(worker: str, tick: datetime, row: dict[str, Any], *, unless_any:
             record(worker, **row, tick=tick, trigger="schedule")
 
 
-def _lock_ticks(worker: str) -> None:
+def lock_ticks(worker: str) -> None:
     """Lock a worker's ticks until the end of the transaction."""
     Select(columns=[_lock(f"housekeeping ticks {worker}")]).execute(database)
 

@@ -127,6 +127,43 @@ class HeldLeaseRow(BaseModel):
         schema = "housekeeping"
 
 
+class TickRow(BaseModel):
+    """Sent tick of a worker, in an installation without Redis; the latest ones, and those that have not ended.
+
+    Attributes:
+      holder: Process that runs it; NULL for none.
+      due_at: When a process may run it: a retry after its delay, and one with a holder once that holder sends no more
+        heartbeats. NULL once it has ended.
+      attempts: How often a process has begun it.
+      retries: How often it has failed.
+    """
+
+    worker = TextField()
+    tick = UtcDateTimeField()
+    message_id = TextField()
+    holder = TextField(null=True)
+    due_at = UtcDateTimeField(null=True)
+    attempts = IntegerField(default=0)
+    retries = IntegerField(default=0)
+
+    class Meta:
+        table_name = "ticks"
+        schema = "housekeeping"
+        primary_key = CompositeKey("worker", "tick")
+
+
+class ProcessRow(BaseModel):
+    """Last heartbeat of a process, in an installation without Redis."""
+
+    id = TextField(primary_key=True)
+    heartbeat = JSONField()
+    at = UtcDateTimeField()
+
+    class Meta:
+        table_name = "processes"
+        schema = "housekeeping"
+
+
 class Switch(BaseModel):
     """Current override of a worker: paused, or with lower limits."""
 
@@ -365,6 +402,8 @@ MODELS: Final = (
     Run,
     LeaseRow,
     HeldLeaseRow,
+    TickRow,
+    ProcessRow,
     Switch,
     Rejection,
     OutboxRow,

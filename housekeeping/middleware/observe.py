@@ -38,7 +38,7 @@ from housekeeping.core.errors import HousekeepingError, LeaseLost, SettingsError
 from housekeeping.core.interrupts import LostLease, exit_on, innermost_frame
 from housekeeping.core.logs import configure, error_line, how_to_install
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import redis_client, translate_redis_errors
+from housekeeping.core.redis import redis_client, shared_redis, translate_redis_errors
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import (
     MessageContext,
@@ -51,7 +51,15 @@ from housekeeping.core.telemetry import (
 from housekeeping.database.connection import close_databases
 from housekeeping.ledger import processes as heartbeats
 from housekeeping.ledger import schema
-from housekeeping.ledger.processes import BusyThread, Heartbeat, Kind, RedisHeartbeats, read_processes
+from housekeeping.ledger.processes import (
+    BusyThread,
+    Heartbeat,
+    HeartbeatStore,
+    Kind,
+    RedisHeartbeats,
+    heartbeat_store,
+    read_processes,
+)
 from housekeeping.middleware.consistency import data_consistency_used
 from housekeeping.middleware.keys import tick_of
 
@@ -73,7 +81,7 @@ class Readiness:
     def __init__(self, settings: Settings, kind: Kind) -> None:
         self._settings = settings
         self._kind = kind
-        self._client = redis_client(settings.require_redis_url())
+        self._client = None if shared_redis.is_replaced(settings) else redis_client(settings.require_redis_url())
         self._lock = threading.Lock()
         self._known: tuple[float, list[str]] | None = None
 
@@ -92,7 +100,7 @@ class Readiness:
                     check()
                 except (HousekeepingError, PeeweeException) as error:
                     yield error_line(error)
-            processes = read_processes(self._client, self._settings.namespace, datetime.now(UTC))
+            processes = read_processes(heartbeat_store(self._settings), datetime.now(UTC))
         finally:
             if has_database:
                 close_databases()
@@ -105,7 +113,8 @@ class Readiness:
 
     def _ping(self) -> None:
         with translate_redis_errors():
-            self._client.ping()
+            if self._client is not None:
+                self._client.ping()
 
 
 class PageServer(http.server.ThreadingHTTPServer):
@@ -245,7 +254,7 @@ class Sender:
 
     def __init__(
         self,
-        store: RedisHeartbeats,
+        store: HeartbeatStore,
         kind: Kind,
         describe: Callable[[], dict[str, Any] | None],
         watch: Watch | None = None,
@@ -253,7 +262,8 @@ class Sender:
         self._watch = watch
         self._kind = kind
         self._describe = describe
-        self._id = uuid4().hex
+        #: Identifies the process among the heartbeats.
+        self.id: Final = uuid4().hex
         self._began = time.monotonic()
         self._stopping = threading.Event()
         self._store = store
@@ -282,7 +292,8 @@ class Sender:
         while not stopped:
             stopped = self._stopping.is_set()
             write = functools.partial(self._write, stopped)
-            before, failing = failing, _fails(write, "Redis", "Heartbeats cannot be sent, tried again", failing)
+            server, before = self._store.server, failing
+            failing = _fails(write, server, "Heartbeats cannot be sent, tried again", failing)
             if before and not failing:
                 logger.info("Heartbeats are sent again")
             if not stopped:
@@ -291,7 +302,7 @@ class Sender:
     def _write(self, stopped: bool) -> None:
         heartbeat = self._heartbeat(stopped)
         if heartbeat is not None:
-            self._store.write(self._id, heartbeat)
+            self._store.write(self.id, heartbeat)
 
     def _heartbeat(self, stopped: bool) -> Heartbeat | None:
         fields = self._describe()

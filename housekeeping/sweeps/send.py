@@ -41,6 +41,7 @@ class Send:
 
     delays: Mapping[str, timedelta]
     name: ClassVar[str] = "messages"
+    needs_redis: ClassVar[str] = "it sends messages"
     batch_size: ClassVar[int] = 1
     counts: ClassVar[tuple[str, ...]] = ("enqueued", "deduplicated")
     progress_counts: ClassVar[tuple[str, ...]] = ()

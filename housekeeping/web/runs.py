@@ -10,7 +10,6 @@ from flask import Flask, abort, flash, jsonify, redirect, render_template, reque
 from werkzeug.wrappers import Response
 
 from housekeeping.core.errors import WrongArgument
-from housekeeping.core.redis import redis_client
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.queries import database_now
@@ -21,7 +20,7 @@ from housekeeping.insight.why import explain_run
 from housekeeping.ledger import history
 from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunPage, RunRecord, read_page
 from housekeeping.ledger.operators import logged_actions, record_action
-from housekeeping.ledger.processes import Process, Processes, read_processes
+from housekeeping.ledger.processes import Process, Processes, heartbeat_store, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
 from housekeeping.ledger.schema import parse_run_label
 from housekeeping.web.security import Form, current_user
@@ -85,8 +84,7 @@ def add_processes(app: Flask, snapshots: SnapshotCache) -> None:
 
         def read() -> tuple[RunPage, Processes]:
             open_runs = read_page(tuple(database.by_name()), lambda now: RunFilter(outcome=RUNNING), limit=_RUNS)
-            client = None if settings.redis_url is None else redis_client(settings.redis_url)
-            return open_runs, read_processes(client, settings.namespace, open_runs.now)
+            return open_runs, read_processes(heartbeat_store(settings), open_runs.now)
 
         open_runs, found = snapshots.shared("processes", read)
         shown, others = by_process(found.listed, open_runs.runs)

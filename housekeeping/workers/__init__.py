@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from peewee import Model
 
 from housekeeping.core.errors import DeclarationError, SettingsError
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import PREFIX, Settings, WorkerSettings
 from housekeeping.database.connection import bind, database, handle_of
 from housekeeping.engine.registry import (
@@ -31,7 +33,7 @@ from housekeeping.sweeps.declaration import Sweep, setting_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.validate_tables import archives_of
-from housekeeping.sweeps.values import Kept
+from housekeeping.sweeps.values import Kept, SetupProblem
 from housekeeping.workers import (
     batched_git_ref_updates,
     bulk_imports,
@@ -250,7 +252,17 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
         archived = configured.get(sweep.name.removesuffix(SUFFIX))
         declared = sweep if archived is None else following(sweep, archived)
         configured[sweep.name] = declared.configured(settings.workers.get(sweep.name, WorkerSettings()))
-    return {name: sweep.set_up(problem=check) if check else sweep for name, sweep in configured.items()}
+    for name, sweep in configured.items():
+        problem = _lack_of_redis(family, sweep) if shared_redis.is_replaced(settings) else None
+        if problem is not None or check is not None:
+            configured[name] = sweep.set_up(problem=check if problem is None else partial(SetupProblem, *problem))
+    return configured
+
+
+def _lack_of_redis(family: Family, sweep: Sweep) -> tuple[str, str] | None:
+    """Return the family and why the sweep cannot run where PostgreSQL is the only server; None if it can."""
+    needs = next((getattr(stage, "needs_redis", None) for stage in sweep.known_stages()), None)
+    return None if needs is None else (family.name, f"{needs}, and HOUSEKEEPING_REDIS_URL is not set")
 
 
 def _archives(family: Family) -> set[type[Model]]:

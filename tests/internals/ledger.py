@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from housekeeping.ledger import history, migrations, outbox, runs, schema
+from housekeeping.ledger import history, migrations, outbox, runs, schema, ticks
 from housekeeping.ledger import operators as action_log
 from housekeeping.ledger import operators as override_rows
 from housekeeping.ledger import processes as heartbeats
@@ -28,6 +28,7 @@ from housekeeping.ledger.processes import (
     UNKNOWN,
     BusyThread,
     Heartbeat,
+    PostgresHeartbeats,
     Process,
     Processes,
     RedisHeartbeats,
@@ -47,6 +48,7 @@ from housekeeping.ledger.schema import (
     Run,
     Switch,
     TableSize,
+    TickRow,
     run_label,
     use_database,
 )

@@ -30,6 +30,7 @@ _ORDER: Final = (
     "insight",
     "doctor",
     "app",
+    "serve",
     "web",
     "cli",
     "__main__",

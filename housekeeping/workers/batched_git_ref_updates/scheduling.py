@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from peewee import SQL, Select, fn
 
@@ -99,6 +99,7 @@ class PendingProjects:
     batch_size: int
     max_projects: int
     name: str = "projects"
+    needs_redis: ClassVar[str] = "it sends messages"
     counts: tuple[str, ...] = ("total_projects", "enqueued", "deduplicated")
     progress_counts: tuple[str, ...] = ("total_projects",)
 

@@ -113,6 +113,7 @@ class PendingUploadsStage:
     """
 
     name: Final = "pending_direct_uploads"
+    needs_redis: Final = "pending uploads are in Redis"
     counts: Final = ("total_pending_entries", "total_deleted_stale_entries", "execution_timeout", "failed")
     progress_counts: Final = ("total_deleted_stale_entries",)
 

@@ -63,7 +63,7 @@ READING: Final[dict[tuple[str, ...], list[str]]] = {
     ("why",): ["housekeeping.old_runs"],
 }
 #: Commands that work until they are stopped.
-SERVING = [("demo",), ("scheduler",), ("web",), ("worker",)]
+SERVING = [("demo",), ("scheduler",), ("serve",), ("web",), ("worker",)]
 
 
 def test_every_command_is_known_to_change_read_or_serve() -> None:

@@ -30,8 +30,8 @@ def age_in_redis(client: redis.Redis, settings: Settings, process_id: str, secon
     client.zincrby(f"{settings.namespace}:process_heartbeats", -seconds, process_id)
 
 
-def read(client: redis.Redis | None, settings: Settings) -> list[Process]:
-    return list(read_processes(client, settings.namespace, NOW).every)
+def read(client: redis.Redis, settings: Settings) -> list[Process]:
+    return list(read_processes(RedisHeartbeats(client, settings.namespace), NOW).every)
 
 
 def test_start_of_a_process_is_by_the_clock_of_redis(
@@ -79,7 +79,7 @@ def test_entry_with_an_impossible_time_is_passed_over(
 def test_redis_key_of_another_type_makes_the_processes_unknown(redis_client: redis.Redis, settings: Settings) -> None:
     redis_client.set(f"{settings.namespace}:process_heartbeats", "x")
 
-    assert not read_processes(redis_client, settings.namespace, NOW).known
+    assert not read_processes(RedisHeartbeats(redis_client, settings.namespace), NOW).known
 
 
 def test_entries_without_a_heartbeat_for_a_day_leave_redis(
@@ -97,4 +97,8 @@ def test_entries_without_a_heartbeat_for_a_day_leave_redis(
 def test_processes_are_unknown_while_redis_is_away(settings: Settings) -> None:
     nowhere = client_for("redis://localhost:1/0")
 
-    assert [read_processes(each, settings.namespace, NOW).known for each in (nowhere, None)] == [False, False]
+    stores = (RedisHeartbeats(nowhere, settings.namespace), None)
+    assert [read_processes(each, NOW).known for each in stores] == [
+        False,
+        False,
+    ]

@@ -1,0 +1,160 @@
+"""Ticks of an installation without Redis: which were sent, and which process runs them.
+
+They are in the database ``main``. A sent tick is a row, due at once. A process takes it, keeps it by its heartbeats,
+and ends it after the run. The tick of a dead process is due again. The run's own ledger decides that its work is done
+once: the message id is made of worker and tick, and the next attempt closes the row of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import NAMESPACE_URL, uuid5
+
+from peewee import fn
+
+from housekeeping.core.cron import Cron
+from housekeeping.core.settings import MAIN
+from housekeeping.database.connection import database
+from housekeeping.ledger import runs
+from housekeeping.ledger.processes import SILENCE
+from housekeeping.ledger.runs import MINUTE
+from housekeeping.ledger.schema import NOW, TickRow
+
+
+class TakenTick(NamedTuple):
+    """A tick that a process runs."""
+
+    worker: str
+    tick: datetime
+    message_id: str
+    retries: int
+
+
+class Sent(NamedTuple):
+    """What became of a worker's latest tick.
+
+    Attributes:
+      reason: Why it will not run: ``deduplicated``, or None if it will.
+      missed: The missed ticks before it that were recorded, or with it.
+      missed_reason: Why they were missed.
+    """
+
+    tick: datetime
+    is_sent: bool
+    reason: str | None = None
+    missed: int = 0
+    missed_reason: str = runs.NO_SCHEDULER
+
+
+def last_sent() -> dict[str, datetime]:
+    """Return the last tick of each worker."""
+    with database.using(MAIN):
+        rows: Any = TickRow.select(TickRow.worker, fn.MAX(TickRow.tick)).group_by(TickRow.worker).tuples()
+        return dict(rows)
+
+
+def send(
+    worker: str, cron: Cron, now: datetime, *, place: str = MAIN, catch_up: bool, unsent_since: datetime | None = None
+) -> Sent | None:
+    """Send the worker's latest tick unless that has been done, and record the missed ticks before it; None if not new.
+
+    Parameters:
+      now: The database's time.
+      place: The database with the worker's ledger.
+      catch_up: Whether to send a tick whose minute has passed.
+      unsent_since: Since when this process could not send ticks.
+    """
+    tick = cron.latest(now)
+    with database.using(MAIN), database.atomic():
+        runs.lock_ticks(worker)
+        last = _last(worker, tick, place)
+        if last is not None and last >= tick:
+            return None
+        in_its_minute = now - tick < MINUTE
+        is_sent = in_its_minute or (last is not None and catch_up)
+        missed, reason = 0, runs.NO_SCHEDULER
+        if last is not None:
+            if unsent_since is not None and cron.next(last) >= unsent_since:
+                reason = runs.NOT_SENT
+            until = cron.latest(tick - MINUTE) if is_sent else tick
+            with database.using(place):
+                missed = runs.record_missed(worker, cron, last, until, reason) if until > last else 0
+        duplicate = is_sent and _waits(worker)
+        if is_sent and not duplicate:
+            # The new tick does the work of a retry that waits (promise R2).
+            waiting = (TickRow.worker == worker) & TickRow.holder.is_null() & (TickRow.retries > 0)
+            TickRow.update(due_at=None).where(waiting).execute()
+        message_id = message_id_of(worker, tick)
+        if duplicate:
+            with database.using(place):
+                given: dict[str, Any] = {"message_id": message_id, "tick": tick, "trigger": "schedule"}
+                runs.record(worker, "skipped", "deduplicated", **given)
+        TickRow.delete().where((TickRow.worker == worker) & TickRow.due_at.is_null()).execute()
+        due_at = NOW if is_sent and not duplicate else None
+        TickRow.insert(worker=worker, tick=tick, message_id=message_id, due_at=due_at).execute()
+    return Sent(tick, is_sent and not duplicate, "deduplicated" if duplicate else None, missed, reason)
+
+
+def _last(worker: str, tick: datetime, place: str) -> datetime | None:
+    """Return the worker's last tick up to this one, here or in its ledger, which has those of an earlier scheduler."""
+    sent = TickRow.select(fn.MAX(TickRow.tick)).where(TickRow.worker == worker).scalar()
+    with database.using(place):
+        recorded = runs.last_tick(worker, tick + MINUTE)
+    return max((each for each in (sent, recorded) if each is not None), default=None)
+
+
+def _waits(worker: str) -> bool:
+    """Return whether a tick of the worker waits for its first run."""
+    waits = (TickRow.worker == worker) & TickRow.due_at.is_null(False) & (TickRow.attempts == 0)
+    return bool(TickRow.select(TickRow.worker).where(waits).exists())
+
+
+def remember(worker: str, tick: datetime) -> None:
+    """Let the worker's schedule begin after this tick."""
+    with database.using(MAIN), database.atomic():
+        given = {"worker": worker, "tick": tick, "message_id": message_id_of(worker, tick)}
+        TickRow.insert(**given).on_conflict_ignore().execute()
+
+
+def take(holder: str, workers: Collection[str], most: int) -> list[TakenTick]:
+    """Take ticks that are due, the longest waiting first, for a process that keeps them by its heartbeats."""
+    with database.using(MAIN), database.atomic():
+        due: Any = (
+            TickRow.select(TickRow.worker, TickRow.tick)
+            .where((TickRow.due_at <= NOW) & TickRow.worker.in_(list(workers)))
+            .order_by(TickRow.due_at)
+            .limit(most)
+            .for_update("FOR UPDATE SKIP LOCKED")  # type: ignore[arg-type]
+        )
+        return [tick for each in due.tuples() for tick in _take(holder, *each)]
+
+
+def _take(holder: str, worker: str, tick: datetime) -> Iterable[TakenTick]:
+    taking = TickRow.update(holder=holder, due_at=NOW + SILENCE, attempts=TickRow.attempts + 1)
+    taken: Any = taking.where((TickRow.worker == worker) & (TickRow.tick == tick)).returning(
+        TickRow.worker, TickRow.tick, TickRow.message_id, TickRow.retries
+    )
+    return (TakenTick(*row) for row in taken.tuples().execute())
+
+
+def end(holder: str, taken: TakenTick, again_in: timedelta | None, *, failed: bool) -> None:
+    """End a tick that the process still has, or let it run again after a delay."""
+    ours = (TickRow.worker == taken.worker) & (TickRow.tick == taken.tick) & (TickRow.holder == holder)
+    due_at = None if again_in is None else NOW + again_in
+    with database.using(MAIN), database.atomic():
+        TickRow.update(holder=None, due_at=due_at, retries=taken.retries + failed).where(ours).execute()
+
+
+def was_sent(worker: str, tick: datetime) -> bool | None:
+    """Return whether the tick was sent; None if that is no longer known."""
+    with database.using(MAIN):
+        rows: Any = TickRow.select(TickRow.tick).where(TickRow.worker == worker).tuples()
+        known = [at for (at,) in rows]
+    return tick in known if known and tick >= min(known) else None
+
+
+def message_id_of(worker: str, tick: datetime) -> str:
+    """Return the id of a tick's message, the same for each of its runs."""
+    return str(uuid5(NAMESPACE_URL, f"{TickRow._meta.schema}:ticks:{worker}:{int(tick.timestamp())}"))

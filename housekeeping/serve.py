@@ -1,0 +1,286 @@
+"""One process for an installation without Redis: it sends the ticks, runs the sweeps, and evaluates the alerts.
+
+Several of these processes, on several machines, share the work by the table of ticks (`ledger.ticks`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from dramatiq.middleware import Shutdown
+from dramatiq.middleware.time_limit import TimeLimitExceeded
+from dramatiq.threading import Interrupt
+from peewee import PeeweeException
+
+from housekeeping.brokers.dramatiq_internals import Requeue
+from housekeeping.core import telemetry
+from housekeeping.core.cron import Cron
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.interrupts import interrupt
+from housekeeping.core.logs import error_line
+from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.pings import INSTALLATION, pings
+from housekeeping.core.settings import MAIN, Settings
+from housekeeping.core.telemetry import MessageContext, current_message
+from housekeeping.database.connection import close_databases, database
+from housekeeping.database.queries import database_now
+from housekeeping.engine.registry import MAX_RETRIES, raise_for_retry, time_limit_of
+from housekeeping.engine.run import run_sweep
+from housekeeping.insight.webhook import InstallationWatch
+from housekeeping.ledger import ticks
+from housekeeping.ledger.processes import PostgresHeartbeats
+from housekeeping.ledger.ticks import TakenTick
+from housekeeping.middleware.interrupts import StatementInProgress, statement_of_this_thread
+from housekeeping.middleware.observe import AWAKE, Sender
+from housekeeping.middleware.retries import delay_before
+from housekeeping.sweeps.declaration import Sweep
+
+logger = named_logger(__name__)
+
+#: Time between looks for due ticks. A tick begins that much late at most, if a thread is free.
+_POLL_S: Final = 1.0
+#: Time after which ticks that could not be sent are tried again.
+_AGAIN_S: Final = 10.0
+#: Time for interrupted runs to end after the grace period.
+_INTERRUPTED_S: Final = 10.0
+_ATTEMPTS_AT_END: Final = 3  # to write down how the last ticks have ended
+
+
+@dataclass(slots=True, eq=False)
+class _Delivery:
+    """A tick that a thread of this process runs.
+
+    Attributes:
+      interrupted: Whether its run was interrupted, which is done once.
+    """
+
+    tick: TakenTick
+    stopping: threading.Event = field(default_factory=threading.Event)
+    began: float = field(default_factory=time.monotonic)
+    thread_id: int = 0
+    statement: StatementInProgress | None = None
+    interrupted: bool = False
+
+    def interrupt(self, kind: type[Interrupt]) -> None:
+        """Interrupt the run, and cancel the statement that it waits for."""
+        if not self.interrupted and interrupt(self.thread_id, kind):
+            self.interrupted = True
+            logger.warning("Run interrupted", worker=self.tick.worker, interrupt=kind.__name__)
+            if self.statement is not None:
+                # In its own thread, because the server may not answer.
+                threading.Thread(target=self.statement.cancel, daemon=True).start()
+
+
+class Service:
+    """The schedule and the sweeps of one installation, in threads of this process.
+
+    Parameters:
+      sweeps: All workers. Those that are enabled and have a schedule are run.
+      threads: How many runs this process has at the same time, at most.
+    """
+
+    def __init__(self, settings: Settings, sweeps: dict[str, Sweep], threads: int) -> None:
+        scheduled = {name: sweep for name, sweep in sweeps.items() if sweep.enabled and sweep.schedule}
+        self._sweeps = scheduled
+        self._crons = {name: Cron(str(sweep.schedule), settings.timezone) for name, sweep in scheduled.items()}
+        self._catch_up = settings.catch_up == "latest"
+        self._grace_s = settings.grace_s
+        self._threads = threads
+        self._stopping = threading.Event()
+        self._changed = threading.Event()
+        self._busy: set[_Delivery] = set()
+        #: Ended runs that the table of ticks does not show yet: tick, delay until the next attempt, whether it failed.
+        self._ended: deque[tuple[TakenTick, timedelta | None, bool]] = deque()
+        #: The minute whose ticks were sent, by the database's clock; and when to try again if that failed.
+        self._minute: datetime | None = None
+        self._send_at = 0.0
+        self._woke_at = time.monotonic()
+        self._unsent_since: datetime | None = None
+        #: Worker -> what it lacks, as text.
+        self._problems: dict[str, str] = {}
+        store, watch = PostgresHeartbeats(), InstallationWatch(settings, sweeps)
+        queues = sorted({sweep.queue for sweep in scheduled.values()})
+        # As a scheduler and as a worker, because it is both.
+        self._scheduler = Sender(store, "scheduler", lambda: {} if self._is_awake() else None, watch.look)
+        self._worker = Sender(store, "worker", lambda: {"queues": queues, "threads": threads, "busy": len(self._busy)})
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that this process runs at their ticks, if they are set up."""
+        return tuple(self._sweeps)
+
+    def run(self) -> None:
+        """Work until `stop`, then end the runs after their batches, at the latest after the grace period."""
+        self._scheduler.start()
+        self._worker.start()
+        try:
+            while not self._stopping.is_set():
+                self._look()
+                self._changed.wait(_POLL_S)
+                self._changed.clear()
+        finally:
+            self._end_runs()
+            self._scheduler.stop()
+            self._worker.stop()  # its last heartbeat returns what did not end
+            close_databases()
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._stopping.set()
+        self._changed.set()
+
+    def _is_awake(self) -> bool:
+        return time.monotonic() - self._woke_at < AWAKE.total_seconds()
+
+    def _look(self) -> None:
+        """Send the ticks of a new minute, and begin what is due; never raises."""
+        self._woke_at = time.monotonic()
+        self._interrupt_late()
+        try:
+            self._write_ends()
+            with database.using(MAIN):
+                now = database_now()
+            minute = now.replace(second=0, microsecond=0)
+            if minute != self._minute and time.monotonic() >= self._send_at:
+                error = self._send(now)
+                self._note_sending(minute, error)
+            free = self._threads - len(self._busy)
+            if free > 0 and not self._stopping.is_set():
+                for tick in ticks.take(self._worker.id, self._sweeps, free):
+                    self._begin(tick)
+        except (HousekeepingError, PeeweeException) as error:
+            self._note_sending(datetime.now(UTC).replace(second=0, microsecond=0), error)
+            close_databases()
+
+    def _note_sending(self, minute: datetime, error: Exception | None) -> None:
+        """Note that the ticks up to this minute were sent, or why some could not be."""
+        if error is None:
+            if self._unsent_since is not None:
+                logger.info("Ticks are sent again")
+            self._minute, self._unsent_since = minute, None
+            pings.send(INSTALLATION, failed=False)
+            return
+        self._send_at = time.monotonic() + _AGAIN_S
+        if self._unsent_since is None:
+            self._unsent_since = minute
+            logger.error("Ticks could not be checked, tried again", error=error_line(error))
+            pings.send(INSTALLATION, failed=True)
+
+    def _send(self, now: datetime) -> Exception | None:
+        """Send the latest tick of each worker, unless that was done; return the error of a database, if any."""
+        last, failed = ticks.last_sent(), dict[str, Exception]()
+        for name, sweep in self._sweeps.items():
+            cron = self._crons[name]
+            # A database that does not answer is waited for once.
+            if last.get(name) == (tick := cron.latest(now)) or sweep.database in failed:
+                continue
+            try:
+                if not self._is_set_up(sweep):
+                    ticks.remember(name, tick)  # its schedule begins once it is set up
+                    continue
+                sent = ticks.send(
+                    name,
+                    cron,
+                    now,
+                    place=sweep.database,
+                    catch_up=self._catch_up,
+                    unsent_since=self._unsent_since,
+                )
+            except (HousekeepingError, PeeweeException) as error:
+                failed[sweep.database] = error
+                continue
+            if sent is None:
+                continue
+            if sent.missed:
+                about = {"worker": name, "tick": sent.tick, "missed": sent.missed}
+                logger.info("Tick ended", outcome="missed", reason=sent.missed_reason, **about)
+                telemetry.TICKS_MISSED.add(name, number=sent.missed)
+            if sent.reason is not None:
+                logger.info("Tick ended", worker=name, tick=sent.tick, outcome="skipped", reason=sent.reason)
+            if sent.is_sent:
+                telemetry.TICKS_SENT.add(name)
+                telemetry.LAST_TICK.set(time.time(), name)
+        return next(iter(failed.values()), None)
+
+    def _is_set_up(self, sweep: Sweep) -> bool:
+        problem = sweep.lacks()
+        before = self._problems.pop(sweep.name, None)
+        if problem is not None:
+            self._problems[sweep.name] = problem.text
+            if problem.text != before:
+                logger.info("Worker not set up, not scheduled", worker=sweep.name, text=problem.text)
+        elif before is not None:
+            logger.info("Worker set up, scheduled from now on", worker=sweep.name)
+        return problem is None
+
+    def _begin(self, tick: TakenTick) -> None:
+        delivery = _Delivery(tick)
+        self._busy.add(delivery)
+        threading.Thread(target=self._deliver, args=(delivery,), name=f"run {tick.worker}", daemon=True).start()
+
+    def _deliver(self, delivery: _Delivery) -> None:
+        """Run a tick's sweep, by the rules for the message of a worker."""
+        tick, sweep = delivery.tick, self._sweeps[delivery.tick.worker]
+        delivery.thread_id, delivery.statement = threading.get_ident(), statement_of_this_thread()
+        current_message.set(MessageContext(tick.message_id, "schedule", tick.tick, delivery.stopping, sweep.name))
+        again_in: timedelta | None = None
+        failed = False
+        try:
+            raise_for_retry(sweep, run_sweep(sweep))
+        except Requeue as requeued:
+            again_in = timedelta(milliseconds=requeued.delay or 0)
+        except Shutdown:
+            again_in = timedelta()
+        except BaseException as error:
+            failed = True
+            if tick.retries < MAX_RETRIES:
+                again_in = min(delay_before(tick.retries), self._crons[sweep.name].period(datetime.now(UTC)))
+            else:
+                logger.error("Tick failed for good", worker=sweep.name, tick=tick.tick, error=error_line(error))
+        finally:
+            current_message.set(None)
+            with suppress(PeeweeException):
+                close_databases()
+            self._ended.append((tick, again_in, failed))
+            self._busy.discard(delivery)
+            self._changed.set()
+
+    def _write_ends(self) -> None:
+        while self._ended:
+            tick, again_in, failed = self._ended[0]
+            ticks.end(self._worker.id, tick, again_in, failed=failed)
+            self._ended.popleft()
+
+    def _interrupt_late(self) -> None:
+        for delivery in tuple(self._busy):
+            limit = time_limit_of(self._sweeps[delivery.tick.worker])
+            if time.monotonic() - delivery.began > limit.total_seconds():
+                delivery.interrupt(TimeLimitExceeded)
+
+    def _end_runs(self) -> None:
+        for delivery in tuple(self._busy):
+            delivery.stopping.set()
+        self._wait(self._grace_s)
+        for delivery in tuple(self._busy):
+            delivery.interrupt(Shutdown)
+        self._wait(_INTERRUPTED_S)
+        for _ in range(_ATTEMPTS_AT_END):
+            try:
+                self._write_ends()
+                return
+            except (HousekeepingError, PeeweeException) as error:
+                # Their ticks run again once this process sends no more heartbeats, and find their work done.
+                logger.warning("The ends of ticks could not be written", error=error_line(error))
+                close_databases()
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._busy and (left := until - time.monotonic()) > 0:
+            self._changed.wait(left)
+            self._changed.clear()

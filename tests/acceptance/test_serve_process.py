@@ -1,0 +1,167 @@
+"""Processes of ``housekeeping serve``, which need only PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from housekeeping.workers.user_status_cleanup.models import UserStatus
+from tests.acceptance.conftest import Command
+from tests.acceptance.processes import PATIENCE_S, eventually, started
+from tests.internals.database import Database
+from tests.internals.ledger import NOW, SILENCE, Run, TickRow
+
+SERVE = [sys.executable, "-m", "housekeeping", "serve"]
+STATUSES = "user_status_cleanup.batch"
+CALLS = "shop.calls"
+#: A sweep whose run is in its first batch until the file ``go`` exists; the file ``called`` shows that it is.
+MODULE = """
+import pathlib, time
+from datetime import timedelta
+from housekeeping import Call, Delete, Lease, Limits, Rows, Sweep
+
+def call(row):
+    pathlib.Path("called").touch()
+    until = time.monotonic() + 60
+    while not pathlib.Path("go").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+
+calls = Sweep(
+    "shop.calls",
+    Rows("calls", stale=lambda row, now: row.due_at <= now, order="id", action=Call(call, then=Delete())),
+    schedule="* * * * *", lease=Lease("calls", timedelta(minutes=10)), limits=Limits(batch=1),
+)
+"""
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], postgres: Database) -> dict[str, str]:
+    """Without Redis."""
+    del environment["HOUSEKEEPING_REDIS_URL"], environment["HOUSEKEEPING_BROKER_URL"]
+    return environment
+
+
+@pytest.fixture
+def calls(
+    environment: dict[str, str], postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The environment of an application with the sweep, and three rows that are due."""
+    postgres.execute_sql("CREATE TABLE calls (id bigint PRIMARY KEY, due_at timestamptz NOT NULL)")
+    postgres.execute_sql("INSERT INTO calls SELECT n, now() FROM generate_series(1, 3) AS n")
+    (tmp_path / "calls_of_the_shop.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return environment | {"HOUSEKEEPING_SWEEPS": "calls_of_the_shop", "HOUSEKEEPING_BUILT_IN": "none"}
+
+
+def of(worker: str) -> list[Run]:
+    return list(Run.select().where(Run.worker == worker).order_by(Run.id))
+
+
+def test_two_processes_share_the_schedule_and_commands_show_it(
+    environment: dict[str, str], add: Callable[[int], None], command: Command, tmp_path: Path
+) -> None:
+    # S1, S5, L4
+    add(3)
+    with (
+        started(SERVE, environment, tmp_path / "one") as one,
+        started(SERVE, environment, tmp_path / "other") as other,
+    ):
+        eventually(lambda: [run.outcome for run in of(STATUSES)][:1] == ["done"], one, other)
+        eventually(lambda: _alive(command) == 4, one, other)  # each is a worker and a scheduler
+        status = json.loads(command("status", "--json").stdout)
+        outputs = [command(*each) for each in (["why", STATUSES], ["plan", STATUSES], ["doctor"], ["leases", "list"])]
+        assert [one.terminate(), other.terminate()] == [0, 0]
+
+    [run, *_] = of(STATUSES)
+    assert (run.trigger, run.counts["deleted_rows"], UserStatus.select().count()) == ("schedule", 3, 0)
+    assert len({each.tick for each in of(STATUSES)}) == len(of(STATUSES)), "one run for each tick"
+    names = {alert["name"] for alert in status["alerts"]}
+    assert names.isdisjoint({"unavailable", "no_worker", "no_scheduler", "overdue"}), status["alerts"]
+    why, plan, doctor, leases = outputs
+    assert why.stdout.splitlines()[1] == "it completed" and why.stdout.splitlines()[-1] == "a run now would start"
+    assert "8 of 8 threads are free; no queue is needed" in plan.stdout
+    assert "leases, ticks and heartbeats are in the database" in " ".join(doctor.stdout.split())
+    assert doctor.returncode == 0, doctor.stdout
+    assert leases.stdout == "no leases are held\n"
+    assert _alive(command) == 0, "the last heartbeats"
+
+
+def _alive(command: Command) -> int:
+    processes = json.loads(command("status", "--json").stdout)["processes"]
+    return sum(each["alive"] for each in processes)
+
+
+def test_stopped_process_ends_its_batch_and_the_next_one_continues_the_tick(
+    calls: dict[str, str], postgres: Database, tmp_path: Path
+) -> None:
+    # R5, S5
+    with started(SERVE, calls, tmp_path / "one") as one:
+        eventually((tmp_path / "called").exists, one)
+        one.running.terminate()
+        (tmp_path / "go").touch()
+        assert one.running.wait(PATIENCE_S) == 0
+    [stopped] = of(CALLS)
+    assert (stopped.outcome, stopped.reason) == ("partial", "shutdown")
+    assert TickRow.select().where(TickRow.due_at.is_null(False), TickRow.holder.is_null()).count() >= 1
+
+    with started(SERVE, calls, tmp_path / "other") as other:
+        eventually(lambda: of(CALLS)[-1].outcome == "done", other)
+        assert other.terminate() == 0
+
+    of_tick = [run.outcome for run in of(CALLS) if run.tick == stopped.tick]
+    assert of_tick == ["partial", "done"]
+    assert postgres.execute_sql("SELECT count(*) FROM calls").fetchone() == (0,)
+
+
+def test_another_process_takes_over_from_a_killed_one(
+    calls: dict[str, str], postgres: Database, tmp_path: Path
+) -> None:
+    # S5, L1
+    with started(SERVE, calls, tmp_path / "one") as one:
+        eventually((tmp_path / "called").exists, one)
+        one.kill()
+    # The time passes after which the process and its run count as dead.
+    TickRow.update(due_at=NOW).where(TickRow.holder.is_null(False)).execute()
+    Run.update(heartbeat_at=NOW - SILENCE - timedelta(seconds=1)).execute()
+    (tmp_path / "go").touch()
+
+    with started(SERVE, calls, tmp_path / "other") as other:
+        eventually(lambda: of(CALLS)[-1].outcome == "done", other)
+
+    killed, *_ = of(CALLS)
+    assert [run.outcome for run in of(CALLS) if run.tick == killed.tick][0] == "lost"
+    assert {run.outcome for run in of(CALLS)} <= {"lost", "done", "skipped"}
+    assert postgres.execute_sql("SELECT count(*) FROM calls").fetchone() == (0,)
+
+
+def test_paused_worker_is_skipped(calls: dict[str, str], command: Command, tmp_path: Path) -> None:
+    given = {name.removeprefix("HOUSEKEEPING_"): value for name, value in calls.items() if "HOUSEKEEPING_" in name}
+    assert command("pause", CALLS, **given).returncode == 0
+
+    with started(SERVE, calls, tmp_path / "one") as one:
+        eventually(lambda: of(CALLS), one)
+
+    assert (of(CALLS)[0].outcome, of(CALLS)[0].reason) == ("skipped", "paused")
+
+
+def test_what_needs_messages_says_so_in_one_line(command: Command) -> None:
+    sent = command("enqueue", STATUSES)
+    assert (sent.returncode, sent.stderr.count("\n")) == (2, 1)
+    assert "HOUSEKEEPING_REDIS_URL is not set" in sent.stderr
+
+    listed = json.loads(command("list", "--json", BUILT_IN="all").stdout)
+    skipped = command("run", "ci.stuck_jobs", "--json")
+    assert "it sends messages, and HOUSEKEEPING_REDIS_URL is not set" in json.dumps(listed)
+    assert (json.loads(skipped.stdout)["outcome"], json.loads(skipped.stdout)["reason"]) == ("skipped", "not_set_up")
+
+
+def test_serve_refuses_an_installation_with_redis(command: Command) -> None:
+    refused = command("serve", REDIS_URL="redis://localhost:1/0")
+
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("housekeeping: housekeeping serve is for an installation without Redis")
