@@ -1,7 +1,11 @@
-"""Custom sweep of the demo, imported by its processes: closed accounts, deleted with all that depends on them."""
+"""Custom sweep of the demo, imported by its processes: closed accounts, deleted with all that depends on them.
+
+One customer, whose account is open, asks to be erased: `erase` requests it, and the worker process executes it.
+"""
 
 from __future__ import annotations
 
+import secrets
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -11,9 +15,12 @@ from peewee import BigAutoField
 from housekeeping.core.logs import counted
 from housekeeping.database.connection import BaseModel, database
 from housekeeping.database.queries import UtcDateTimeField
+from housekeeping.erasures import erase as request_erasure
+from housekeeping.ledger.schema import Erasure
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.rows import Rows
+from housekeeping.sweeps.subjects import Keep, Subject
 from housekeeping.sweeps.values import Guard, Kept
 
 ACCOUNTS: Final = 600
@@ -21,18 +28,21 @@ CLOSED: Final = 200
 PURCHASES: Final = 10  # of each account
 ITEMS: Final = 10  # of each purchase
 WITH_INVOICE: Final = 5  # closed accounts that their invoice keeps
+ERASED: Final = ACCOUNTS  # the customer; with an invoice, too
 
 _SEED: Final = """
-CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz);
+CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz, email text);
 CREATE TABLE purchase (id bigint PRIMARY KEY, account_id bigint NOT NULL REFERENCES account ON DELETE CASCADE);
 CREATE TABLE purchase_item (id bigint PRIMARY KEY, purchase_id bigint NOT NULL REFERENCES purchase ON DELETE CASCADE);
-CREATE TABLE invoice (id bigint PRIMARY KEY, account_id bigint NOT NULL REFERENCES account);
-INSERT INTO account SELECT n, CASE WHEN n <= %(closed)s THEN now() - interval '91 days' - n * interval '1 hour' END
+CREATE TABLE invoice (id bigint PRIMARY KEY, account_id bigint REFERENCES account, name text);
+INSERT INTO account
+SELECT n, CASE WHEN n <= %(closed)s THEN now() - interval '91 days' - n * interval '1 hour' END, n || '@example.com'
 FROM generate_series(1, %(accounts)s) AS n;
 INSERT INTO purchase SELECT n, 1 + (n - 1) / %(purchases)s FROM generate_series(1, %(accounts)s * %(purchases)s) AS n;
 INSERT INTO purchase_item SELECT n, 1 + (n - 1) / %(items)s
 FROM generate_series(1, %(accounts)s * %(purchases)s * %(items)s) AS n;
-INSERT INTO invoice SELECT n, n FROM generate_series(1, %(kept)s) AS n;
+INSERT INTO invoice SELECT n, n, 'Customer ' || n FROM generate_series(1, %(kept)s) AS n;
+INSERT INTO invoice VALUES (%(erased)s, %(erased)s, 'Customer');
 CREATE INDEX ON account (closed_at, id);
 CREATE INDEX ON purchase (account_id);
 CREATE INDEX ON purchase_item (purchase_id);
@@ -67,13 +77,25 @@ closed_accounts: Final = Sweep(
     guard=Guard(first_run=False),  # the demo runs unattended
 )
 
+customer: Final = Subject(
+    "customer",
+    Account,
+    tables={
+        "purchase": Delete(),
+        "purchase_item": Delete(),
+        "invoice": Keep("tax law", anonymise={"account_id": None, "name": "erased"}),
+    },
+)
+
 SWEEPS: Final = (closed_accounts,)
+SUBJECTS: Final = (customer,)
 KEPT: Final = (Kept("invoice", "tax law"),)
 
 
 def seed(folder: Path) -> str:
     """Create and fill the tables in under a second; return a summary line."""
     numbers = {"accounts": ACCOUNTS, "closed": CLOSED, "purchases": PURCHASES, "items": ITEMS, "kept": WITH_INVOICE}
+    numbers["erased"] = ERASED
     database.execute_sql(_SEED, numbers)
     purchases = ACCOUNTS * PURCHASES
     return (
@@ -83,11 +105,21 @@ def seed(folder: Path) -> str:
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Return the settings of the scene: the module of the sweep."""
-    return {"SWEEPS": __name__}
+    """Return the settings of the scene: the module of the sweep, and a secret for erasures."""
+    return {"SWEEPS": __name__, "ERASURE_KEY": secrets.token_urlsafe(32)}
 
 
 def count() -> dict[str, int]:
     """Return the number of rows of each kind."""
     names = (f"closed accounts ({WITH_INVOICE} with an invoice)", "other accounts", "purchases", "items of purchases")
     return dict(zip(names, database.execute_sql(_COUNT).fetchone(), strict=True))
+
+
+def erase() -> int:
+    """Request the erasure of the customer, and return its number."""
+    return request_erasure(customer.name, ERASED, reason="demo")
+
+
+def erased(number: int) -> Erasure | None:
+    """Return an erasure that has ended; None before."""
+    return Erasure.get_or_none((Erasure.id == number) & Erasure.ended_at.is_null(False))

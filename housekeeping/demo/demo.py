@@ -44,10 +44,11 @@ from housekeeping.core.logs import format_duration, how_to_install
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.connection import database
 from housekeeping.database.queries import database_now
-from housekeeping.demo import scenes
+from housekeeping.demo import accounts, scenes
 from housekeeping.demo.scenes import SCENES, compared, counted, others_at_work
 from housekeeping.engine import in_order
 from housekeeping.insight.coverage import read_coverage
+from housekeeping.insight.erasures import describe_counts, find_erasure
 from housekeeping.insight.status import WorkerStatus, format_backlog, worker_statuses
 from housekeeping.insight.wording import format_counts
 from housekeeping.ledger import schema
@@ -186,6 +187,7 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
     )
     print_table(compared(before, after))
     _print_undecided(stage)
+    _erase_one(stage, processes)
     out.print()
     for run in Run.select().where(Run.outcome.not_in(("done", "partial", "skipped"))):
         raise HousekeepingError(f"{run.worker} ended as {run.outcome}: {run.error or run.reason}")
@@ -197,10 +199,30 @@ def _print_undecided(stage: Stage) -> None:
     out.print(f"\nundecided among {len(found.tables)} tables (housekeeping coverage): {undecided}")
 
 
+def _erase_one(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Erase a customer, and show what became of the rows.
+
+    Raises:
+      HousekeepingError: When the erasure does not end as done, or a process ends.
+    """
+    number = accounts.erase()
+    _wait(stage, processes, lambda: accounts.erased(number) is not None)
+    record = find_erasure(str(number))
+    if record.state != "done":
+        raise HousekeepingError(f"erasure {number} is {record.state}: {record.error}")
+    out.print(f"\none customer erased (housekeeping receipt {number})")
+    shown = table("", "ROWS", "KEPT BECAUSE")
+    for name, counts in record.counts.items():
+        shown.add_row(f"  {name}", describe_counts(counts), record.kept.get(name, "-"))
+    print_table(shown)
+    out.print(f"proof: {record.proof_in_words}")
+
+
 def send_each_once(stage: Stage) -> list[Message[Any]]:
     """Enqueue one run of each worker without an argument; the others are enqueued by their parents."""
     actors = install(redis_broker(stage.settings), stage.settings).values()
-    return [actor.send() for actor in actors if actor.options["sweep"].argument is None]
+    sweeps = [(actor, actor.options["sweep"]) for actor in actors if "sweep" in actor.options]
+    return [actor.send() for actor, sweep in sweeps if sweep.argument is None]
 
 
 def _done(message: Message[None]) -> bool:
@@ -290,6 +312,7 @@ def watch(
       KeyboardInterrupt: When the end is requested.
     """
     send_each_once(stage)
+    accounts.erase()
     with Live(console=out, auto_refresh=False, screen=True) if out.is_terminal else nullcontext() as live:
         due_at = time.monotonic()
         while not stop_requested.is_set():

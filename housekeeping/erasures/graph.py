@@ -168,10 +168,11 @@ class Reach:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the subject's row by which references lead to it, and which name its objects."""
+        """The columns of the subject's row by which it is found, references lead to it, or objects are named."""
         compared = [name for each in self.below(self.root) for name in each.link.parent_columns]
         named = [name for each in self.subject.objects for name in each.columns]
-        return tuple(dict.fromkeys((*compared, *named)))
+        by = [] if self.subject.by is None else [self.subject.by]
+        return tuple(dict.fromkeys((*compared, *named, *by)))
 
 
 def read_reach(subject: Subject, *, checks_rights: bool = True) -> Reach:

@@ -139,6 +139,11 @@ class Erasing:
         """The newest version of its row."""
         return self.versions[-1]
 
+    @property
+    def identifying(self) -> set[str]:
+        """Values of the subject's row by which it is found."""
+        return {value for row in self.versions for value in row.values() if value is not None}
+
     def objects(self, settings: Settings) -> list[tuple[ObjectStore, str]]:
         """Return the stores of its objects, with the key or prefix in each version of its row. Raises as `located`.
 
@@ -345,7 +350,8 @@ class _Execution:
         """Record how it has ended."""
         counts = self._counts()
         databases = self._databases(erasing)
-        erasures.forget_rows(self._number, self._worker, databases)
+        values = () if erasing is None or state == "refused" else {*erasing.identifying, ",".join(self._row.key)}
+        erasures.forget_rows(self._number, self._worker, databases, values)
         erasures.end(self._number, state, error, counts=counts, proof=proof)
         if state == "done":
             logger.info("Erasure is done", erasure=self._number, kind=self._subject.name)

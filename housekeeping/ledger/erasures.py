@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.ledger.schema import NOW, Erasure, Run
+from housekeeping.ledger.schema import NOW, Erasure, Rejection, Run
 
 
 def keyed_digest(secret: SecretStr, purpose: str, text: str) -> str:
@@ -207,11 +208,42 @@ def count_ended_runs(number: int, worker: str, of_database: str) -> int:
         return int(Run.select().where(_of_erasure(number, worker) & Run.outcome.is_null(False)).count())
 
 
-def forget_rows(number: int, worker: str, databases: Iterable[str]) -> None:
-    """Remove from the runs of an erasure what may identify rows."""
+#: Characters of a value from which it is looked for in the ledger. Shorter ones are in most texts.
+_LEAST: Final = 4
+
+
+def forget_rows(number: int, worker: str, databases: Iterable[str], values: Iterable[str] = ()) -> None:
+    """Remove from the runs of an erasure what may identify rows.
+
+    Parameters:
+      values: What identifies the subject. It is removed from ended runs of all workers, too: cursors, errors, and keys
+        of rows that were rejected or blocked. A run that continues without a cursor begins at the front.
+    """
+    wanted = [re.escape(each) for each in values if len(each) >= _LEAST]
+    pattern = f"(?<![[:alnum:]_])({'|'.join(wanted)})(?![[:alnum:]_])"
+
+    def has_value(*columns: Any) -> Any:
+        return fn.CONCAT_WS(" ", *columns).regexp(pattern)
+
+    def masked(column: Any) -> Any:
+        return fn.REGEXP_REPLACE(column, pattern, "***", "g")
+
     for name in databases:
         with database.using(name):
             Run.update(cursor=None, traceback=None).where(_of_erasure(number, worker)).execute()
+            if wanted:
+                in_strings = fn.REGEXP_REPLACE(Run.counts.cast("text"), f'"({"|".join(wanted)})"', '"***"', "g")
+                changed = {
+                    "cursor": None,
+                    "rejected": None,
+                    "counts": in_strings.cast("jsonb"),
+                    "error": masked(Run.error),
+                    "traceback": masked(Run.traceback),
+                }
+                details = fn.JSONB_EXTRACT_PATH(Run.counts, "details")
+                found = has_value(Run.cursor, Run.rejected, details, Run.error, Run.traceback)
+                Run.update(changed).where(Run.outcome.is_null(False) & found).execute()
+                Rejection.delete().where(has_value(Rejection.subject, Rejection.position, Rejection.sample)).execute()
 
 
 def _of_erasure(number: int, worker: str) -> Any:

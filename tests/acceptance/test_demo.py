@@ -107,6 +107,17 @@ def test_finished_demo_shows_its_changes_and_removes_everything(
     assert " tables (housekeeping coverage): audit_events\n" in finished.stdout
     (items,) = [line.split()[-2:] for line in finished.stdout.splitlines() if line.startswith("  items of purchases")]
     assert items == ["60,000", "40,500"]
+    erased = finished.stdout.partition("one customer erased (housekeeping receipt 1)")[2]
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in erased.splitlines() if line.startswith("  ")}
+    assert rows.pop("ROWS") == "KEPT BECAUSE"
+    assert rows == {
+        "account": "deleted 1 -",
+        "purchase": "deleted 10 -",
+        "purchase_item": "deleted 100 -",
+        "invoice": "anonymised 1 tax law",
+    }
+    assert "proof: nothing is left in 4 tables\n" in erased
+    assert max(len(line) for line in erased.splitlines()) <= 80
     assert list(temporary.iterdir()) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,16 @@ import pytest
 import redis
 
 import housekeeping
-from housekeeping import Objects, ObjectStoreSettings, Settings
+from housekeeping import Call, Delete, Guard, Limits, Objects, ObjectStoreSettings, Rows, Settings, Sweep
 from tests.integration.erasure import shop
 from tests.integration.erasure.shop import MARKER, MARKER_ID, PERSON, ask, dump_redis, erase, row, rows, with_key
 from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.workers.object_storage.faulty_s3 import faulty_s3
 from tests.internals.brokers import dead_letters_of
 from tests.internals.database import database
+from tests.internals.engine import run_sweep
 from tests.internals.erasures import ErasureInterrupted, execute, work
+from tests.internals.ledger import Rejection, Run
 from tests.internals.workers import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("customers")
@@ -58,6 +61,39 @@ def test_nothing_identifies_the_person_afterwards(
     places = {"tables": _dump(), "Redis": dump_redis(redis_client), "log": _logged(caplog), "objects": str(objects)}
     assert [(place, mark) for place, text in places.items() for mark in _MARKS if mark in text] == []
     assert "Erasure is done" in places["log"] and "erase:person" in places["tables"] and len(objects) == 1
+
+
+def test_runs_of_sweeps_before_it_keep_no_identity(settings: Settings) -> None:
+    """A run that ended early has a cursor, one with rejected rows their keys, and a cascade the keys of its parents."""
+
+    def refuse(row: Any) -> None:
+        raise ValueError(f"refused {row.email} and {row.id}")
+
+    def sweep(name: str, action: Any, **options: Any) -> Sweep:
+        rows = Rows("account", stale=lambda row: row.id > 0, order="email", action=action)
+        return Sweep(name, rows, guard=Guard(first_run=False), **options)
+
+    ended = threading.Event()
+    ended.set()
+    kept = Delete(dependents={"orders": "keep"})
+    for each in (sweep("shop.called", Call(refuse, then=Delete())), sweep("shop.kept", kept)):
+        run_sweep(each)
+    run_sweep(sweep("shop.stopped", Delete(dependents={"orders": "keep"}), limits=Limits(batch=1)), stopping=ended)
+    cursor = {"stage": "rows", "position": [MARKER, MARKER_ID]}
+    Run.update(cursor=cursor, traceback=f"x {MARKER_ID} y", error=f"at {MARKER}").where(
+        Run.worker == "shop.stopped"
+    ).execute()
+    database.execute_sql("DELETE FROM audit_entry; DELETE FROM attachment WHERE id = 3")
+    before = _dump()
+    assert before.count(MARKER) > 3 and Rejection.select().exists()
+
+    assert erase(settings).state == "done"
+
+    after = _dump()
+    assert [mark for mark in _MARKS if mark in after] == []
+    stopped = Run.get(Run.worker == "shop.stopped")
+    assert (stopped.cursor, stopped.error, stopped.traceback) == (None, "at ***", "x *** y")
+    assert "***" in str(Run.get(Run.worker == "shop.kept").counts)
 
 
 @pytest.mark.parametrize("code", ["57P01", "08006", "P0001"])
