@@ -17,7 +17,7 @@ from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database
 from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import HEARTBEAT, PREDICATE, SILENCE
-from housekeeping.ledger.schema import NOW, Run, name_database, run_label
+from housekeeping.ledger.schema import NEWEST_FIRST, NOW, Run, name_database, run_label
 
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
 _OPEN: Final = 100  # open runs of a worker that are read; fewer threads run it at once
@@ -102,7 +102,7 @@ def recent(worker: str, limit: int) -> list[RunRecord]:
 def last_ended(worker: str, limit: int) -> list[RunRecord]:
     """Return the worker's last runs that began and ended, oldest first."""
     ended = (Run.worker == worker) & Run.outcome.not_in(_NEVER_BEGAN)
-    rows = list(select_runs().where(ended).order_by(Run.id.desc()).limit(limit))
+    rows = list(select_runs().where(ended).order_by(NEWEST_FIRST).limit(limit))
     return [record_of(run) for run in reversed(rows)]
 
 
@@ -126,21 +126,21 @@ class WorkerRuns:
     attempted_at: datetime | None = None
 
 
-#: MATERIALIZED, because the ids are used twice.
+#: MATERIALIZED, because the ids are used twice. -id as in `NEWEST_FIRST`.
 _OF_WORKERS: Final = """
 WITH known AS MATERIALIZED (
     SELECT name, ARRAY(
-        SELECT id FROM {runs} WHERE worker = name AND outcome NOT IN ('skipped', 'missed') ORDER BY id DESC LIMIT most
+        SELECT id FROM {runs} WHERE worker = name AND outcome NOT IN ('skipped', 'missed') ORDER BY -id LIMIT most
     ) AS ended
     FROM unnest(%s::text[], %s::integer[]) AS given (name, most)
 )
 SELECT name,
     ended || ARRAY(SELECT id FROM {runs} WHERE worker = name AND outcome IS NULL ORDER BY id LIMIT %s) || ARRAY(
-        SELECT id FROM {runs} WHERE worker = name AND reason = %s AND id > coalesce(ended[1], 0)
-        ORDER BY id DESC LIMIT 1
+        SELECT id FROM {runs} WHERE worker = name AND reason = %s AND -id < -coalesce(ended[1], 0)
+        ORDER BY -id LIMIT 1
     ),
     (SELECT finished_at FROM {runs} WHERE worker = name
-        AND (outcome = 'done' OR outcome = 'partial' AND reason <> ALL(%s)) ORDER BY id DESC LIMIT 1),
+        AND (outcome = 'done' OR outcome = 'partial' AND reason <> ALL(%s)) ORDER BY -id LIMIT 1),
     coalesce(
         (SELECT max(started_at) FROM {runs} WHERE worker = name
             AND (outcome IS NULL OR outcome NOT IN ('skipped', 'missed') OR reason = ANY(%s))),

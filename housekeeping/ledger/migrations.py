@@ -7,7 +7,8 @@ from typing import Final
 #: Applied in order, each once, in one transaction. A released migration is never changed.
 MIGRATIONS: Final = (
     # Pages of runs are ordered by start. Frequent outcomes and triggers need no index of their own: reading on from the
-    # last run of the page before finds them soon.
+    # last run of the page before finds them soon. `runs_began` is for the status and for the begin of a run: a paused
+    # worker has a skipped run for every tick, and they look past all of these (see `NEWEST_FIRST`).
     """
     CREATE TABLE {schema}.runs (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -42,6 +43,8 @@ MIGRATIONS: Final = (
     COMMENT ON COLUMN {schema}.runs.rejected IS 'the rejected records by cause, up to a limit';
     COMMENT ON COLUMN {schema}.runs.stopped_by IS 'operator who asked the run to stop after its batch';
     CREATE INDEX runs_worker_id ON {schema}.runs (worker, id);
+    CREATE INDEX runs_began ON {schema}.runs (worker, (-id))
+        WHERE outcome NOT IN ('skipped', 'missed') OR reason = 'unconfirmed';
     CREATE INDEX runs_worker_tick ON {schema}.runs (worker, tick) WHERE tick IS NOT NULL;
     CREATE INDEX runs_message_id ON {schema}.runs (message_id);
     CREATE INDEX runs_unfinished ON {schema}.runs (worker) WHERE outcome IS NULL;

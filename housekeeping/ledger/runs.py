@@ -26,7 +26,7 @@ from housekeeping.database.connection import database
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
 from housekeeping.ledger.leases import Fence, epoch_query, is_of
 from housekeeping.ledger.operators import OVERRIDE, Override, override_from
-from housekeeping.ledger.schema import NOW, LeaseRow, Rejection, Run
+from housekeeping.ledger.schema import NEWEST_FIRST, NOW, LeaseRow, Rejection, Run
 
 Trigger = Literal["schedule", "enqueue", "cli", "parent"]
 Outcome = Literal["done", "partial", "skipped", "failed", "lost_lease", "lost", "missed"]
@@ -511,8 +511,8 @@ def _last_runs(worker: str, subject: str) -> tuple[list[RunRow], bool, list[Any]
     was_not_refused = Run.reason.is_null() | Run.reason.not_in(_REFUSED) | (Run.outcome != "failed")
     rows: Any = (
         Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until)
-        .where((Run.worker == worker) & ~(Run.outcome.in_(("skipped", "missed"))) & was_not_refused)
-        .order_by(Run.id.desc())
+        .where((Run.worker == worker) & Run.outcome.not_in(("skipped", "missed")) & was_not_refused)
+        .order_by(NEWEST_FIRST)
         .limit(HISTORY)
         .tuples()
     )

@@ -95,6 +95,11 @@ class Run(BaseModel):
         schema = "housekeeping"
 
 
+#: Order of the runs of a worker that began, newest first. Only their index has it: for `id` PostgreSQL may take the
+#: primary key, and read the rows of all workers.
+NEWEST_FIRST: Final = NodeList((SQL("-"), Run.id))
+
+
 class LeaseRow(BaseModel):
     """Latest epoch of a lease, and the token of its holder.
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -44,3 +44,12 @@ def end_session(cursor: Any, pid: int) -> None:
             return
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def read_rows(plan: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield each scan of a plan with the rows that it has read."""
+    if plan["Node Type"].endswith("Scan"):
+        removed = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
+        yield plan["Node Type"], (plan["Actual Rows"] + removed) * plan["Actual Loops"]
+    for child in plan.get("Plans", ()):
+        yield from read_rows(child)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from tests.integration.many_runs import RUNS, many_runs
-from tests.integration.statements import watch_statements
+from tests.integration.statements import read_rows, watch_statements
 from tests.internals.database import Database
 from tests.internals.insight import explain_run
 from tests.internals.ledger import NOW, Run, history, run_start, runs
@@ -44,6 +44,30 @@ def test_explanation_of_a_run_uses_indexes(postgres: Database, plans: Plans) -> 
     explain_run(record, None, end, UTC)
 
     assert [plan for plan in plans() if "Seq Scan on runs" in plan] == []
+
+
+def test_status_and_begin_of_a_run_look_past_skipped_runs_by_an_index(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres.execute_sql(
+        f"INSERT INTO {Run._meta.schema}.runs (worker, trigger, started_at, finished_at, outcome, reason) "
+        "SELECT CASE WHEN n %% 5 = 0 THEN 'test.other' ELSE %s END, 'schedule', now(), now(), "
+        "CASE WHEN n %% 5 = 0 THEN 'done' ELSE 'skipped' END, 'paused' FROM generate_series(1, 5000) AS n",
+        [WORKER],
+    )
+    postgres.execute_sql(f"ANALYZE {Run._meta.schema}.runs")
+    sent: list[str] = []
+    watch_statements(monkeypatch, sent.append, with_values=True)
+
+    history.runs_of_workers({WORKER: 20}, unconfirmed="unconfirmed", held_back=["paused"])
+    history.last_ended(WORKER, 20)
+    runs.past_runs(WORKER)
+
+    plans = [
+        postgres.execute_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}").fetchone()[0][0]["Plan"] for sql in list(sent)
+    ]
+    assert len(plans) == 4
+    assert max(number for plan in plans for _, number in read_rows(plan)) < 10
 
 
 def test_open_run_without_heartbeats_is_lost(postgres: Database) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import connection as Connection
 
 from tests.integration.many_runs import RUNS, many_runs
-from tests.integration.statements import watch_statements
+from tests.integration.statements import read_rows, watch_statements
 from tests.internals.core import MAIN
 from tests.internals.database import Database
 from tests.internals.ledger import RUNNING, Position, Run, RunFilter, read_page
@@ -39,15 +39,6 @@ POSITIONS: Final = (None, Position(END - 2 * DAY, MAIN, RUNS // 2))
 
 def ids(wanted: RunFilter, *, limit: int = 20, before: Position | None = None) -> list[int]:
     return [each.run_id for each in read_page([MAIN], lambda now: wanted, limit=limit, before=before).runs]
-
-
-def read_rows(plan: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield each scan of a plan with the rows that it has read."""
-    if plan["Node Type"].endswith("Scan"):
-        removed = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
-        yield plan["Node Type"], (plan["Actual Rows"] + removed) * plan["Actual Loops"]
-    for child in plan.get("Plans", ()):
-        yield from read_rows(child)
 
 
 def explained(postgres: Database, filters: Iterable[RunFilter]) -> dict[str, list[tuple[str, int]]]:
