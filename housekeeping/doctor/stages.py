@@ -19,10 +19,9 @@ from housekeeping.database.errors import is_unavailable, sqlstate
 from housekeeping.database.queries import Recorder, database_now, explain
 from housekeeping.engine.speed import read_wal, reason_to_wait
 from housekeeping.insight.plan import inverted_comparison
-from housekeeping.sweeps.conditions import bare
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import CONSTRAINT_DECIDES, Link
-from housekeeping.sweeps.keyset import ExceptHeld, Groups
+from housekeeping.sweeps.keyset import ExceptHeld, Groups, conditions_of
 from housekeeping.sweeps.stage import Explainable, ExplainQuery
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import OrmRule, orm_rules
@@ -246,7 +245,7 @@ def _has(index: Index, column: Field) -> bool:
 def _partial_condition(explained: ExplainQuery) -> str:
     """Return the constant part of the predicate as the condition of a partial index."""
     # One condition per column: an action repeats the predicate's condition on the state.
-    conditions = reversed([each for each in _conditions(explained.query._where) if _is_fixed(each)])
+    conditions = reversed([each for each in conditions_of(explained.query._where) if _is_fixed(each)])
     fixed = [*{each.lhs.name: each for each in conditions}.values()][::-1]
     if not fixed:
         return ""
@@ -254,15 +253,6 @@ def _partial_condition(explained: ExplainQuery) -> str:
     with database.cursor() as cursor:
         text: str = cursor.mogrify(sql, parameters).decode()
     return f" WHERE {text}"
-
-
-def _conditions(predicate: Any) -> Iterator[Any]:
-    predicate = bare(predicate)
-    if isinstance(predicate, Expression) and predicate.op == OP.AND:
-        yield from _conditions(predicate.lhs)
-        yield from _conditions(predicate.rhs)
-    else:
-        yield predicate
 
 
 def _is_fixed(condition: Any) -> bool:

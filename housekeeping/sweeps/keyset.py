@@ -73,13 +73,13 @@ class Groups:
         It is a condition, or several joined by ``&``, of which one is an EXISTS of a query on the table of the groups.
         That compares a unique column of this table with the first column of the order.
         """
-        parts = list(_joined(predicate))
+        parts = list(conditions_of(predicate))
         for number, part in enumerate(parts):
             query = exists_of(part)
             (source,) = query._from_list if query is not None and len(query._from_list) == 1 else (None,)
             if query is None or len(order) < 2 or getattr(source, "model", source) is order[0].model:
                 continue
-            for condition in _joined(query._where):
+            for condition in conditions_of(query._where):
                 key = _compared_with(condition, order[0], source)
                 if key is not None:
                     others = (*parts[:number], *parts[number + 1 :])
@@ -137,11 +137,12 @@ def exists_of(condition: Any) -> Any:
     return query if all(isinstance(each, Field | FieldAlias) for each in query._returning) else None
 
 
-def _joined(condition: Any) -> Iterator[Any]:
+def conditions_of(condition: Any) -> Iterator[Any]:
+    """Yield the conditions that AND joins, in order."""
     condition = bare(condition)
     if isinstance(condition, Expression) and condition.op == OP.AND:
-        yield from _joined(condition.lhs)
-        yield from _joined(condition.rhs)
+        yield from conditions_of(condition.lhs)
+        yield from conditions_of(condition.rhs)
     else:
         yield condition
 

@@ -21,6 +21,7 @@ from housekeeping.database.connection import database, shorten_time_limits
 from housekeeping.database.errors import is_connection_lost, is_timeout
 from housekeeping.ledger.runs import RunRow, past_runs
 from housekeeping.sweeps.actions import Delete, archiving
+from housekeeping.sweeps.cascade_statements import compiled
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.keyset import held_condition
@@ -609,11 +610,8 @@ def _held(branch: Branch, now: datetime) -> tuple[str, list[Any]]:
     for _, stage in branch.others:
         if stage.hold is None:
             continue
-        meta: Any = stage.model._meta
-        context: Any = database.get_sql_context()
-        context.alias_manager[meta.table] = f"link_{len(branch.path) - 1}"
-        with context.scope_normal():
-            condition, parameters = context.sql(held_condition(stage.hold, stage.model, now)).query()
+        held = held_condition(stage.hold, stage.model, now)
+        condition, parameters = compiled(held, stage.model, f"link_{len(branch.path) - 1}")
         conditions.append(f"({condition})")
         values += parameters
     return (f" AND ({' OR '.join(conditions)})" if conditions else ""), values
