@@ -337,6 +337,8 @@ def _dropped(sweep: Sweep, stage: PartitionStage, now: datetime, sweeps: Collect
             f"{counted(len(staying), 'partition')} whose range is over must stay: {', '.join(staying[:_LISTED])}{more}"
         )
         yield Finding("warning", sweep.name, _PARTITIONS, text)
+    if warning := stage.table.warning(now):
+        yield Finding("warning", sweep.name, _PARTITIONS, warning, "create the next partitions, such as by pg_partman")
 
 
 def examine_tables(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

@@ -426,7 +426,8 @@ def fingerprint(sweep: Sweep, stages: Sequence[Stage]) -> str:
             parts += [f"{each.name} {each.decision} {each.where}" for each in (graph.links if graph else ())]
         elif isinstance(stage, PartitionStage):
             stale = "" if stage.stale is None else _predicate(stage.stale)
-            parts += [stage.name, quoted_name(stage.model), stale, str(stage.action.older_than)]
+            parts += [stage.name, quoted_name(stage.model), stale, stage.action.age]
+            parts += [stage.action.key] if stage.action.key != "time" else []
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

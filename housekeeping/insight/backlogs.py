@@ -28,6 +28,7 @@ from housekeeping.ledger.history import RunRecord
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partition_catalog import Partition, fails, read_partitions, reason_of_rows
+from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Backlog, Stage
 from housekeeping.sweeps.table_stage import TableStage, read_together
 from housekeeping.sweeps.validate_tables import stages_of
@@ -186,11 +187,13 @@ _TIME_LIMIT: Final = timedelta(seconds=1)
 
 
 def hint_of(stage: Stage, now: datetime) -> str | None:
-    """Return which whole partitions are stale and could be dropped instead of their rows; None if there are none.
+    """Return a hint about the partitions of the table; None if there is none.
 
-    Only for a plain `Delete` on a table that is partitioned by ranges of time. Requires a transaction, and leaves it
-    usable.
+    For a plain `Delete`, which whole partitions could be dropped instead of their rows. For a stage that drops
+    partitions and has read them, that none follows the current one. Requires a transaction, and leaves it usable.
     """
+    if isinstance(stage, PartitionStage):
+        return stage.table.warning(now)
     if not isinstance(stage, TableStage) or type(stage.action) is not Delete or stage.action.archive_to is not None:
         return None
     try:

@@ -7,11 +7,13 @@ dropped, the worker's next run knows by the record that it has to finish.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from typing import Any, Final, Literal
+from uuid import UUID
 
 from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalError, ProgrammingError
 
@@ -23,12 +25,27 @@ from housekeeping.database.queries import Recorder
 from housekeeping.ledger.schema import DetachedPartition
 from housekeeping.sweeps.keyset import is_not_true, is_nullable
 
-#: Types of the partition key that are a time, and SQL for a bound of that type.
-_TIMES: Final = {
-    "timestamp with time zone": "{}::timestamptz",
-    "timestamp without time zone": "{}::timestamp AT TIME ZONE 'UTC'",
-    "date": "{}::date::timestamp AT TIME ZONE 'UTC'",
+#: How the values of a partition key are times.
+Key = Literal["time", "uuid7", "epoch_s", "epoch_ms", "text"]
+#: Key -> its types, and SQL for a bound of that type. PostgreSQL reads times, and `_time_of` the others.
+_TYPES: Final[dict[Key, dict[str, str]]] = {
+    "time": {
+        "timestamp with time zone": "{}::timestamptz",
+        "timestamp without time zone": "{}::timestamp AT TIME ZONE 'UTC'",
+        "date": "{}::date::timestamp AT TIME ZONE 'UTC'",
+    },
+    "uuid7": {"uuid": "{}"},
+    "epoch_s": {"bigint": "{}", "integer": "{}"},
+    "epoch_ms": {"bigint": "{}"},
+    "text": {"text": "{}", "character varying": "{}", "character": "{}"},
 }
+#: Largest values of their types, which are used in place of MAXVALUE.
+_OPEN: Final = ("ffffffff-ffff-ffff-ffff-ffffffffffff", str(2**63 - 1), str(2**31 - 1))
+#: An end outside of these years means that the values are of another key: milliseconds that are read as seconds are in
+#: the year 55000, seconds that are read as milliseconds are in 1970.
+_YEARS: Final = range(1980, 2200)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MONTH: Final = re.compile(r"(\d{4})(?:-?(\d\d))?", re.ASCII)
 #: DETACH ... CONCURRENTLY is new in PostgreSQL 14.
 _CONCURRENTLY_SINCE: Final = 140_000
 
@@ -65,8 +82,9 @@ SELECT id::bigint, name, bounds, pending, is_foreign, worker, LOWER, UPPER, (
     FROM (SELECT one.id AS each UNION SELECT relid FROM pg_partition_tree(one.id)) AS parts
 ) FROM (FOUND) AS one ORDER BY UPPER, name
 """
-_LOWER: Final = r"substring(bounds FROM '^FOR VALUES FROM \(''([^'']*)''')"
-_UPPER: Final = r"substring(bounds FROM ' TO \(''([^'']*)''')"
+#: The first value of a bound. Only integers are not in quotes.
+_LOWER: Final = r"btrim(substring(bounds FROM '^FOR VALUES FROM \((''[^'']*''|-?\d+)'), '''')"
+_UPPER: Final = r"btrim(substring(bounds FROM ' TO \((''[^'']*''|-?\d+)'), '''')"
 
 
 @dataclass(slots=True)
@@ -119,6 +137,7 @@ class PartitionedTable:
       name: Schema and name, quoted for SQL.
       column: The first column of the partition key.
       kind: Its type.
+      key: How its values are times.
       several_columns: Whether the key has further columns, so that rows may be exactly at the upper bound.
       detaches_concurrently: Whether PostgreSQL can detach its partitions without an exclusive lock on the table.
     """
@@ -126,6 +145,7 @@ class PartitionedTable:
     name: str
     column: str
     kind: str
+    key: Key
     several_columns: bool
     detaches_concurrently: bool
     partitions: tuple[Partition, ...]
@@ -136,12 +156,25 @@ class PartitionedTable:
             return False
         return partition.upper < limit if self.several_columns else partition.upper <= limit
 
+    def warning(self, now: datetime) -> str | None:
+        """Return that no partition follows the current one; None if one does, or if the last one has an open end."""
+        ranges = [each for each in self.partitions if each.bounds != "DEFAULT"]
+        # An infinite end is the last time that Python has.
+        if not ranges or any(each.upper is None or each.upper.year == MAXYEAR for each in ranges):
+            return None
+        last = max(ranges, key=lambda each: each.upper or now)
+        if last.lower is not None and last.lower > now:
+            return None
+        default = next((each.name for each in self.partitions if each.bounds == "DEFAULT"), None)
+        fate = "cannot be inserted" if default is None else f"go to {default}, which is never dropped"
+        return f"the last partition, {last.name}, ends at {last.upper:%Y-%m-%d %H:%M} UTC; rows after it {fate}"
 
-def read_partitions(model: type[Model]) -> PartitionedTable:
+
+def read_partitions(model: type[Model], key: Key = "time") -> PartitionedTable:
     """Return the partitions of the model's table.
 
     Raises:
-      DeclarationError: The table is not partitioned by ranges of time.
+      DeclarationError: The table is not partitioned by ranges of time, or a range cannot be read as a time.
       peewee.PeeweeException: The catalog cannot be read.
     """
     table = quoted_name(model)
@@ -153,28 +186,56 @@ def read_partitions(model: type[Model]) -> PartitionedTable:
         how = {"l": "by list", "h": "by hash"}.get(strategy)
         text = "is not partitioned" if how is None else f"is partitioned {how}"
         raise DeclarationError(f"{table} {text}; DropPartitions needs PARTITION BY RANGE of a time")
-    if kind not in _TIMES:
+    if kind not in _TYPES[key]:
         by = "an expression" if column is None else f"{column} ({kind})"
-        raise DeclarationError(f"{table} is partitioned by {by}; DropPartitions needs a column with a date or a time")
+        others = " or ".join(f'key="{each}"' for each, types in _TYPES.items() if kind in types and each != "time")
+        way_out = f"if its values are times, write {others}" if others else "DropPartitions needs a date or a time"
+        way_out = "omit key" if kind in _TYPES["time"] else way_out
+        given = "" if key == "time" else f', which is not key="{key}"'
+        raise DeclarationError(f"{table} is partitioned by {by}{given}; {way_out}")
     # Through a pooler, the settings of a transaction are sent together with its first statement.
     direct = database.prepared() is not None
     concurrently = version >= _CONCURRENTLY_SINCE and not has_default and direct
-    return PartitionedTable(name, column, kind, columns > 1, concurrently, _read(_ATTACHED, kind, table))
+    attached = _read(_ATTACHED, kind, key, table)
+    return PartitionedTable(name, column, kind, key, columns > 1, concurrently, attached)
 
 
 def detached_from(table: PartitionedTable) -> tuple[Partition, ...]:
     """Return the tables that interrupted runs have detached from the table and not dropped."""
     try:
         with database.atomic():
-            return _read(_DETACHED.format(records=_records()), table.kind, table.name)
+            return _read(_DETACHED.format(records=_records()), table.kind, table.key, table.name)
     except ProgrammingError:  # before `housekeeping init`, or without a right to the ledger
         return ()
 
 
-def _read(found: str, kind: str, table: str) -> tuple[Partition, ...]:
-    lower, upper = _TIMES[kind].format(_LOWER), _TIMES[kind].format(_UPPER)
+def _read(found: str, kind: str, key: Key, table: str) -> tuple[Partition, ...]:
+    lower, upper = _TYPES[key][kind].format(_LOWER), _TYPES[key][kind].format(_UPPER)
     sql = _PARTITIONS.replace("LOWER", lower).replace("UPPER", upper).replace("FOUND", found)
-    return tuple(Partition(*row) for row in database.execute_sql(sql, (table,)).fetchall())
+    partitions = [Partition(*row) for row in database.execute_sql(sql, (table,)).fetchall()]
+    for each in partitions if key != "time" else ():
+        begin, end = (None if bound is None or bound in _OPEN else str(bound) for bound in (each.lower, each.upper))
+        each.lower = None if begin is None else _time_of(key, begin)
+        each.upper = None if end is None else _time_of(key, end)
+        if end is not None and (each.upper is None or each.upper.year not in _YEARS):
+            read = "cannot be read" if each.upper is None else f"would be the year {each.upper.year}"
+            raise DeclarationError(f'the partition {each.name} ends at {end!r}, which {read} with key="{key}"')
+    return tuple(sorted(partitions, key=lambda each: (each.upper is None, each.upper, each.name)))
+
+
+def _time_of(key: Key, value: str) -> datetime | None:
+    """Return the time of a partition key's value; None if it is none that Python can have."""
+    try:
+        if key == "uuid7":
+            return _EPOCH + timedelta(milliseconds=int(UUID(value).hex[:12], 16))
+        if key in ("epoch_s", "epoch_ms"):
+            return _EPOCH + int(value) * timedelta(seconds=1 if key == "epoch_s" else 0.001)
+        if month := _MONTH.fullmatch(value.strip()):
+            return datetime(int(month[1]), int(month[2] or 1), 1, tzinfo=UTC)
+        time = datetime.fromisoformat(value.strip())
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def record_detachment(worker: str, table: PartitionedTable, partition: Partition) -> None:

@@ -6,6 +6,7 @@ A partition is detached before the batch's transaction if PostgreSQL can do that
 from __future__ import annotations
 
 import time
+from calendar import monthrange
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, replace
@@ -64,6 +65,9 @@ class DropPartitions(OfTable):
       table: As in `Rows`. It is partitioned by range, by the column.
       column: Name of the column by which the table is partitioned.
       older_than: Age that the end of a partition's range must have.
+      older_than_months: The same in calendar months, instead: one month before 31 March is the last of February.
+      key: How the column's values are times. ``time``: date or timestamp. ``uuid7``: UUIDs of version 7. ``epoch_s``
+        and ``epoch_ms``: seconds or milliseconds since 1970. ``text``: ISO 8601, such as ``2026-01`` or ``20260131``.
       stale: Condition that every row of a partition must meet; None if the age of the range decides alone.
       hold: Returns the condition of rows that keep their partition, as in `Rows`.
       keep_table: Whether the partition is only detached and stays as a table of its own.
@@ -75,7 +79,9 @@ class DropPartitions(OfTable):
     table: Any
     column: str
     _: KW_ONLY
-    older_than: timedelta
+    older_than: timedelta | None = None
+    older_than_months: Annotated[int, Field(gt=0)] | None = None
+    key: catalog.Key = "time"
     stale: Callable[[Row, datetime], Any] | Callable[[Row], Any] | None = None
     hold: Callable[[Row, datetime], Any] | Callable[[Row], Any] | None = None
     keep_table: bool = False
@@ -84,11 +90,36 @@ class DropPartitions(OfTable):
     name: str = "partitions"
 
     def __post_init__(self) -> None:
-        if self.older_than <= timedelta():
+        if (self.older_than is None) == (self.older_than_months is None):
+            raise DeclarationError(
+                "DropPartitions: write how old a partition must be, either older_than=timedelta(days=365) or "
+                "older_than_months=12"
+            )
+        if self.older_than is not None and self.older_than <= timedelta():
             raise DeclarationError(
                 f"DropPartitions: older_than is {self.older_than!r}, so partitions that are still in use would be "
                 "dropped; write how old a partition must be, such as timedelta(days=365)"
             )
+
+    @property
+    def age(self) -> str:
+        """The age that the end of a partition's range must have, for display."""
+        return f"{self.older_than_months} months" if self.older_than is None else str(self.older_than)
+
+    def limit(self, now: datetime) -> datetime:
+        """Return the latest end of a range that is over.
+
+        Raises:
+          DeclarationError: It is before the year 1.
+        """
+        try:
+            if self.older_than is not None:
+                return now - self.older_than
+            year, month = divmod(now.year * 12 + now.month - 1 - (self.older_than_months or 0), 12)
+            return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
+        except (OverflowError, ValueError):
+            age = f"{self.older_than.days:,} days" if self.older_than is not None else self.age
+            raise DeclarationError(f"DropPartitions: older_than is {age}, which is before the year 1") from None
 
     @property
     def counted_as(self) -> Sequence[str]:
@@ -206,18 +237,13 @@ class PartitionStage:
         Raises:
           DeclarationError: The table is not partitioned by ranges of the sweep's column.
         """
-        table, column, age = catalog.read_partitions(self.model), self.column.column_name, self.action.older_than
+        table, column = catalog.read_partitions(self.model, self.action.key), self.column.column_name
         if table.column != column:
             raise DeclarationError(
                 f"{table.name} is partitioned by {table.column} and not by {column}; "
                 f'write DropPartitions({self.model.__name__}, "{table.column}", ...)'
             )
-        try:
-            self._limit = now - age
-        except OverflowError:
-            raise DeclarationError(
-                f"DropPartitions: older_than is {age.days:,} days, which is before the year 1"
-            ) from None
+        self._limit = self.action.limit(now)
         left = catalog.detached_from(table)
         self.table, self._keeping = table, self.keeping(now)
         self.left_by_others = {each.name: each.detached_by for each in left if each.detached_by != self.worker}
@@ -261,6 +287,8 @@ class PartitionStage:
         """
         if self._queue is None:
             self._queue = deque(self.candidates(batch.now))
+            if warning := self.table.warning(batch.now):
+                logger.warning("No partition follows", reason=warning)
             catalog.forget_attached(self.worker, self.table)
         if not self._queue or not self._pause(self._queue[0], batch):
             return None, None

@@ -47,6 +47,10 @@ def test_sweep_that_keeps_tables_counts_detached_partitions() -> None:
     [
         ({"older_than": 365}, r"older_than is 365; write timedelta\(days=365\)"),
         ({"older_than": -YEAR}, "partitions that are still in use would be dropped"),
+        ({"older_than": None}, "write how old a partition must be, either older_than=.* or older_than_months=12"),
+        ({"older_than_months": 12}, "either older_than=.* or older_than_months=12"),
+        ({"older_than": None, "older_than_months": 0}, "older_than_months is 0; write a number above 0"),
+        ({"key": "epoch"}, "key is 'epoch'; write 'time', 'uuid7', 'epoch_s', 'epoch_ms' or 'text'"),
         ({"lock_timeout": timedelta()}, "lock_timeout is .*; write a time above 0 seconds"),
         ({"lock_timeout": timedelta(minutes=1)}, "lock_timeout is .*; write a time at most 30 seconds"),
         ({"lock_retries": -1}, "lock_retries is -1; write a number at least 0"),

@@ -77,16 +77,17 @@ def test_doctor_counts_partitions_and_the_reasons_of_those_that_stay(months: Non
 
     findings = _findings(settings, sweep())
 
-    assert [each.level for each in findings] == ["fine", "warning"]
+    assert [each.level for each in findings] == ["fine", "warning", "warning"]
     assert "they are detached" in findings[0].text
     assert "(the view september reads it)" in findings[1].text
+    assert "the last partition, " in findings[2].text and ".events_12, ends at 2026-01-01 00:00 UTC" in findings[2].text
 
 
 @pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
 def test_doctor_names_tables_that_a_removed_worker_has_detached(killed: None, settings: Settings) -> None:
     findings = _findings(settings, dataclasses.replace(sweep(), name="shop.renamed"))
 
-    assert [each.level for each in findings] == ["warning", "fine"]
+    assert [each.level for each in findings] == ["warning", "fine", "warning"]
     assert "events_09 was detached by shop.old_events, which is not configured" in findings[0].text
 
 
