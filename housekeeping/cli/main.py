@@ -119,6 +119,7 @@ _COMMANDS: Final = {
     "actions": ("housekeeping.cli.operate:actions", "List what operators have changed, and when."),
     "doctor": ("housekeeping.cli.install:doctor", "Check the installation and suggest repairs."),
     "web": ("housekeeping.cli.serve:web", "Serve the dashboard."),
+    "uninstall": ("housekeeping.cli.uninstall:uninstall", "Remove the library's tables and Redis keys."),
 }
 #: Commands that may wait long for a server, because they do work. All others have the limits of `impatient`.
 _PATIENT: Final = {
@@ -134,6 +135,7 @@ _PATIENT: Final = {
     "scheduler",
     "serve",
     "web",
+    "uninstall",
 }
 _EPILOG = """\b
 First steps:

@@ -174,6 +174,7 @@ def test_every_command_prints_the_shape_on_the_page(
     checked("deadletters delete --all --yes", "deadletters delete")
     checked("leases release reports", "leases release")
     checked("actions")
+    checked("uninstall --dry-run", "uninstall")
     secret: Any = {"ERASURE_KEY": "a-secret-of-the-tests-of-erasures"}
     checked("erase buyer 1 --dry-run", item="erasure plan", **secret)
     erased = checked("erase buyer 1 --yes", "erase", **secret)["id"]

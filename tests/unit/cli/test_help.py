@@ -42,6 +42,7 @@ CHANGING = [
     ("deadletters", "delete"),
     ("acknowledge",),
     ("erase",),
+    ("uninstall",),
 ]
 #: Commands that only read -> arguments that each of them needs.
 READING: Final[dict[tuple[str, ...], list[str]]] = {
