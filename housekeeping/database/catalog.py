@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from peewee import BareField, BigIntegerField, CompositeKey, Field, Model, ProgrammingError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 #: Constraints of a view, a foreign table or an inheritance parent do not hold for all of its rows.
 #: PostgreSQL 18 also sets attnotnull for a NOT NULL constraint that is NOT VALID.
-_READ_TABLE: Final = """WITH there AS (
+#: It begins with SELECT, so that no other statement checks the connection before.
+_READ_TABLE: Final = """SELECT * FROM (WITH there AS (
     SELECT given.id, pg_class.relkind = 'r' AND NOT EXISTS (
         SELECT FROM pg_inherits WHERE inhparent = given.id
     ) AS plain, pg_class.relkind = 'p' AS partitioned
@@ -47,7 +49,7 @@ SELECT id IS NOT NULL, coalesce(plain OR partitioned, false), coalesce(plain, fa
     SELECT jsonb_agg(names ORDER BY indisprimary DESC, indnkeyatts, indexrelid)
     FROM keys WHERE jsonb_array_length(names) = indnkeyatts
 ), (SELECT jsonb_object_agg(name, type) FROM columns), (SELECT jsonb_agg(name) FROM columns WHERE not_null)
-FROM there
+FROM there) AS read (does_exist, enforced, plain, keys, columns, not_null)
 """
 _PARTITION_OF: Final = """SELECT pg_partition_root(oid)::regclass::text
 FROM pg_class WHERE oid = to_regclass(%s) AND relispartition
@@ -81,6 +83,9 @@ class Table:
 
 
 _lock: Final = threading.RLock()
+#: Changes of what is known here: a table was read, was not there, or was forgotten, or fields of a model have changed.
+_changes: Final = count(1)
+_last_change = 0
 #: Model -> its table, and the version of the table that was read.
 _tables: Final[dict[type[Model], tuple[tuple[Any, ...], Table]]] = {}
 #: Model -> fields that were removed because its table lacks their columns.
@@ -107,6 +112,17 @@ def table_version(model: type[Model]) -> tuple[Any, ...]:
     return (database.obj, meta.schema, meta.table_name, getattr(database.obj, "unknown_columns", 0))
 
 
+def catalog_version() -> tuple[Any, ...]:
+    """Return a value that stays the same while nothing has changed that statements are built from besides declarations:
+    the tables as they were last read, and the fields of their models."""
+    return (database.obj, getattr(database.obj, "unknown_columns", 0), _last_change)
+
+
+def _note_change() -> None:
+    global _last_change
+    _last_change = next(_changes)
+
+
 def table_of(model: type[Model]) -> Table:
     """Return the model's table; the catalog is read once for each `table_version`.
 
@@ -119,6 +135,7 @@ def table_of(model: type[Model]) -> Table:
     table = read_table(model)
     if table.exists:
         _tables[model] = (version, table)
+    _note_change()
     return table
 
 
@@ -169,7 +186,9 @@ def remove_absent_fields(model: type[Model]) -> None:
     if table.exists:
         with _lock:
             absent = [name for name in optional_fields(model) if _field(model, name).column_name not in table.columns]
-            _use(model, absent)
+            if set(absent) != set(_removed.get(model, ())):
+                _use(model, absent)
+                _note_change()
 
 
 def is_absent(column: object) -> bool:
@@ -183,6 +202,7 @@ def forget_table(model: type[Model]) -> None:
         _tables.pop(model, None)
         _identified.pop(model, None)
         _use(model, [])
+        _note_change()
 
 
 def _field(model: type[Model], name: str) -> Field:
@@ -301,6 +321,7 @@ def identify(model: type[Model]) -> None:
         remove_absent_fields(model)
         if table.exists:
             _identified[model] = version
+        _note_change()
 
 
 def key_of(model: type[Model]) -> tuple[Any, ...]:

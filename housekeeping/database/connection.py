@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from datetime import UTC, date, datetime, timedelta
@@ -211,7 +211,7 @@ class _Transaction(_transaction):
 
 
 class _ThreadState(threading.local):
-    #: The BEGIN statement that has not been sent to the server, with those of `send_with_next`; or an empty string.
+    #: The BEGIN statement that has not been sent to the server, or an empty string.
     pending_begin = ""
 
 
@@ -313,12 +313,9 @@ class Database(PostgresqlDatabase):
         self._thread_state.pending_begin = f"BEGIN{kind}"
 
     def commit(self) -> None:
-        begin = self._take_pending_begin()
-        if begin and ";" not in begin:
-            return  # no statement has followed
+        if self._take_pending_begin():
+            return
         with self._waiting():
-            if begin:
-                self._execute_first(begin, begin)
             super().commit()
 
     def rollback(self) -> None:
@@ -343,16 +340,6 @@ class Database(PostgresqlDatabase):
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         with self._statement():
             return self._execute_sql(sql, params)
-
-    def send_with_next(self, query: Any) -> None:
-        """Send the query together with the next one of the transaction, in one round trip. Its rows are discarded.
-
-        If it fails, the next one raises its error. A transaction has such queries only before the others.
-        """
-        assert self._thread_state.pending_begin
-        text: bytes = super().cursor().mogrify(*self.get_sql_context().sql(query).query())
-        decoded = text.decode(extensions.encodings[self._state.conn.encoding])
-        self._thread_state.pending_begin += f"; {decoded.replace('%', '%%')}"
 
     def fetch_at_once(self, text: bytes) -> list[tuple[Any, ...]]:
         """Execute statements in one round trip and a transaction of their own; return the rows of the last one.
@@ -668,8 +655,7 @@ STATEMENT_TIME: Final = timedelta(seconds=2)
 LOCK_TIME: Final = timedelta(seconds=0.3)
 
 #: Keeps shorter limits of the session.
-_SHORTEN: Final = """
-SELECT set_config(name, least(nullif(setting::bigint, 0), ms)::text, true)
+_SHORTEN: Final = """SELECT set_config(name, least(nullif(setting::bigint, 0), ms)::text, true)
 FROM pg_settings JOIN (VALUES ('statement_timeout', %s), ('lock_timeout', %s)) AS given (name, ms) USING (name)
 """
 
@@ -687,4 +673,18 @@ def time_limit(statement: timedelta, lock: timedelta | None = None) -> Iterator[
 
 def shorten_time_limits(statement: timedelta, lock: timedelta | None = None) -> None:
     """Lower the limits for the rest of the open transaction, as `time_limit` does."""
-    database.execute_sql(_SHORTEN, [round(each.total_seconds() * 1000) for each in (statement, lock or statement)])
+    database.execute_sql(*_shortened(statement, lock))
+
+
+def select_within(sql: str, params: Sequence[Any], statement: timedelta) -> list[tuple[Any, ...]]:
+    """Return the rows of a SELECT that has limits as in `time_limit`, in one round trip.
+
+    Within a transaction, the limits stay for the rest of it.
+    """
+    limits, values = _shortened(statement, None)
+    rows: list[tuple[Any, ...]] = database.execute_sql(f"{limits}; {sql}", [*values, *params]).fetchall()
+    return rows
+
+
+def _shortened(statement: timedelta, lock: timedelta | None) -> tuple[str, list[int]]:
+    return _SHORTEN, [round(each.total_seconds() * 1000) for each in (statement, lock or statement)]

@@ -7,9 +7,11 @@ Compiling the statement of a batch takes peewee longer than PostgreSQL needs to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from types import NoneType
 from typing import Any, Final, TypeVar
 
 from peewee import (
@@ -38,7 +40,7 @@ from psycopg2.extensions import AsIs
 
 from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.errors import RowNotChanged
-from housekeeping.database.catalog import table_if_visible
+from housekeeping.database.catalog import catalog_version, table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.errors import sqlstate
 
@@ -61,30 +63,30 @@ class _Number:
     def __init__(self, number: int) -> None:
         self.number = number
 
+    def __repr__(self) -> str:
+        return f"${self.number}"
+
 
 def with_parameters(text: str, number: int) -> Any:
     """Return SQL with so many parameters, which are known only when it is executed, as a `Parameter`."""
     return SQL(text, [_Number(each) for each in range(number)])
 
 
-class CompiledQuery:
-    """SQL text of a query with its parameters, some of them a `Parameter`.
+#: SQL text and the values of its parameters, some of them a `_Number`.
+_Sql = tuple[str, Sequence[Any]]
 
-    Attributes:
-      query: The query it was compiled from.
-    """
 
-    def __init__(self, query: Query) -> None:
-        self.query: Final = query
-        self._sql, self._parameters = database.get_sql_context().sql(query).query()
+def _compiled(query: Any) -> _Sql:
+    text, values = database.get_sql_context().sql(query).query()
+    return text, values
+
+
+class _Statement:
+    def __init__(self, sql: str, parameters: Sequence[Any]) -> None:
+        self._sql, self._parameters = sql, parameters
         self._placeholders = [
-            (index, value.number) for index, value in enumerate(self._parameters) if isinstance(value, _Number)
+            (index, value.number) for index, value in enumerate(parameters) if isinstance(value, _Number)
         ]
-
-    def rows(self, *values: Any) -> list[tuple[Any, ...]]:
-        """Execute the query with these values for its placeholders; return the driver's rows."""
-        rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, self._with(values)).fetchall()
-        return rows
 
     def _with(self, values: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
         """Return the parameters with these values for the placeholders."""
@@ -92,6 +94,23 @@ class CompiledQuery:
         for index, number in self._placeholders:
             parameters[index] = values[number]
         return parameters
+
+
+class CompiledQuery(_Statement):
+    """SQL text of a query with its parameters, some of them a `Parameter`.
+
+    Attributes:
+      query: The query it was compiled from.
+    """
+
+    def __init__(self, query: Query) -> None:
+        super().__init__(*_compiled(query))
+        self.query: Final = query
+
+    def rows(self, *values: Any) -> list[tuple[Any, ...]]:
+        """Execute the query with these values for its placeholders; return the driver's rows."""
+        rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, self._with(values)).fetchall()
+        return rows
 
 
 class QueryCache:
@@ -125,11 +144,11 @@ _numbers: Final = count(1)
 _OUTDATED: Final = ("0A000", "26000")
 
 
-class _Part(CompiledQuery):
+class _Part(_Statement):
     """One of the queries of a `PreparedQuery`."""
 
-    def __init__(self, query: Query) -> None:
-        super().__init__(query)
+    def __init__(self, sql: str, parameters: Sequence[Any]) -> None:
+        super().__init__(sql, parameters)
         self._numbers = sorted({number for _, number in self._placeholders})
 
     def plain(self, values: Sequence[Any]) -> bytes:
@@ -154,10 +173,14 @@ class PreparedQuery:
 
     The second execution on a direct connection prepares them. So a run that ends after one batch prepares nothing, and
     later batches need no parsing and planning.
+
+    Attributes:
+      queries: The queries, or what was compiled from them.
     """
 
-    def __init__(self, *queries: Query) -> None:
-        self._parts = [_Part(query) for query in queries]
+    def __init__(self, *queries: Query | _Sql) -> None:
+        self.queries: Final = queries
+        self._parts = [_Part(*(each if isinstance(each, tuple) else _compiled(each))) for each in queries]
         self._is_used = False
         self._can_prepare = True
 
@@ -199,6 +222,102 @@ class PreparedQuery:
 
     def _executions(self, names: Sequence[str], values: Sequence[Any]) -> list[bytes]:
         return [part.execute(name, values) for part, name in zip(self._parts, names, strict=True)]
+
+
+#: Types of the values that the library itself writes into statements. Any other value comes from a function of the
+#: application, or from what is known of the run.
+_OWN: Final = (NoneType, bool, int, str, _Number)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What functions of the application have put into statements: SQL, and the values in it."""
+
+    texts: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, queries: Iterable[Any]) -> Inputs:
+        """Return the inputs in the SQL of these queries."""
+        compiled = [_compiled(each) for each in queries]
+        return cls(tuple(text for text, _ in compiled), tuple(value for _, values in compiled for value in values))
+
+    @classmethod
+    def joined(cls, several: Sequence[Inputs]) -> Inputs:
+        """Return all of these inputs."""
+        return cls(tuple(t for each in several for t in each.texts), tuple(v for each in several for v in each.values))
+
+
+class StatementTexts:
+    """SQL of the statements of a declaration, which runs have compiled, for later runs with other values.
+
+    Compiling takes most of the time of a small run. The functions of the declaration are called in each run, and a text
+    is used again only if they return the same SQL, and if nothing else has changed (`catalog_version`).
+
+    Attributes:
+      checked: The `catalog_version` with which the stages were last compared with their tables; None before.
+    """
+
+    checked: Any = None
+
+    def __init__(self) -> None:
+        self._texts: dict[Hashable, tuple[Any, _Text]] = {}
+
+    def prepared(self, form: Hashable, inputs: Inputs, make: Callable[[], Sequence[Query]]) -> PreparedQuery:
+        """Return the statement with the values of these inputs.
+
+        Parameters:
+          form: Which statement it is: all it depends on besides the inputs and the catalog.
+          make: Builds its queries.
+        """
+        version = catalog_version()
+        known_version, text = self._texts.get(form, (None, None))
+        parts = None if text is None or known_version != version else text.filled(inputs)
+        if parts is None:
+            parts = [_compiled(each) for each in make()]
+            self._texts[form] = (version, _Text(inputs, parts))
+        return PreparedQuery(*parts)
+
+
+class _Text:
+    """SQL of a statement, and which of its values are those of its inputs.
+
+    A value of the inputs is found by its equal. Only types that the library itself does not write are unmistakable,
+    such as a time. For another value of one of the other types, the statement is compiled again.
+    """
+
+    def __init__(self, inputs: Inputs, parts: Sequence[_Sql]) -> None:
+        self._inputs, self._parts = inputs, parts
+        self._known = [_known(value) for value in inputs.values]
+        places = {known: number for number, known in enumerate(self._known)}
+        self._places = [
+            {index: places.get(_known(value)) for index, value in enumerate(values) if type(value) not in _OWN}
+            for _, values in parts
+        ]
+
+    def filled(self, inputs: Inputs) -> list[_Sql] | None:
+        """Return the SQL with the values of these inputs; None if they may stand elsewhere, or change the text."""
+        if inputs.texts != self._inputs.texts or any(None in each.values() for each in self._places):
+            return None
+        values: dict[Any, Any] = {}
+        for before, value in zip(self._known, inputs.values, strict=True):
+            now = _known(value)
+            # Two inputs that were equal may stand in each other's place.
+            if values.setdefault(before, now) != now or (before != now and before[0] in _OWN):
+                return None
+        return [
+            (sql, [self._filled(places, index, value, inputs) for index, value in enumerate(parameters)])
+            for (sql, parameters), places in zip(self._parts, self._places, strict=True)
+        ]
+
+    @staticmethod
+    def _filled(places: Mapping[int, int | None], index: int, value: Any, inputs: Inputs) -> Any:
+        number = places.get(index)
+        return value if number is None else inputs.values[number]
+
+
+def _known(value: Any) -> tuple[type[Any], str]:
+    return type(value), repr(value)
 
 
 #: What `RowNotChanged` says of a row with other values than were written.

@@ -193,7 +193,7 @@ class Batches:
         self._place = self._traversal.start
         self._verdict: Verdict | None = None
         self._commits = 0
-        self._commit = Commit(sweep.name, begun)
+        self._commit = Commit(sweep.name, begun, sweep.texts)
         tables = throttled_tables(stages, now)
         self._throttle = Throttle(sweep.limits.throttle, tables, budget, request.stopping.wait, request.health)
         self._speed = Speed(sweep, stages, budget, state.clock, self._throttle, ignores_pause=request.force)

@@ -40,12 +40,13 @@ from housekeeping.core.telemetry import report, span
 from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, cause_of, caused_by, is_conflict, kind_of, sqlstate
-from housekeeping.database.queries import Parameter, PreparedQuery, with_parameters
+from housekeeping.database.queries import Inputs, Parameter, PreparedQuery, StatementTexts, with_parameters
 from housekeeping.engine.failures import due_for_report
 from housekeeping.ledger import outbox, runs
 from housekeeping.ledger.operators import Override, override_from
 from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import Counts, Cursor, Outcome, RunRow, RunStart
+from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.stage import Announcement, Announcing, Batch, BatchResult, ExpectedChange, Stage
 from housekeeping.sweeps.table_stage import (
     TableStage,
@@ -81,8 +82,9 @@ _ENDED: Final = ("25P01", "3B001")
 class Commit:
     """Commits the batches of one run, and delivers their events."""
 
-    def __init__(self, worker: str, begun: RunStart) -> None:
+    def __init__(self, worker: str, begun: RunStart, texts: StatementTexts) -> None:
         self._worker = worker
+        self._texts = texts
         self._run_id = begun.run_id
         self._fence = begun.fence
         self._announcements: Sequence[Announcement] = ()
@@ -132,7 +134,8 @@ class Commit:
         form = ("at once", with_rows, "batches" in counts, bool(all_stages))
         statement = stage.statement(batch, form, partial(self._compiled, stage, with_rows, counts, all_stages))
         own = (json.dumps(counts), None if cursor is None else json.dumps(cursor), self._heartbeat_at, ends_run)
-        rows = self._rows(statement, (*(batch.after or ()), *own), look)
+        of_run = (self._run_id, *(self._fence or ()))
+        rows = self._rows(statement, (*(batch.after or ()), *own, *of_run), look)
         width = 1 + len(stage.order) + len(stage.columns) if with_rows else 0
         position, picked, override, stopped_by, self._heartbeat_at, left, _, *numbers = rows[0][width:]
         result = BatchResult(
@@ -341,8 +344,17 @@ class Commit:
     def _compiled(
         self, stage: TableStage, with_rows: bool, before: Counts, all_stages: Sequence[TableStage], batch: Batch
     ) -> PreparedQuery:
-        query = self._query(stage, with_rows, before, all_stages, batch)
-        return PreparedQuery(lock_statement(stage, batch), query) if stage.locks_first else PreparedQuery(query)
+        def queries() -> Sequence[Query]:
+            query = self._query(stage, with_rows, before, all_stages, batch)
+            return (lock_statement(stage, batch), query) if stage.locks_first else (query,)
+
+        if batch.until is not None or not stage.builds_as_declared():
+            return PreparedQuery(*queries())
+        after = None if batch.after is None else tuple(value is None for value in batch.after)
+        of_stage = (type(stage), stage.name, stage.model, stage.batch_size, stage.locks_first, stage.newest_first)
+        form = (of_stage, after, with_rows, "batches" in before, len(all_stages), self._fence is None, Run._meta.schema)
+        inputs = Inputs.joined([each.inputs(batch) for each in (stage, *all_stages[:-1])])
+        return self._texts.prepared(form, inputs, queries)
 
     def _query(
         self, stage: TableStage, with_rows: bool, before: Counts, all_stages: Sequence[TableStage], batch: Batch
@@ -352,6 +364,7 @@ class Commit:
             Parameter(width + number).cast(kind)
             for number, kind in enumerate(("jsonb", "jsonb", "timestamptz", "boolean"))
         )
+        run_id, *fence = (Parameter(width + number) for number in range(4, 5 + len(self._fence or ())))
         table = table_if_visible(stage.model)
         # By a declared key that is not unique, more rows change than were picked, which undoes the batch. Not by ctid.
         by_ctid = table.plain and table.is_unique(column.column_name for column in stage.key)
@@ -373,8 +386,8 @@ class Commit:
             added["batches"] = Case(None, [(reduce(operator.add, done) > 0, 1)], 0)
         place = fn.JSONB_BUILD_OBJECT("pass", stage.name, "after", numbers.c.position)
         advanced, accepted = runs.advance_cte(
-            self._run_id,
-            self._fence,
+            run_id,
+            fence or None,
             numbers,
             counts=counts.concat(_sums(counts, added)),
             cursor=Case(None, [(numbers.c.picked > 0, place)], cursor),

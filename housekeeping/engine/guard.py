@@ -39,14 +39,14 @@ from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_timeout, is_unavailable
 from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
-from housekeeping.ledger.runs import Counts, Outcome, RunRow
+from housekeeping.ledger.runs import Counts, Outcome, RunRow, RunStart
 from housekeeping.sweeps.conditions import WithoutLists
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import LARGE
 from housekeeping.sweeps.partition_catalog import is_gone
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Backlog, Stage
-from housekeeping.sweeps.table_stage import TableStage
+from housekeeping.sweeps.table_stage import TableStage, counts_rows, read_together
 from housekeeping.sweeps.tree import (
     backlog_of_dependents,
     count_dependents,
@@ -127,6 +127,7 @@ class RowGuard:
 
     Parameters:
       confirmed: An operator has confirmed that the run may process any number of rows.
+      begun: The run's row, which has `RunStart.predicate`; None if no run has begun.
 
     Attributes:
       worker: The worker, with its argument, as the command line takes it.
@@ -136,7 +137,14 @@ class RowGuard:
     """
 
     def __init__(
-        self, sweep: Sweep, stages: Sequence[Stage], now: datetime, argument: Any = None, *, confirmed: bool = False
+        self,
+        sweep: Sweep,
+        stages: Sequence[Stage],
+        now: datetime,
+        argument: Any = None,
+        *,
+        confirmed: bool = False,
+        begun: RunStart | None = None,
     ) -> None:
         self.worker = with_argument(sweep.name, argument)
         self.fingerprint: str | None = None
@@ -147,6 +155,7 @@ class RowGuard:
         self._now = now
         self._count = partial(count_stale, now=now, argument=argument, max_runtime=sweep.limits.runtime)
         self._confirmed = confirmed
+        self._begun = begun
 
     def first_run(self) -> Counts | None:
         """Return why the run needs a confirmation, as its count ``unconfirmed``; None if it needs none.
@@ -160,7 +169,8 @@ class RowGuard:
         """
         if not self._sweep.guard.first_run:
             return None
-        current, last = fingerprint(self._sweep, self._stages), runs.last_predicate(self._sweep.name)
+        current = fingerprint(self._sweep, self._stages)
+        last = runs.last_predicate(self._sweep.name) if self._begun is None else self._begun.predicate
         if last is not None and last[0] == current:
             self.fingerprint = None if last[1] else current
             return None
@@ -487,11 +497,13 @@ def count_stale(stages: Sequence[Stage], now: datetime, limit: int, argument: An
       CountFailed: The count took too long or PostgreSQL rejected it.
       peewee.PeeweeException: The database does not answer.
     """
-    with _bounded(max_runtime):
-        stale = Backlog(0)
-        for each in stages:
-            stale += each.backlog(now, limit, argument)
-        return stale
+    within = _count_time(max_runtime)
+    with _failing_counts():
+        if all(isinstance(each, TableStage) and counts_rows(each) for each in stages):
+            probes = [each.probes(now, limit)[:1] for each in stages if isinstance(each, TableStage)]
+            return sum((found for [found] in read_together(probes, within=within)), Backlog(0))
+        with time_limit(within):
+            return sum((each.backlog(now, limit, argument) for each in stages), Backlog(0))
 
 
 def count_rows(tables: Sequence[str], limit: int, max_runtime: timedelta) -> int:
@@ -602,11 +614,20 @@ def _by_table(names: Sequence[str]) -> list[list[str]]:
     return [grouped for (grouped,) in found.fetchall()]
 
 
+def _count_time(max_runtime: timedelta) -> timedelta:
+    return min(_MAX_COUNT_TIME, max_runtime / _PART_OF_RUN)
+
+
 @contextmanager
 def _bounded(max_runtime: timedelta) -> Iterator[None]:
+    with _failing_counts(), time_limit(_count_time(max_runtime)):
+        yield
+
+
+@contextmanager
+def _failing_counts() -> Iterator[None]:
     try:
-        with time_limit(min(_MAX_COUNT_TIME, max_runtime / _PART_OF_RUN)):
-            yield
+        yield
     except PeeweeException as error:
         if is_unavailable(error):
             raise

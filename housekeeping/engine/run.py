@@ -190,6 +190,7 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
             resumes=request.resumes,
             subject=request.subject,
             counts=request.noted,
+            reads_predicate=sweep.guard.first_run,
         )
         if begun is None:
             state.end("skipped", "already_done", is_recorded=True)
@@ -201,7 +202,7 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
         skews = [begun.clock_skew, *(each.clock_skew() for each in stages if isinstance(each, OtherClock))]
         telemetry.CLOCK_SKEW.set(max((skew.seconds for skew in skews), key=abs), sweep.name)
         now = request.clock.now() if request.clock else begun.started_at
-        guard = RowGuard(sweep, stages, now, request.argument, confirmed=request.confirmed)
+        guard = RowGuard(sweep, stages, now, request.argument, confirmed=request.confirmed, begun=begun)
         state.rejections = Rejections(sweep.name, begun.run_id, request.subject)
         if not _passes(before_batches(request, stages, skews, guard, lambda: begun.history), state):
             return

@@ -108,7 +108,7 @@ def next_epoch(key: str, token: str) -> int:
     return epoch
 
 
-def epoch_query(key: str, token: str) -> Any:
+def epoch_query(key: Any, token: Any) -> Any:
     """Return the query that issues and returns the next epoch of the key.
 
     It waits for open transactions of the last holder that have checked their epoch.

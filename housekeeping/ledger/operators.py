@@ -16,6 +16,7 @@ from housekeeping.core.logs import counted, error_line, format_duration, in_one_
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
+from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
 from housekeeping.ledger.schema import NOW, Action, Deployment, Run, Switch
 
 logger = named_logger(__name__)
@@ -325,10 +326,20 @@ def overrides() -> dict[str, Override]:
     return {row.worker: _read(row) for row in Switch.select().where(_is_active())}
 
 
+#: Compiled statement of `override_of`, for each schema.
+_of_worker: Final = QueryCache()
+
+
 def override_of(worker: str) -> Override | None:
     """Return the active override of a worker; None without one."""
-    row = Switch.select().where((Switch.worker == worker) & _is_active()).first()
-    return None if row is None else _read(row)
+
+    def make() -> CompiledQuery:
+        return CompiledQuery(Switch.select().where((Switch.worker == Parameter(0)) & _is_active()))
+
+    for values in _of_worker.get(Switch._meta.schema, "active", make).rows(worker):
+        columns = zip(Switch._meta.sorted_fields, values, strict=True)
+        return _read(Switch(**{column.name: column.python_value(value) for column, value in columns}))
+    return None
 
 
 def switch(to: Override, *, keep_pause: bool = False) -> Override:

@@ -11,19 +11,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-from peewee import CTE, SQL, Case, Expression, Query, Select, Value, fn
+from peewee import CTE, SQL, Case, DataError, Expression, Query, Select, Value, fn
 
 from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import LeaseLost, RunTakenOver
 from housekeeping.core.logs import in_one_line
 from housekeeping.database.connection import database
-from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
+from housekeeping.database.queries import CompiledQuery, Parameter, PreparedQuery, QueryCache
 from housekeeping.ledger.leases import Fence, epoch_query, is_of
 from housekeeping.ledger.operators import OVERRIDE, Override, override_from
 from housekeeping.ledger.schema import NEWEST_FIRST, NOW, LeaseRow, Rejection, Run
@@ -206,8 +206,8 @@ def fail(
 
 
 def advance_cte(
-    run_id: int,
-    fence: Fence | None,
+    run_id: Any,
+    fence: Sequence[Any] | None,
     numbers: CTE,
     *,
     counts: Any,
@@ -222,6 +222,7 @@ def advance_cte(
     The first one returns the worker's override as JSON, who stops the run, the time of the heartbeat, and the backlog.
 
     Parameters:
+      run_id, fence: Values, or SQL for them.
       numbers: What the batch has done, as one row. The other parameters may use its columns.
       counts, cursor: SQL for the new values.
       is_done: SQL that is true if the run ends as done with this batch.
@@ -287,7 +288,7 @@ def completed(message_id: str) -> bool:
     return bool(_completed(message_id).exists())
 
 
-def _completed(message_id: str) -> Any:
+def _completed(message_id: Any) -> Any:
     completed = _ended_well() | Run.stopped_by.is_null(False)
     return Run.select(Run.id).where((Run.message_id == message_id) & completed)
 
@@ -300,13 +301,17 @@ def has_worked(worker: str) -> bool:
 
 def last_predicate(worker: str) -> tuple[str, bool] | None:
     """Return the fingerprint of the worker's last run that has one, and whether that run began in the last day."""
-    found = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, PREDICATE)
-    rows: Any = Run.select(found, Run.started_at > NOW - timedelta(days=1)).where(
-        (Run.worker == worker) & found.is_null(False)
-    )
-    for text, is_fresh in rows.order_by(Run.id.desc()).limit(1).tuples():
+    for text, is_fresh in _predicates(worker).tuples():
         return text, is_fresh
     return None
+
+
+def _predicates(worker: Any, put: Callable[..., Any] | None = None) -> Any:
+    """Return the query of `last_predicate`, with both values put into one column by a function, if any is given."""
+    found = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, PREDICATE)
+    columns = (found, Run.started_at > NOW - timedelta(days=1))
+    rows = Run.select(*columns if put is None else [put(*columns)])
+    return rows.where((Run.worker == worker) & found.is_null(False)).order_by(Run.id.desc()).limit(1)
 
 
 def remember_predicate(run_id: int, fingerprint: str) -> None:
@@ -316,10 +321,14 @@ def remember_predicate(run_id: int, fingerprint: str) -> None:
 
 def resumed_by(run_id: int) -> int | None:
     """Return the run that has resumed this purge; None if there is none. Skipped runs have changed nothing."""
+    found: int | None = _resuming(run_id).order_by(Run.id).limit(1).scalar()
+    return found
+
+
+def _resuming(run_id: int) -> Any:
     resumed = Run.counts.contains({PURGE: {"resumes": run_id}})
     began = Run.outcome.is_null() | (Run.outcome != "skipped")
-    found: int | None = Run.select(Run.id).where((Run.id > run_id) & resumed & began).order_by(Run.id).limit(1).scalar()
-    return found
+    return Run.select(Run.id).where((Run.id > run_id) & resumed & began)
 
 
 def any_by_a_worker_process() -> bool:
@@ -400,6 +409,7 @@ class RunStart:
       rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
       rejected_until: Where the last such run ended.
       heartbeat_at: The row's first heartbeat, as PostgreSQL writes it.
+      predicate: As `last_predicate`; None if it was not read.
     """
 
     run_id: int
@@ -411,6 +421,7 @@ class RunStart:
     rejected: bool = False
     rejected_until: tuple[Any, ...] | None = None
     heartbeat_at: str | None = None
+    predicate: tuple[str, bool] | None = None
 
 
 def begin(
@@ -424,6 +435,7 @@ def begin(
     resumes: int | None = None,
     subject: str = "",
     counts: Counts | None = None,
+    reads_predicate: bool = False,
 ) -> RunStart | None:
     """Begin a run, and close the rows of dead runs; None if its work was already done or taken over. One transaction.
 
@@ -436,55 +448,106 @@ def begin(
       resumes: The one run that the new one resumes, whatever its outcome, instead of the last one. Only one run can.
       subject: The run's argument as text.
       counts: Initial counts.
+      reads_predicate: Whether to read `RunStart.predicate`.
     """
-    epoch: Any = None
-    cursor: Cursor | None = None
-    with database.atomic() as transaction:
-        if message_id is not None:
-            # So that two deliveries cannot both begin.
-            database.send_with_next(Select(columns=[_lock(f"housekeeping run {message_id}")]))
-        database.send_with_next(closing_dead_runs(worker, message_id))
-        if lease is not None:
-            # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read:
-            # this waits for a holder that is committing its last batch and may end as done.
-            database.send_with_next(epoch_query(*lease))
-            epoch = LeaseRow.select(LeaseRow.epoch).where(LeaseRow.key == lease[0])
-        if resumes is not None:
-            # Locked, so that of two processes that resume it at the same time the second one sees the first.
-            cursor = Run.select(Run.cursor).where(Run.id == resumes).for_update().scalar()
-            if resumed_by(resumes) is not None:
-                transaction.rollback()
-                return None
-        before = SYSTEM_CLOCK.now()
-        run_id, started_at, heartbeat_at, number, is_completed = _insert(
-            # Only now: the first statements have waited for an earlier attempt that was committing its last batch.
-            SQL("false") if message_id is None else fn.EXISTS(_completed(message_id)),
-            worker=worker,
-            message_id=message_id,
-            tick=tick,
-            trigger=trigger,
-            epoch=epoch,
-            cursor=cursor,
-            counts=counts or {},
-        )
-        skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
-        if is_completed:
-            transaction.rollback()
-            return None
-        last, rejected, rejected_until = _last_runs(worker, subject)
-        if resumes is None and last and (cursor := _stopped_at(last[0], resume)) is not None:
-            Run.update(cursor=cursor).where(Run.id == run_id).execute()
-        fence = None if lease is None else Fence(lease[0], number, lease[1])
-        until = None if rejected_until is None else tuple(rejected_until)
-        return RunStart(run_id, started_at, cursor, fence, last, skew, rejected, until, heartbeat_at)
+    key, token = lease or (None, None)
+    of_message = (message_id, f"housekeeping run {message_id}", tick, trigger)
+    values = (worker, *of_message, subject, key, token, json.dumps(counts or {}), *_process().values())
+    form = (message_id is not None, lease is not None, resume, reads_predicate)
+    if resumes is None:
+        statement = _begins.get(Run._meta.schema, form, lambda: PreparedQuery(*_beginning(*form)))
+    else:
+        statement = PreparedQuery(*_beginning(*form, resumes))
+    before = SYSTEM_CLOCK.now()
+    try:
+        rows = statement.rows_at_once(*values)
+    except DataError as error:
+        if _DONE not in str(error):
+            raise
+        return None
+    ((run_id, at, heartbeat_at, epoch, cursor, history, rejected, until, predicates, _),) = rows
+    started_at = at.astimezone(UTC)
+    skew = ClockSkew.between(before, started_at, SYSTEM_CLOCK.now())
+    fence = None if lease is None else Fence(lease[0], epoch, lease[1])
+    return RunStart(
+        run_id,
+        started_at,
+        cursor,
+        fence,
+        [RunRow(*row) for row in history],
+        skew,
+        rejected,
+        None if until is None else tuple(until),
+        heartbeat_at,
+        next(map(tuple, predicates or ()), None),
+    )
+
+
+#: Text that `begin` casts to a boolean in order to fail, so that nothing of it is committed.
+_DONE: Final = "housekeeping: already done"
+#: Compiled statements of `begin`.
+_begins: Final = QueryCache()
+
+
+def _beginning(
+    has_message: bool, has_lease: bool, resume: Resume, reads_predicate: bool, resumes: int | None = None
+) -> Iterator[Query]:
+    """Yield the statements of `begin`, with the parameters in the first line."""
+    worker, message_id, locked, tick, trigger, subject, key, token, counts, host, pid = map(Parameter, range(11))
+    done: Any = SQL("false")
+    if has_message:
+        # So that two deliveries cannot both begin.
+        yield Select(columns=[_lock(locked)])
+        done = fn.EXISTS(_completed(message_id))
+    yield closing_dead_runs(worker, message_id if has_message else None)
+    if has_lease:
+        # In the row's transaction, so that every holder in the ledger has a run there. Before the history is read: this
+        # waits for a holder that is committing its last batch and may end as done.
+        yield epoch_query(key, token)
+    if resumes is not None:
+        # Locked, so that of two processes that resume it at the same time the second one sees the first.
+        yield Run.select(Run.id).where(Run.id == resumes).for_update()
+        done = fn.EXISTS(_resuming(resumes))
+        cursor: Any = Run.select(Run.cursor).where(Run.id == resumes)
+    elif resume == "never":
+        cursor = None
+    else:
+        last = _history(worker, Run.id).limit(1)
+        cursor = Run.select(Run.cursor).where((Run.id == last) & _is_cut_off(resume))
+    # Only now: the first statements have waited for an earlier attempt that was committing its last batch.
+    past = fn.JSONB_BUILD_ARRAY(Run.outcome, Run.reason, Run.cursor, Run.counts)
+    yield Run.insert(
+        started_at=NOW,
+        heartbeat_at=NOW,
+        worker=worker,
+        message_id=message_id,
+        tick=tick,
+        trigger=trigger,
+        epoch=LeaseRow.select(LeaseRow.epoch).where(LeaseRow.key == key) if has_lease else None,
+        cursor=cursor,
+        counts=counts.cast("jsonb"),
+        host=host,
+        pid=pid,
+    ).returning(
+        Run.id,
+        Run.started_at,
+        Run.heartbeat_at.cast("text"),
+        Run.epoch,
+        Run.cursor,
+        fn.ARRAY(_history(worker, past).limit(HISTORY)),
+        *_rejections(worker, subject),
+        fn.ARRAY(_predicates(worker, fn.JSONB_BUILD_ARRAY)) if reads_predicate else Value(None),
+        Case(None, [(done, _DONE)], "true").cast("boolean"),
+    )
 
 
 def past_runs(worker: str) -> list[RunRow]:
     """Return the worker's last runs, newest first, without those that were stopped before their first change."""
-    return _last_runs(worker, "")[0]
+    columns = (Run.outcome, Run.reason, Run.cursor, Run.counts)
+    return [RunRow(*row) for row in _history(worker, *columns).limit(HISTORY).tuples()]
 
 
-def closing_dead_runs(worker: str, message_id: str | None = None) -> Query:
+def closing_dead_runs(worker: Any, message_id: Any = None) -> Query:
     """Return the update that closes the dead runs of a worker as ``lost``. They can no longer commit.
 
     Parameters:
@@ -499,33 +562,31 @@ def closing_dead_runs(worker: str, message_id: str | None = None) -> Query:
     return closing
 
 
-def _lock(text: str) -> Any:
+def _lock(text: Any) -> Any:
     """Return SQL that locks a text until the end of the transaction."""
     return fn.pg_advisory_xact_lock(fn.hashtextextended(text, 0))
 
 
-def _last_runs(worker: str, subject: str) -> tuple[list[RunRow], bool, list[Any] | None]:
-    """Return the worker's last runs, newest first, whether rows of the subject are rejected, and up to where."""
-    rejected = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
-    until = rejected.order_by(Rejection.last_at.desc()).limit(1)
+def _history(worker: Any, *columns: Any) -> Any:
+    """Return a query of the worker's past runs, newest first, without those stopped before their first change."""
     was_not_refused = Run.reason.is_null() | Run.reason.not_in(_REFUSED) | (Run.outcome != "failed")
-    rows: Any = (
-        Run.select(Run.outcome, Run.reason, Run.cursor, Run.counts, fn.EXISTS(rejected), until)
-        .where((Run.worker == worker) & Run.outcome.not_in(("skipped", "missed")) & was_not_refused)
-        .order_by(NEWEST_FIRST)
-        .limit(HISTORY)
-        .tuples()
-    )
-    found = list(rows)
-    return [RunRow(*row[:-2]) for row in found], *(found[0][-2:] if found else (False, None))
+    ended = (Run.worker == worker) & Run.outcome.not_in(("skipped", "missed")) & was_not_refused
+    return Run.select(*columns).where(ended).order_by(NEWEST_FIRST)
 
 
-def _stopped_at(last: RunRow, resume: Resume) -> Cursor | None:
-    if resume == "never":
-        return None
-    is_partial = last.outcome == "partial"
-    interrupted = last.outcome in ("lost", "lost_lease", "failed") or (is_partial and last.reason in _RESUMED)
-    return last.cursor if interrupted or (is_partial and resume == "cut_short") else None
+def _rejections(worker: Any, subject: Any) -> tuple[Any, Any]:
+    """Return SQL that tells whether rows of the subject are rejected, and SQL for where the last such run ended."""
+    rejected = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
+    return fn.EXISTS(rejected), rejected.order_by(Rejection.last_at.desc()).limit(1)
+
+
+def _is_cut_off(resume: Resume) -> Expression:
+    """Return the condition that the next run resumes a run."""
+    interrupted: Expression = Run.outcome.in_(("lost", "lost_lease", "failed"))
+    cut_off = Run.outcome == "partial"
+    if resume != "cut_short":
+        cut_off &= Run.reason.in_(_RESUMED)
+    return interrupted | cut_off
 
 
 def record(
@@ -540,28 +601,27 @@ def record(
     traceback: str | None = None,
 ) -> tuple[int, datetime]:
     """Write the row of a run that never began (skipped, missed, failed), and return its id and time."""
+    row = Run.insert(
+        started_at=NOW,
+        heartbeat_at=NOW,
+        worker=worker,
+        message_id=message_id,
+        tick=tick,
+        trigger=trigger,
+        finished_at=NOW,
+        outcome=outcome,
+        reason=reason,
+        counts=counts or {},
+        traceback=traceback,
+        **_process(),
+    ).returning(Run.id, Run.started_at)
     with database.atomic():
-        run_id, at, *_ = _insert(
-            worker=worker,
-            message_id=message_id,
-            tick=tick,
-            trigger=trigger,
-            finished_at=NOW,
-            outcome=outcome,
-            reason=reason,
-            counts=counts or {},
-            traceback=traceback,
-        )
+        run_id, at = next(iter(row.tuples().execute()))
     return run_id, at
 
 
-def _insert(*values: Any, **columns: Any) -> tuple[Any, ...]:
-    """Insert a row that begins now, and return its id, time, heartbeat, epoch and these values."""
-    process = {"host": socket.gethostname(), "pid": os.getpid()}
-    row = Run.insert(started_at=NOW, heartbeat_at=NOW, **process, **columns).returning(
-        Run.id, Run.started_at, Run.heartbeat_at.cast("text"), Run.epoch, *values
-    )
-    return next(iter(row.tuples().execute()))
+def _process() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
 #: Reasons of missed ticks: no scheduler ran, or one ran and could not reach Redis or the broker.

@@ -23,6 +23,7 @@ from housekeeping.core.settings import LARGEST_BATCH, MAIN, WorkerSettings
 from housekeeping.database.catalog import identify, key_of
 from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.connection import database as current_database
+from housekeeping.database.queries import StatementTexts
 from housekeeping.sweeps.conditions import Row, WithoutLists, bare, used_columns
 from housekeeping.sweeps.keyset import needs_no_row, outer_columns
 from housekeeping.sweeps.partitions import DropPartitions, PartitionStage
@@ -502,6 +503,11 @@ class Sweep:
         """The counts that are processed rows, for rates. Without one, the backlog is counted at the end of a run only
         if an alert threshold needs it."""
         return tuple(dict.fromkeys(name for part in self.parts for name in part.progress_counts))
+
+    @cached_property
+    def texts(self) -> StatementTexts:
+        """SQL of the statements that runs of this process have compiled."""
+        return StatementTexts()
 
     @property
     def stale_after(self) -> timedelta | None:

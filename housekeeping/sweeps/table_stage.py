@@ -6,8 +6,8 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 
@@ -38,8 +38,8 @@ from housekeeping.core.errors import ArchiveMismatch, DeclarationError, RowNotCh
 from housekeeping.core.events import Event
 from housekeeping.core.logs import log_rows
 from housekeeping.database.catalog import is_absent, remove_absent_fields, table_if_visible
-from housekeeping.database.connection import database
-from housekeeping.database.queries import UNDONE, CompiledQuery, has_written_values
+from housekeeping.database.connection import database, select_within
+from housekeeping.database.queries import UNDONE, CompiledQuery, Inputs, has_written_values
 from housekeeping.sweeps.keyset import LOCKED_KEYS, ExceptHeld, TableRows, text_of
 from housekeeping.sweeps.stage import (
     Announcement,
@@ -123,6 +123,18 @@ def _has_dependents(action: Any) -> bool:
 
 
 _SAMPLES: Final = 5
+#: Condition in place of that of the chosen rows, where only the rest of an action's statements matters.
+_ANY: Final = Expression(SQL("TRUE"), OP.AND, SQL("TRUE"))
+#: What a class derived from `TableStage` may define without a statement of a batch depending on it.
+_NOT_IN_STATEMENTS: Final = {
+    "after_commit",
+    "announcements",
+    "describe",
+    "explain_queries",
+    "plan",
+    "record",
+    "records",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +149,22 @@ class Probe:
     read: Callable[[Any], Any]
 
 
-def read_together(probes: Sequence[Sequence[Probe]]) -> list[list[Any]]:
-    """Return the values of groups of probes, read by one statement."""
+def read_together(probes: Sequence[Sequence[Probe]], *, within: timedelta | None = None) -> list[list[Any]]:
+    """Return the values of groups of probes, read by one statement.
+
+    Parameters:
+      within: Time limit of the statement, and of its waits for locks; None for that of the session.
+    """
     queries = [each.query for group in probes for each in group]
-    row: Any = next(iter(Select(columns=queries).tuples().execute(database))) if queries else ()
-    values = iter(row)
-    return [[each.read(next(values)) for each in group] for group in probes]
+    if not queries:
+        rows: list[Any] = [()]
+    elif within is None:
+        rows = CompiledQuery(Select(columns=queries)).rows()
+    else:
+        text, values = database.get_sql_context().sql(Select(columns=queries)).query()
+        rows = select_within(text, values, within)
+    found = iter(rows[0])
+    return [[each.read(next(found)) for each in group] for group in probes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +271,28 @@ class TableStage(TableRows):
     def expected(self, batch: Batch, prepared: Any) -> ExpectedChange | None:
         """Return the change that `apply` will probably make; None if it is not known before."""
         return None
+
+    def builds_as_declared(self) -> bool:
+        """Return whether statements are built by this class alone, from the declaration and `inputs`."""
+        above = type(self).__mro__[: type(self).__mro__.index(TableStage)]
+        own = {name for kind in above for name in vars(kind) if not name.startswith("__") and hasattr(TableStage, name)}
+        return own - {each.name for each in fields(self)} <= _NOT_IN_STATEMENTS
+
+    def inputs(self, batch: Batch) -> Inputs:
+        """Return what predicate, hold and action put into the statements of a run, in which the columns are as well."""
+
+        def compiled() -> Inputs:
+            write = self.action.write(self, batch, _ANY)
+            conditions = [each for each in (write.holds, write.requires) if each is not None]
+            first = replace(batch, after=None)
+            return Inputs.of(
+                [
+                    self.rows(first, locks=False, with_texts=False),
+                    Select(columns=conditions or [SQL("1")]).with_cte(*write.before, *write.ctes),
+                ]
+            )
+
+        return self.statements.get(self.purpose(batch), "inputs", compiled)
 
     def needs_rows(self) -> bool:
         """Return whether the changed rows must be returned, for log lines or for a listener of the event."""
@@ -554,7 +598,7 @@ def lock_of(stage: TableStage, batch: Batch) -> str:
     ``FOR UPDATE`` waits for, and here skips, a row that another session inserts a dependent row for. Only what deletes
     the rows, may change their key, or changes dependent rows along needs it.
     """
-    write = stage.action.write(stage, batch, Expression(SQL("TRUE"), OP.AND, SQL("TRUE")))
+    write = stage.action.write(stage, batch, _ANY)
     update: Any = write.ctes[0]._query if len(write.ctes) == 1 else None  # type: ignore[attr-defined]
     if not isinstance(update, Update):
         return "FOR UPDATE"

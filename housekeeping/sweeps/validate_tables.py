@@ -24,6 +24,7 @@ from housekeeping.database.catalog import (
     ZONED,
     ColumnType,
     Table,
+    catalog_version,
     column_names,
     declared_key_columns,
     forget_table,
@@ -149,6 +150,8 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
         stages = sweep.stages_for_run()
     except DependentsRefused as error:
         raise DependentsRefused(f"{sweep.name}: {error.problem}", error.way_out) from None
+    if sweep.texts.checked == catalog_version():
+        return stages
     for stage in stages:
         if isinstance(stage, TableStage) and (missing := missing_column(stage)) is not None:
             raise DeclarationError(f"{sweep.name}: {missing}")
@@ -163,6 +166,7 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
                 stage.statements_of_a_run(datetime.now(UTC))
             except DeclarationError as error:
                 raise DeclarationError(f"{sweep.name}: {error}") from None
+    sweep.texts.checked = catalog_version()
     return stages
 
 

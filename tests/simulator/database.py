@@ -10,7 +10,7 @@ from peewee import OperationalError
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
 from psycopg2.extras import Json
 
-from tests.internals.database import CompiledQuery, Database
+from tests.internals.database import CompiledQuery, Database, PreparedQuery
 from tests.simulator.postgres import Postgres, Transaction
 from tests.simulator.queries import Cursor, Unknown, execute
 
@@ -62,9 +62,6 @@ class SimulatedDatabase(Database):
             self.postgres().world.failure = unknown
             raise
 
-    def send_with_next(self, query: Any) -> None:
-        self.execute(query)
-
     def rows(self, statement: CompiledQuery, *values: Any) -> list[tuple[Any, ...]]:
         """Run a compiled query from its peewee query."""
         plain = tuple(value.adapted if isinstance(value, Json) else value for value in values)
@@ -72,6 +69,19 @@ class SimulatedDatabase(Database):
             return list(self._execute_known(statement.query, plain).rows)
         except Unknown as unknown:
             self.postgres().world.failure = unknown
+            raise
+
+    def rows_at_once(self, statement: PreparedQuery, *values: Any) -> list[tuple[Any, ...]]:
+        """Run compiled queries in one transaction; return the rows of the last one."""
+        postgres = self.postgres()
+
+        def effect(transaction: Transaction) -> list[tuple[Any, ...]]:
+            return [execute(postgres, transaction, each, values).rows for each in statement.queries][-1]
+
+        try:
+            return postgres.alone("queries at once", effect)
+        except Unknown as unknown:
+            postgres.world.failure = unknown
             raise
 
     def _execute_known(self, query: Any, values: tuple[Any, ...] = ()) -> Any:

@@ -16,7 +16,7 @@ from housekeeping import Settings, enqueue_many
 from tests.internals.app import installation
 from tests.internals.brokers import redis as brokers
 from tests.internals.core import redis_client
-from tests.internals.database import CompiledQuery, database
+from tests.internals.database import CompiledQuery, PreparedQuery, database
 from tests.simulator import haste, virtual
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.observed_store import NAMESPACE
@@ -43,8 +43,10 @@ def connect() -> None:
     virtual.install({redis_client: lambda _: CLIENT})
     thread_locals_by_task(DATABASE)
     database.initialize(DATABASE)
-    prepared: Any = CompiledQuery
-    prepared.rows = lambda statement, *values: DATABASE.rows(statement, *values)
+    single: Any = CompiledQuery
+    single.rows = lambda statement, *values: DATABASE.rows(statement, *values)
+    several: Any = PreparedQuery
+    several.rows_at_once = lambda statement, *values: DATABASE.rows_at_once(statement, *values)
     haste.install()
 
 

@@ -13,7 +13,23 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from peewee import SQL, Alias, Cast, Expression, Field, Function, Insert, Negated, Ordering, Select, Update, Value
+from peewee import (
+    SQL,
+    Alias,
+    Case,
+    Cast,
+    DataError,
+    Expression,
+    Field,
+    Function,
+    Insert,
+    Negated,
+    NodeList,
+    Ordering,
+    Select,
+    Update,
+    Value,
+)
 from psycopg2.extras import Json
 
 from tests.internals.database import Parameter
@@ -196,8 +212,15 @@ class _Statement:
             value = self._value(node.node, row)
             return None if value is None else not value
         if isinstance(node, Cast):
-            value = self._value(node.node, row)  # values have no types here, except JSON
-            return json.loads(value) if vars(node)["_cast"] == "jsonb" and isinstance(value, str) else value
+            value, kind = self._value(node.node, row), vars(node)["_cast"]  # values have no types here, except JSON
+            if kind == "boolean" and value != "true":
+                raise DataError(f"invalid input syntax for type boolean: {value}")
+            return json.loads(value) if kind == "jsonb" and isinstance(value, str) else value
+        if isinstance(node, NodeList) and isinstance(node.nodes[0], SQL) and node.nodes[0].sql == "-":
+            return -self._value(node.nodes[1], row)
+        if isinstance(node, Case):
+            chosen = (value for condition, value in node.expression_tuples if self._value(condition, row) is True)
+            return self._value(next(chosen, node.default), row)
         if isinstance(node, Parameter):
             return self._values[node.number]
         if isinstance(node, Value):
@@ -224,6 +247,8 @@ class _Statement:
             if str(node.name).upper() == "PG_ADVISORY_XACT_LOCK":
                 self._postgres.lock(self._transaction, ("advisory", self._value(arguments[0], row)), "update")
                 return None
+            if str(node.name).upper() == "ARRAY":
+                return self._values_of(arguments[0])
             if str(node.name).upper() == "EXISTS":
                 return any(True for _ in self._found(arguments[0]))
             raise Unknown(node.name)
@@ -235,14 +260,22 @@ class _Statement:
 
     def _scalar(self, query: Any, row: Row) -> Any:
         """Return the value of a scalar subquery, which may refer to the outer row."""
-        self._around[self._model] = row
+        of_another = query.model is not self._model
+        if of_another:
+            self._around[self._model] = row
         try:
-            found = [self._value(query._returning[0], each) for _, each in self._found(query)]
+            found = self._values_of(query)
         finally:
-            del self._around[self._model]
+            if of_another:
+                del self._around[self._model]
         if len(found) > 1:
             raise Unknown("more than one row returned by a subquery used as an expression")
         return found[0] if found else None
+
+    def _values_of(self, query: Any) -> list[Any]:
+        """Return the values of the only column of a subquery."""
+        rows = self._ordered(query, [row for _, row in self._found(query)])
+        return [self._value(query._returning[0], row) for _, row in rows]
 
     def _expression(self, node: Any, row: Row) -> Any:
         left = self._value(node.lhs, row)

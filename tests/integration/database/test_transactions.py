@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import psycopg2
 import pytest
-from peewee import SQL, OperationalError, PeeweeException
+from peewee import OperationalError, PeeweeException
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import make_dsn
 
@@ -155,38 +154,3 @@ def test_closing_the_connection_drops_a_pending_begin(ours: Database) -> None:
     ours.close()
 
     assert _notes(ours) == ["kept"]
-
-
-def _later(ours: Database, text: str) -> None:
-    ours.send_with_next(SQL(_INSERT, (text,)))
-
-
-def test_statement_sent_with_the_next_one_is_part_of_the_transaction(ours: Database) -> None:
-    with ours.atomic():
-        _later(ours, "100 %s ; a")
-        ours.execute_sql(_INSERT, ("b",))
-    with pytest.raises(_BrokenOff), ours.atomic():
-        _later(ours, "rolled back")
-        ours.execute_sql(_INSERT, ("rolled back",))
-        raise _BrokenOff
-
-    assert _notes(ours) == ["100 %s ; a", "b"]
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_statement_without_a_next_one_is_sent_by_the_commit(ours: Database, raises: bool) -> None:
-    with suppress(_BrokenOff), ours.atomic():
-        _later(ours, "100 %")
-        if raises:
-            raise _BrokenOff
-
-    assert _notes(ours) == ([] if raises else ["100 %"])
-
-
-def test_statement_sent_with_the_next_one_survives_a_lost_connection(ours: Database, other: Database) -> None:
-    with ours.atomic():
-        _later(ours, "a")
-        end_session(other.cursor(), ours._state.conn.info.backend_pid)
-        ours.execute_sql(_INSERT, ("b",))
-
-    assert _notes(ours) == ["a", "b"]

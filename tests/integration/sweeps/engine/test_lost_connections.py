@@ -56,7 +56,7 @@ def performed_twice(sweep: Sweep = LEASED) -> tuple[RunResult, RunResult]:
 
 
 @_ENDS_ITS_SERVER
-@pytest.mark.parametrize(("commit", "ends"), [(2, "failed"), (3, "failed"), (4, "done")])
+@pytest.mark.parametrize(("commit", "ends"), [(1, "failed"), (2, "failed"), (3, "done")])
 def test_batch_with_an_unanswered_commit_is_counted_once(
     add_statuses: AddStatuses,
     audited: Callable[[], dict[str, Any]],
@@ -80,7 +80,7 @@ def test_batch_with_an_unanswered_commit_is_counted_once(
 
 @_ENDS_ITS_SERVER
 @pytest.mark.parametrize("where", ["before", "after"], ids=["lost before", "lost after"])
-@pytest.mark.parametrize("number", [1, 2, 3], ids=["first", "second", "last"])
+@pytest.mark.parametrize("number", [2, 3, 4], ids=["first", "second", "last"])  # the run's row is number 1
 def test_batch_in_one_round_trip_survives_a_lost_connection(
     add_statuses: AddStatuses,
     audited: Callable[[], dict[str, Any]],
@@ -116,7 +116,7 @@ def test_batch_that_looks_before_its_commit_survives_a_lost_connection(
     add_statuses(35, sizing.DUE)
     adaptive = changed(LEASED, batch_takes=timedelta(seconds=1.5))
 
-    with at_step(Database, "commit", where, at_number(2, breaks(admin))):
+    with at_step(Database, "commit", where, at_number(1, breaks(admin))):
         result = run_sweep(adaptive, clock=clock, on_batch=lambda counts: clock.advance(timedelta(seconds=1.1)))
 
     assert (result.outcome, result.counts["deleted_rows"], result.counts["batches"]) == ("done", 35, 4)
@@ -132,7 +132,7 @@ def test_statement_that_outlives_its_connection_commits_nothing(
     add_statuses(5, DUE)
     begun = run_start.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
     assert begun is not None and begun.heartbeat_at is not None
-    late = Commit("w", begun)
+    late = Commit("w", begun, LEASED.texts)
     (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
     batch = Batch("w", begun.run_id, begun.started_at)
     counts = {"deleted_rows": 0, "batches": 0}
@@ -145,13 +145,13 @@ def test_statement_that_outlives_its_connection_commits_nothing(
 
 
 @_ENDS_ITS_SERVER
-def test_retry_closes_the_row_of_an_unanswered_first_commit(
+def test_retry_closes_the_row_of_an_unanswered_begin(
     add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection
 ) -> None:
     # F4
     add_statuses(25, DUE)
 
-    with at_step(Database, "commit", "after", at_number(1, breaks(admin))):
+    with at_step(Database, "fetch_at_once", "after", at_number(1, breaks(admin))):
         broken, retried = performed_twice()
 
     assert (broken.outcome, retried.outcome, retried.counts["deleted_rows"]) == ("failed", "done", 25)
@@ -165,7 +165,7 @@ def test_failed_rows_of_an_unanswered_commit_are_counted(postgres: Database, adm
     add(4)
     refusing = sweep(Outside(1, 2, 3, 4), batch=2)
 
-    with at_step(Database, "commit", "after", at_number(5, breaks(admin))):
+    with at_step(Database, "commit", "after", at_number(3, breaks(admin))):
         broken = run_sweep(refusing)
 
     assert (broken.outcome, broken.counts["failed"]) == ("failed", 4)

@@ -121,7 +121,7 @@ def test_run_whose_stale_rows_cannot_be_counted_defers_its_argument(
     def reset(*_: Any) -> None:
         raise ConnectionResetError("reset")
 
-    monkeypatch.setattr(TableStage, "backlog", reset)
+    monkeypatch.setattr(TableStage, "probes", reset)
 
     result = run_sweep(sweep(lambda order: None, argument=Argument("shop", int)), 7, clock=clock)
 
@@ -139,7 +139,7 @@ def test_failed_run_of_an_unreachable_database_defers_nothing(
     def disconnect(*_: Any) -> None:
         postgres.execute_sql("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    monkeypatch.setattr(TableStage, "backlog", disconnect)
+    monkeypatch.setattr(TableStage, "probes", disconnect)
 
     result = run_sweep(broken, None if argument_name is None else 7, clock=clock)
 

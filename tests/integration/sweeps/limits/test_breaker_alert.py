@@ -188,7 +188,7 @@ def test_timeout_of_the_count_ends_with_it(add_statuses: AddStatuses, history: H
 def test_database_that_goes_away_in_the_count_fails_the_run(add_statuses: AddStatuses, history: History) -> None:
     history(10, 0)
 
-    with at_step(TableStage, "backlog", "before", lose_database):
+    with at_step(TableStage, "probes", "before", lose_database):
         assert run_sweep(SMALL).outcome == "failed"
 
 
