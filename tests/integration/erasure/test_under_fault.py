@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,14 +187,8 @@ def _with_objects(settings: Settings, folder: Path, **changes: Any) -> tuple[Set
         for name in ("a.png", "small/b.png"):
             (folder / f"users/{owner}/{name}").write_text(MARKER)
     stores = {"avatars": ObjectStoreSettings(url=f"file://{folder}")}
-    subject = deciding(**changes)
-    return settings.model_copy(update={"object_stores": stores}), subject.__class__(
-        "person",
-        "account",
-        tables=subject.tables,
-        references=subject.references,
-        objects=[Objects("avatars", "users/{id}/")],
-    )
+    subject = replace(deciding(**changes), objects=[Objects("avatars", "users/{id}/")])
+    return settings.model_copy(update={"object_stores": stores}), subject
 
 
 def _files(folder: Path) -> list[str]:
@@ -213,13 +208,7 @@ def test_objects_are_deleted_before_the_rows(settings: Settings, tmp_path: Path)
 
 def test_objects_of_a_subject_that_is_gone_do_not_stop_it(settings: Settings, tmp_path: Path) -> None:
     given, subject = _with_objects(settings, tmp_path)
-    named = subject.__class__(
-        "person",
-        "account",
-        tables=subject.tables,
-        references=subject.references,
-        objects=[Objects("avatars", "users/{email}/")],
-    )
+    named = replace(subject, objects=[Objects("avatars", "users/{email}/")])
 
     assert [erase(given, named).state for _ in range(2)] == ["done", "done"]
 
@@ -241,13 +230,7 @@ def test_unavailable_store_keeps_the_rows_until_it_is_back(settings: Settings, t
 def test_value_that_names_the_objects_of_others_refuses_it(settings: Settings, tmp_path: Path, value: str) -> None:
     given, subject = _with_objects(settings, tmp_path)
     database.execute_sql("UPDATE account SET email = %s WHERE id = %s", (value, MARKER_ID))
-    named = subject.__class__(
-        "person",
-        "account",
-        tables=subject.tables,
-        references=subject.references,
-        objects=[Objects("avatars", "users/{email}/")],
-    )
+    named = replace(subject, objects=[Objects("avatars", "users/{email}/")])
 
     refused = erase(given, named)
 
@@ -263,9 +246,7 @@ def test_other_systems_are_called_with_the_key_until_they_answer(settings: Setti
         if len(called) == 1:
             raise ConnectionError(f"no answer about {key}")
 
-    subject = PERSON.__class__(
-        "person", "account", tables=PERSON.tables, references=PERSON.references, also=[Call(forget)]
-    )
+    subject = replace(PERSON, also=[Call(forget)])
     number, before = ask(settings, subject), rows()
 
     with pytest.raises(ErasureInterrupted) as interrupted:
@@ -280,9 +261,7 @@ def test_other_system_that_fails_fails_it_without_its_text(settings: Settings) -
     def forget(key: str) -> None:
         raise ValueError(f"cannot forget {key}")
 
-    subject = PERSON.__class__(
-        "person", "account", tables=PERSON.tables, references=PERSON.references, also=[Call(forget)]
-    )
+    subject = replace(PERSON, also=[Call(forget)])
     before = rows()
 
     failed = erase(settings, subject)
