@@ -17,7 +17,7 @@ from typing import Any, Final
 from alembic.operations import MigrateOperation, Operations
 from sqlalchemy import text
 
-from housekeeping.ledger.schema import statements
+from housekeeping.ledger.schema import statements, version_of
 
 #: The library's schema.
 SCHEMA: Final = os.environ.get("HOUSEKEEPING_SCHEMA", "housekeeping")
@@ -52,11 +52,8 @@ class UpgradeHousekeeping(MigrateOperation):
 def _upgrade(operations: Operations, operation: UpgradeHousekeeping) -> None:
     since = operation.since
     if not operations.get_context().as_sql:
-        connection, table = operations.get_bind(), f'"{operation.schema}".migrations'
-        if connection.scalar(text("SELECT to_regclass(:name)"), {"name": table}) is None:
-            since = 0
-        else:
-            since = connection.scalar(text(f"SELECT coalesce(max(version), 0) FROM {table}")) or 0  # noqa: S608
+        connection = operations.get_bind()
+        since = version_of(operation.schema, lambda query: connection.scalar(text(query)))
     for statement in statements(operation.schema, min(since, operation.to), operation.to):
         operations.execute(statement)
 

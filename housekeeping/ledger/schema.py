@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from textwrap import dedent
 from typing import Any, Final
 
@@ -472,9 +473,19 @@ def statements(name: str, since: int = 0, to: int | None = None) -> list[str]:
 def missing_statements() -> tuple[int, list[str]]:
     """Return the version of the current database's tables, 0 without tables, and the `statements` that they lack."""
     name: Any = Run._meta.schema
-    (table,) = database.execute_sql("SELECT to_regclass(%s)", (f"{_quoted()}.migrations",)).fetchone()
-    version = 0 if table is None else _version()
+    version = version_of(name, lambda query: database.execute_sql(query).fetchone()[0])
     return version, statements(name, version)
+
+
+def version_of(name: str, scalar: Callable[[str], Any]) -> int:
+    """Return the version of the tables in a schema, 0 without tables.
+
+    Parameters:
+      scalar: Executes a query without parameters and returns its value.
+    """
+    if scalar(f"SELECT to_regclass('\"{name}\".migrations')") is None:
+        return 0
+    return int(scalar(f'SELECT coalesce(max(version), 0) FROM "{name}".migrations'))  # noqa: S608
 
 
 def init() -> int:

@@ -62,7 +62,7 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
 
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 def test_djangos_database_options_reach_the_server(given: dict[str, str], declare: Declare) -> None:
-    recipe = importlib.import_module("on_django.database")
+    recipe = importlib.import_module("housekeeping.contrib.django")
     declare({"default": of_django(given)})
 
     url = recipe.database_url()
@@ -73,7 +73,7 @@ def test_djangos_database_options_reach_the_server(given: dict[str, str], declar
 
 
 def test_django_only_options_are_dropped_and_its_role_is_kept(declare: Declare) -> None:
-    recipe = importlib.import_module("on_django.database")
+    recipe = importlib.import_module("housekeeping.contrib.django")
     own = {"assume_role": "writer", "isolation_level": 2, "pool": True, "connect_timeout": 3}
     given = of_django({"dbname": "shop", "options": "-c jit=off"}, **own)
     declare({"other": given})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -120,13 +119,13 @@ def test_actor_whose_lease_passed_on_cannot_commit_on_its_connection(
     assert sent(reminding, admin) == [("due", False), ("later", False)]
 
 
-def test_command_line_accepts_the_url_from_djangos_settings(redis_url: str, settings: Settings, tmp_path: Path) -> None:
+def test_django_migrates_the_tables_and_has_the_command_line(
+    redis_url: str, settings: Settings, tmp_path: Path
+) -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     own_settings = {"HOUSEKEEPING_SCHEMA": settings.schema_name, "PYTHONPATH": str(EXAMPLES), "PATH": path}
     environment = without_settings(os.environ, **djangos(settings), REMINDERS_REDIS_URL=redis_url, **own_settings)
-    page = (EXAMPLES.parent / "howto/existing-application-django.md").read_text(encoding="utf-8")
-    [url] = re.findall(r"`(HOUSEKEEPING_DATABASE_URL=\$\(.+\))`", page)
 
-    command = ["bash", "-euc", f"export {url}; housekeeping init"]
+    command = ["bash", "-euc", "python -m django migrate; python -m django housekeeping runs"]
     with started(command, environment, tmp_path / "init.log") as process:
         assert process.running.wait(60) == 0, process.text()

@@ -179,12 +179,6 @@ def test_page_of_partitions_drops_those_that_are_billed(reader: Reader, settings
     assert reader.rows(f"SELECT {counts} FROM {settings.schema_name}.runs ORDER BY id") == [(1, 1), (1, 0)]
 
 
-def test_page_for_django_deletes_expired_vouchers(reader: Reader) -> None:
-    reader.read("own-sweep-django")
-
-    assert reader.rows("SELECT code FROM shop_voucher ORDER BY 1") == [(f"voucher {n}",) for n in range(6, 10)]
-
-
 def test_page_for_sqlalchemy_deletes_expired_vouchers(reader: Reader) -> None:
     reader.read("own-sweep-sqlalchemy")
 

@@ -2,7 +2,7 @@
 
 import os
 
-INSTALLED_APPS = ["on_django"]
+INSTALLED_APPS = ["housekeeping.contrib.django", "on_django"]
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.postgresql",
@@ -17,3 +17,4 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 REDIS_URL = os.environ["REMINDERS_REDIS_URL"]
+HOUSEKEEPING = {"REDIS_URL": REDIS_URL}

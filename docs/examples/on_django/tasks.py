@@ -13,7 +13,7 @@ from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 
 import housekeeping
-from on_django.database import database_url
+from housekeeping.contrib.django import load_settings
 
 django.setup()
 
@@ -29,7 +29,7 @@ class DjangoConnections(Middleware):
 
 broker = RedisBroker(url=settings.REDIS_URL)
 broker.add_middleware(DjangoConnections())
-housekeeping.install(broker, housekeeping.Settings.load(database_url=database_url()), workers=False)
+housekeeping.install(broker, load_settings(), workers=False)
 dramatiq.set_broker(broker)
 
 

@@ -29,6 +29,7 @@ SHOWN: Final = ("text", "mermaid")
 #: Pages whose blocks another test runs.
 ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/archive-and-restore.md": "tests/acceptance/test_own_sweep_pages.py",
+    "docs/howto/own-sweep-django.md": "tests/acceptance/test_django_project.py",
     "docs/howto/own-sweep*.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/delete-times-out.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/no-table-is-forgotten.md": "tests/acceptance/test_coverage_page.py",

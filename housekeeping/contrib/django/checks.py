@@ -1,0 +1,63 @@
+"""System checks: settings and declarations always; sweeps and tables with ``manage.py check --database default``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning
+
+from housekeeping.contrib.django import aliases, load_settings
+from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.logs import counted
+from housekeeping.core.settings import Settings
+from housekeeping.database.connection import close_databases
+from housekeeping.doctor import examine
+from housekeeping.erasures import subjects_of
+from housekeeping.insight.coverage import read_coverage
+from housekeeping.ledger.schema import use_database
+from housekeeping.sweeps.declaration import Sweep
+from housekeeping.workers import configured_sweeps, kept_tables
+
+
+def check_declarations(app_configs: Any, **options: Any) -> list[CheckMessage]:
+    """Return an error if a setting or a sweep is wrong."""
+    try:
+        configured_sweeps(load_settings())
+    except HousekeepingError as error:
+        return [Error(str(error), id="housekeeping.E001")]
+    return []
+
+
+def check_databases(app_configs: Any, databases: Sequence[str] | None, **options: Any) -> list[CheckMessage]:
+    """Return warnings about sweeps, such as a missing index, and about tables without a decision.
+
+    They are no errors, because ``migrate`` checks before it creates tables and indexes.
+    """
+    try:
+        if not set(databases or ()) & set(aliases()):
+            return []
+        settings = load_settings()
+        sweeps = configured_sweeps(settings)
+    except HousekeepingError:
+        return []  # an error of the other check
+    use_database(settings)
+    try:
+        return _warnings(settings, sweeps)
+    finally:
+        close_databases()  # the test runner drops its databases
+
+
+def _warnings(settings: Settings, sweeps: dict[str, Sweep]) -> list[CheckMessage]:
+    found = [
+        Warning(f"{each.area}, {each.subject}: {each.text}", hint=each.way_out, id="housekeeping.W001")
+        for each in examine(settings, sweeps, only_databases=True)
+        if each.level != "fine" and each.area in sweeps
+    ]
+    undecided = read_coverage(sweeps.values(), kept_tables(settings), subjects_of(settings).values()).undecided
+    if undecided:
+        tables = counted(len(undecided), "table is", "tables are")
+        text = f"{tables} undecided: {', '.join(sorted(each.table for each in undecided))}"
+        hint = "Declare a sweep, or a Kept with the reason why the table may grow; see: manage.py housekeeping coverage"
+        found.append(Warning(text, hint=hint, id="housekeeping.W002"))
+    return found

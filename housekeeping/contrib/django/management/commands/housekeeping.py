@@ -1,0 +1,33 @@
+"""``manage.py housekeeping``: the library's command line with the settings of the Django project."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from housekeeping.cli.main import main
+from housekeeping.contrib.django import variables
+from housekeeping.core.errors import SettingsError
+
+
+class Command(BaseCommand):
+    """All commands of ``housekeeping``."""
+
+    help = "Commands of housekeeping; see: manage.py housekeeping --help"
+    requires_system_checks: Sequence[str] = []
+
+    def run_from_argv(self, argv: Sequence[str]) -> None:
+        """Run the command; its arguments are not Django's."""
+        self.handle(*argv[2:])
+
+    def handle(self, *args: str, **options: Any) -> None:
+        """Run the command with Django's settings as variables, which the processes of a worker inherit."""
+        try:
+            os.environ.update(variables())
+        except SettingsError as error:
+            sys.exit(f"housekeeping: {error}")
+        main(list(args), prog_name="manage.py housekeeping")
