@@ -267,10 +267,19 @@ def settings(housekeeping_settings: Settings, broker_url: str | None, request: p
 
 
 @pytest.fixture(scope="session")
-def spare_schema(urls: Urls) -> Iterator[SpareSchema]:
-    spare = SpareSchema(urls.database)
-    yield spare
-    spare.close()
+def spare_schemas() -> Iterator[dict[str, SpareSchema]]:
+    """Spare schemas by URL, because a folder of tests may have a server of its own."""
+    spares: dict[str, SpareSchema] = {}
+    yield spares
+    for each in spares.values():
+        each.close()
+
+
+@pytest.fixture
+def spare_schema(urls: Urls, spare_schemas: dict[str, SpareSchema]) -> SpareSchema:
+    if urls.database not in spare_schemas:
+        spare_schemas[urls.database] = SpareSchema(urls.database)
+    return spare_schemas[urls.database]
 
 
 @pytest.fixture

@@ -65,31 +65,31 @@ class SpareSchema:
 
     def give(self, schema: str) -> None:
         """Rename the spare schema to this name; without one the test creates its own."""
-        if self._kept is not None:
+        if self._kept is None:
+            return
+        try:
             with self._admin.cursor() as cursor:
                 cursor.execute(f"ALTER SCHEMA {_SPARE} RENAME TO {schema}")
+        except psycopg2.Error:  # another test has restarted the server
+            self._kept = None
 
     def created(self, schema: str) -> None:
         """Remember the definition of a schema that the test had to create, before the test changes it."""
         if self._kept is None:
-            # Without this schema, the test's folder has a server of its own.
-            with suppress(psycopg2.errors.InvalidSchemaName), self._admin.cursor() as cursor:
+            with suppress(psycopg2.Error), self._admin.cursor() as cursor:
                 self._kept = self._definition(cursor, schema)
 
     def take_back(self, schema: str) -> None:
         """Empty the schema and keep it, unless the test changed more than rows."""
         given, self._kept = self._kept, None
-        with self._admin.cursor() as cursor:
-            try:
-                if self._definition(cursor, schema) == given:
-                    is_changed = self._empty(cursor, schema)
-                    cursor.execute(f"ALTER SCHEMA {schema} RENAME TO {_SPARE}")
-                    self._kept = self._definition(cursor, _SPARE) if is_changed else given
-            except psycopg2.Error:
-                return
+        with suppress(psycopg2.Error), self._admin.cursor() as cursor:
+            if self._definition(cursor, schema) == given:
+                is_changed = self._empty(cursor, schema)
+                cursor.execute(f"ALTER SCHEMA {schema} RENAME TO {_SPARE}")
+                self._kept = self._definition(cursor, _SPARE) if is_changed else given
 
     def close(self) -> None:
-        with self._admin.cursor() as cursor:
+        with suppress(psycopg2.Error), self._admin.cursor() as cursor:
             cursor.execute(f"DROP SCHEMA IF EXISTS {_SPARE} CASCADE")
         self._admin.close()
 

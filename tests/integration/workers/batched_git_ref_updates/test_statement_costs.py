@@ -105,7 +105,7 @@ def test_page_costs_four_statements_and_one_per_git_batch(
 
     reads = [sql for sql in statements if sql.startswith("SELECT") and '"ref"' in sql]
     marks = [sql for sql in statements if sql.startswith("WITH") and "UPDATE" in sql]
-    counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
+    counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts" = ' in sql]
     checks = [sql for sql in statements if sql.startswith("SELECT") and sql.endswith('"outcome" IS NULL))')]
     constraints = [sql for sql in statements if sql.startswith("SET CONSTRAINTS")]
     assert (len(reads), len(marks), len(constraints), len(counts), len(checks)) == (10, 10, 10, 10, 100)
@@ -132,7 +132,7 @@ def test_thousand_projects_cost_one_scan_one_count_and_ten_bulk_commands(
     close_all()
 
     scans = [sql for sql in statements if '"further"' in sql and "COUNT(" not in sql]
-    counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts"' in sql]
+    counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts" = ' in sql]
     waiting = [sql for sql in statements if '"not_before"' in sql and "ANY(" in sql]
     assert (len(scans), len(counts), len(waiting)) == (3, 3, 3)
     # Anything else might write, and is preceded by a question whether the server is there.
