@@ -151,8 +151,10 @@ def _print_grants_in_database(role: str, settings: Settings, workers: set[str] |
     unknown: list[str] = []
     try:
         with translate_postgres_errors():
-            of_subjects, unknown = tables.rights_of_subjects(settings)
-            for name, rights in of_subjects.items():
+            of_dependents, unknown = tables.rights_of_dependents(settings)
+            of_subjects, of_unknown_subjects = tables.rights_of_subjects(settings)
+            unknown += of_unknown_subjects
+            for name, rights in (*of_dependents.items(), *of_subjects.items()):
                 needed[name] = tuple(dict.fromkeys((*needed.get(name, ()), *rights)))
             if settings.database_url is not None:
                 may_count, place, user = database.execute_sql(tables.MAY_COUNT).fetchone()
@@ -162,7 +164,7 @@ def _print_grants_in_database(role: str, settings: Settings, workers: set[str] |
                     needed[f"DATABASE {place}"] = ("TEMPORARY",)
                     missing[f"DATABASE {place}"] = () if may_count else ("TEMPORARY",)
     except (HousekeepingError, PeeweeException) as error:
-        unknown.append(f"the rights of the current role, and what subjects need: {error_line(error)}")
+        unknown.append(f"the rights of the current role, and what dependents and subjects need: {error_line(error)}")
     for statement in (*tables.own_tables_grants(role, settings), *tables.grants(role, needed)):
         click.echo(f"{statement};")
     for each in unknown:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from datetime import datetime
 from typing import Any, Final
 
-from peewee import Model, ProgrammingError
+from peewee import Model, PeeweeException, ProgrammingError
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DeclarationError, DependentsRefused, SettingsError
@@ -32,6 +32,7 @@ from housekeeping.erasures.graph import cut_links, read_reach
 from housekeeping.insight.backlogs import hint_of
 from housekeeping.insight.load import table_states
 from housekeeping.ledger import erasures, schema
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.declaration import Sweep, setting_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Stage
@@ -96,10 +97,37 @@ def needed_rights(settings: Settings, workers: Container[str] | None = None) -> 
       workers: The names of the workers of one database; by default all.
 
     They include the rights that a family declares and those of its sweeps' statements, such as subqueries of a
-    predicate or the tables that a user's own action changes.
+    predicate or the tables that a user's own action changes. `rights_of_dependents` has those on dependents.
     """
     found = families(settings) if workers is None else families_of(settings, workers)
     return {table: rights for family in found for table, (_, rights) in tables_of(family, settings).items()}
+
+
+def rights_of_dependents(settings: Settings) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return the rights that sweeps need on dependents and their archives, and what cannot be known.
+
+    Only tables of the current database are named. The dependents of a sweep may be in other databases than its own.
+    """
+    found: dict[str, dict[str, None]] = {}
+    unknown: list[str] = []
+    sweeps = [each for family in families(settings) for each in family.sweeps if not _is_unused(each, settings)]
+    for sweep in sweeps if settings.database_url is not None else ():
+        here = database.selected
+        try:
+            with database.using(sweep.database):
+                stages = [each.with_graph() for each in sweep.declared_stages() if isinstance(each, CascadeStage)]
+                needed = [right for stage in stages if stage.graph is not None for right in stage.graph.rights.items()]
+                archives = [name_in_sql(archive) for stage in stages for archive in stage.archives()]
+                needed += [((sweep.database, archive), ("INSERT",)) for archive in archives]
+        except (DeclarationError, PeeweeException) as error:
+            if is_unavailable(error):
+                raise
+            unknown.append(f"{sweep.name}: {error_line(error)}")
+            continue
+        for (name, table), rights in needed:
+            if name == here:
+                found.setdefault(table, {}).update(dict.fromkeys(rights))
+    return {table: tuple(rights) for table, rights in found.items()}, unknown
 
 
 def rights_of_subjects(settings: Settings) -> tuple[dict[str, tuple[str, ...]], list[str]]:

@@ -244,7 +244,7 @@ class Delete:
         archived = () if self.archive_to is None else (ARCHIVED_ROWS,)
         return (self.rows_counted_as, *archived, *(() if self.dependents is None else OF_DEPENDENTS))
 
-    def read_graph(self, model: type[Model]) -> Graph:
+    def read_graph(self, model: type[Model], *, checks_rights: bool = True) -> Graph:
         """Return `read_graph` of the dependents of the rows that are deleted from a table, in the current database."""
         from housekeeping.sweeps.dependents import Graph, read_graph
 
@@ -252,7 +252,8 @@ class Delete:
         # Most tables have no dependents, which one statement tells.
         if self.dependents is None and not self.references and not foreign_keys_to(name, deep=True):
             return Graph(name, (), database.selected, 0, model)
-        return read_graph(model, self.dependents, self.references, archives=self.archive_to is not None)
+        archives = self.archive_to is not None
+        return read_graph(model, self.dependents, self.references, archives=archives, checks_rights=checks_rights)
 
     def on_real_columns(self, model: type[Model]) -> Self:
         """Return the action that moves all columns which the table has now.

@@ -141,6 +141,15 @@ class CascadeStage(TableStage):
         schema = self.delete.archive_to
         return {archive_in(schema, source, of_cleared=name in cleared): source for name, source in sources}
 
+    def with_graph(self) -> Self:
+        """Return the stage with the graph of its dependents, even if the current role lacks rights on them.
+
+        Raises:
+          DependentsRefused: The dependents cannot be deleted or archived as declared.
+          peewee.PeeweeException: The catalog cannot be read.
+        """
+        return replace(self, graph=self.delete.read_graph(self.model, checks_rights=False))
+
     def cleared_columns(self) -> list[tuple[type[Model], tuple[str, ...], bool]]:
         graph = self._read_graph()
         links = [each for each in graph.links if each.decision == "clear"]
@@ -176,7 +185,8 @@ class CascadeStage(TableStage):
         return [*super().explain_queries(now), *self._explained()]
 
     def _explained(self) -> Iterator[ExplainQuery]:
-        assert self.graph is not None
+        if self.graph is None:
+            return
         for link in self.graph.links:
             if link.decision == "keep" or link.database != self.graph.database:
                 continue
@@ -191,10 +201,11 @@ class CascadeStage(TableStage):
             yield ExplainQuery(f"the query of {link.name}", found, model)
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
-        """Return statements that need the rights of a run. None of them is executed."""
-        assert self.graph is not None
+        """Return statements that need the rights of a run, without a graph only those on parents. Executes none."""
         root: Any = self.model
         found: list[Any] = [root.select(*self.key).where(self.stale(now)).for_update(), root.delete()]
+        if self.graph is None:
+            return found
         for link in self.graph.links:
             if link.decision == "keep" or link.database != self.graph.database:
                 continue

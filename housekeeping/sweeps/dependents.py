@@ -112,6 +112,7 @@ class Graph:
         reference is cleared, stays and is not among them.
       database: Name of the root's database.
       root_rows: Estimated rows of the root.
+      rights: Database and table -> the rights that are needed to read and change the dependents as decided.
     """
 
     root: str
@@ -119,6 +120,7 @@ class Graph:
     database: str
     root_rows: int
     _root_model: type[Model] = field(repr=False, compare=False)
+    rights: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def links_of(self, table: str, of_database: str | None = None) -> tuple[Link, ...]:
         """Return the links whose parent is this table.
@@ -220,6 +222,7 @@ def read_graph(
     references: Sequence[Reference] = (),
     *,
     archives: bool = False,
+    checks_rights: bool = True,
 ) -> Graph:
     """Read the graph of a table's dependents, in the current database, with a decision for each link.
 
@@ -227,6 +230,7 @@ def read_graph(
       dependents: Decisions by the names of links, which add to those of the constraints; True for no others. None for
         what PostgreSQL itself does: then nothing is refused, and a link without a decision prevents the deletion.
       archives: Whether the deleted and cleared rows are archived, to be restored table by table.
+      checks_rights: Whether the current role must have the rights of a run.
 
     Raises:
       DependentsRefused: A link has no decision, a name matches no link, or a decision cannot be carried out. The text
@@ -235,11 +239,13 @@ def read_graph(
     """
     reader = GraphReader(dependents if isinstance(dependents, Mapping) else {}, references)
     graph = reader.read(model)
-    if dependents is not None:
-        reader.refuse_problems(graph)
-        if archives:
-            _refuse_unarchivable(graph)
-    return graph
+    if dependents is None:
+        return graph
+    reader.refuse_problems(graph, checks_rights=checks_rights)
+    if archives:
+        _refuse_unarchivable(graph)
+    rights = {table: tuple(needed) for table, (_, needed) in reader.needed_rights(graph).items()}
+    return replace(graph, rights=rights)
 
 
 def _refuse_unarchivable(graph: Graph) -> None:
@@ -480,12 +486,13 @@ class GraphReader:
             index_statement=None if edge.indexed else f"CREATE INDEX{concurrently} ON {table.name} ({columns})",
         )
 
-    def refuse_problems(self, graph: Graph) -> None:
+    def refuse_problems(self, graph: Graph, *, checks_rights: bool) -> None:
         """Raise DependentsRefused for the first kind of problem that a run would meet."""
         self._refuse_undecided(graph)
         self.refuse_unfit_names(graph, self._decisions, "dependents")
-        self.refuse_missing_rights(self.needed_rights(graph))  # it tells which tables cannot be looked up
-        self.refuse_hidden_rows(graph)
+        if checks_rights:
+            self.refuse_missing_rights(self.needed_rights(graph))  # it tells which tables cannot be looked up
+            self.refuse_hidden_rows(graph)
         self._refuse_impossible(graph)
 
     def _refuse_undecided(self, graph: Graph) -> None:

@@ -19,6 +19,7 @@ from housekeeping.doctor.tables import (
     missing_rights,
     name_in_sql,
     needed_rights,
+    rights_of_dependents,
     rights_of_subjects,
     tables_of,
     users_of,
