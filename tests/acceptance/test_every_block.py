@@ -1,4 +1,4 @@
-"""Code blocks of the README and of docs/ that no other test runs, page by page from top to bottom."""
+"""Code blocks of docs/ that no other test runs, page by page from top to bottom."""
 
 from __future__ import annotations
 

@@ -52,6 +52,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "docs/howto/several-databases.md": "tests/acceptance/test_several_databases.py",
     "docs/howto/testing.md": "tests/integration/testing/test_page.py",
     "docs/howto/webhook.md": "tests/integration/metrics/test_webhook.py",
+    **dict.fromkeys(("README.md", "docs/which-part.md"), "tests/acceptance/test_purge_pages.py"),
     # Takes minutes. `test_commands` checks its options.
     "docs/explanation/simulator.md": "tests/unit/docs/test_commands.py",
     # `test_commands` compares its commands with .ci/run.
