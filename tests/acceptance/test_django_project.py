@@ -161,7 +161,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
             cursor.execute("CREATE DATABASE events")
         connection.close()
         manage = "python -m django migrate --run-syncdb"
-        in_a_shell(f"{manage}; {manage} --database events", environment, folder)
+        printed = in_a_shell(f"({manage}; {manage} --database events) 2>&1", environment, folder)
+        (folder / "first.log").write_text(printed)
         yield folder, environment
 
 
@@ -215,6 +216,13 @@ def test_migrations_leave_nothing_to_init_and_print_the_statements(manage: Manag
     assert (
         'CREATE TABLE "another".runs' in manage("sqlmigrate", "housekeeping", "0001", HOUSEKEEPING_SCHEMA="another")[1]
     )
+
+
+def test_first_migration_warns_of_no_table_that_it_creates(project: tuple[Path, dict[str, str]]) -> None:
+    printed = (project[0] / "first.log").read_text()
+
+    assert "Applying housekeeping.0001_initial... OK" in printed
+    assert "W001" not in printed
 
 
 def test_database_check_warns_of_missing_index_and_undecided_tables(manage: Manage) -> None:

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
+from peewee import PeeweeException
 
 from housekeeping.contrib.django import aliases, load_settings
-from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.errors import DeclarationError, HousekeepingError
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import Settings
-from housekeeping.database.connection import close_databases
+from housekeeping.database.catalog import table_of
+from housekeeping.database.connection import close_databases, database
 from housekeeping.doctor import examine
 from housekeeping.erasures import subjects_of
 from housekeeping.insight.coverage import read_coverage
 from housekeeping.ledger.schema import use_database
 from housekeeping.sweeps.declaration import Sweep
+from housekeeping.sweeps.partitions import PartitionStage
+from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.workers import configured_sweeps, kept_tables
 
 
@@ -32,7 +36,8 @@ def check_declarations(app_configs: Any, **options: Any) -> list[CheckMessage]:
 def check_databases(app_configs: Any, databases: Sequence[str] | None, **options: Any) -> list[CheckMessage]:
     """Return warnings about sweeps, such as a missing index, and about tables without a decision.
 
-    They are no errors, because ``migrate`` checks before it creates tables and indexes.
+    They are no errors, because ``migrate`` checks before it creates tables and indexes. A sweep without its table gets
+    no warning: the table may be about to be created.
     """
     try:
         if not set(databases or ()) & set(aliases()):
@@ -49,10 +54,11 @@ def check_databases(app_configs: Any, databases: Sequence[str] | None, **options
 
 
 def _warnings(settings: Settings, sweeps: dict[str, Sweep]) -> list[CheckMessage]:
+    existing = {name for name, sweep in sweeps.items() if _has_tables(sweep)}
     found = [
         Warning(f"{each.area}, {each.subject}: {each.text}", hint=each.way_out, id="housekeeping.W001")
         for each in examine(settings, sweeps, only_databases=True)
-        if each.level != "fine" and each.area in sweeps
+        if each.level != "fine" and each.area in existing
     ]
     undecided = read_coverage(sweeps.values(), kept_tables(settings), subjects_of(settings).values()).undecided
     if undecided:
@@ -61,3 +67,15 @@ def _warnings(settings: Settings, sweeps: dict[str, Sweep]) -> list[CheckMessage
         hint = "Declare a sweep, or a Kept with the reason why the table may grow; see: manage.py housekeeping coverage"
         found.append(Warning(text, hint=hint, id="housekeeping.W002"))
     return found
+
+
+def _has_tables(sweep: Sweep) -> bool:
+    """Return whether the tables of the sweep's stages exist, or cannot be read."""
+    try:
+        with database.using(sweep.database):
+            stages = sweep.declared_stages()
+            return all(table_of(each.model).exists for each in stages if isinstance(each, TableStage | PartitionStage))
+    except DeclarationError:  # no table has the given name
+        return False
+    except PeeweeException:  # the findings report it
+        return True
