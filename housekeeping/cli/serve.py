@@ -211,14 +211,18 @@ def serve(threads: int, with_web: bool, host: str, port: int) -> None:
         asked = True
         service.stop()
 
+    def run() -> None:
+        # Here, signals are handled: a supervisor may send one as soon as it reads the line.
+        click.echo(f"serving {counted(len(service.workers), 'worker')} (Ctrl-C to stop)", err=True)
+        service.run()
+
     with ExitStack() as stack:
         if with_web:
             pages = stack.enter_context(page_server(settings, sweeps, host, port))
             threading.Thread(target=pages.run, name="dashboard", daemon=True).start()
             stack.callback(pages.close)
-        click.echo(f"serving {counted(len(service.workers), 'worker')} (Ctrl-C to stop)", err=True)
         try:
-            in_foreground(service.run, stop)
+            in_foreground(run, stop)
         except Abandoned as error:
             end_process(error.exit_code, "ended at once; other processes continue after a minute")
 

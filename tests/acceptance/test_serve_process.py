@@ -37,6 +37,24 @@ calls = Sweep(
     schedule="* * * * *", lease=Lease("calls", timedelta(minutes=10)), limits=Limits(batch=1),
 )
 """
+#: Sends SIGTERM to its own process while the line is written, before a supervisor could.
+STOPPED_AT_ONCE = """
+import os, signal, sys
+
+class Stderr:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        self.stream.write(text)
+        if text.startswith("serving "):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.stderr = Stderr(sys.stderr)
+"""
 
 
 @pytest.fixture
@@ -116,6 +134,17 @@ def test_stopped_process_ends_its_batch_and_the_next_one_continues_the_tick(
     of_tick = [run.outcome for run in of(CALLS) if run.tick == stopped.tick]
     assert of_tick == ["partial", "done"]
     assert postgres.execute_sql("SELECT count(*) FROM calls").fetchone() == (0,)
+
+
+def test_process_that_is_stopped_as_soon_as_it_serves_exits_with_0(calls: dict[str, str], tmp_path: Path) -> None:
+    # R5
+    with (tmp_path / "calls_of_the_shop.py").open("a") as module:
+        module.write(STOPPED_AT_ONCE)
+
+    with started(SERVE, calls, tmp_path / "one") as one:
+        assert one.running.wait(PATIENCE_S) == 0
+
+    assert one.text() == "serving 3 workers (Ctrl-C to stop)\n"
 
 
 def test_another_process_takes_over_from_a_killed_one(
