@@ -22,8 +22,8 @@ from tests.unit.cli.test_help import CHANGING, READING
 #: Starts many processes.
 pytestmark = pytest.mark.slow
 
-#: It changes tables, and no work of the workers.
-NOT_LOGGED: Final = {("init",)}
+#: They create and remove the tables, the log among them, and change no work of the workers.
+NOT_LOGGED: Final = {("init",), ("uninstall",)}
 #: Command -> its arguments, and its action and target in the log. In an order in which each has something to change.
 LOGGED: Final = {
     ("pause",): ([SWEEP], "pause", SWEEP),
