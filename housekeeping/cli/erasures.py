@@ -27,7 +27,6 @@ from housekeeping.database.queries import database_now
 from housekeeping.insight.erasures import (
     ErasureRecord,
     all_erasures,
-    describe_counts,
     find_erasure,
     read_erasures,
     verified,
@@ -145,5 +144,5 @@ def _print(found: ErasureRecord) -> None:
     print_table(values)
     tables = table("TABLE", "ROWS", "KEPT BECAUSE")
     for name in dict.fromkeys((*found.counts, *found.kept)):
-        tables.add_row(name, describe_counts(found.counts.get(name)), found.kept.get(name, "-"))
+        tables.add_row(name, found.counts_in_words(name), found.kept.get(name, "-"))
     print_table(tables, empty=f"no {counted(0, 'row')}")

@@ -48,7 +48,7 @@ from housekeeping.demo import accounts, scenes
 from housekeeping.demo.scenes import SCENES, compared, counted, others_at_work
 from housekeeping.engine import in_order
 from housekeeping.insight.coverage import read_coverage
-from housekeeping.insight.erasures import describe_counts, find_erasure
+from housekeeping.insight.erasures import find_erasure
 from housekeeping.insight.status import WorkerStatus, format_backlog, worker_statuses
 from housekeeping.insight.wording import format_counts
 from housekeeping.ledger import schema
@@ -212,8 +212,8 @@ def _erase_one(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> N
         raise HousekeepingError(f"erasure {number} is {record.state}: {record.error}")
     out.print(f"\none customer erased (housekeeping receipt {number})")
     shown = table("", "ROWS", "KEPT BECAUSE")
-    for name, counts in record.counts.items():
-        shown.add_row(f"  {name}", describe_counts(counts), record.kept.get(name, "-"))
+    for name in record.counts:
+        shown.add_row(f"  {name}", record.counts_in_words(name), record.kept.get(name, "-"))
     print_table(shown)
     out.print(f"proof: {record.proof_in_words}")
 

@@ -20,7 +20,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import key_of
 from housekeeping.database.connection import handle_of
 from housekeeping.erasures.graph import Branch, Reach, Table
-from housekeeping.erasures.stages import Conditions
+from housekeeping.erasures.stages import Conditions, rows_with_places
 from housekeeping.erasures.work import located
 from housekeeping.ledger.schema import name_database
 from housekeeping.sweeps.cascade_rows import escaped, sql_name
@@ -53,7 +53,7 @@ class FoundRows:
         self._places = {each: self._create(each, number) for number, each in enumerate(self.tables)}
         where, values = Conditions(reach, [found]).of_root("t")
         self.numbers: Final[dict[int | None, int]] = {
-            None: self._add(reach.root, f"{_source(reach.root[1])} WHERE {where}", values, leads_on=True)
+            None: self._add(reach.root, f"{rows_with_places(reach.root[1])} WHERE {where}", values, leads_on=True)
         }
         self.numbers.update(dict.fromkeys(range(len(branches)), 0))
         followed = dict.fromkeys(range(len(branches)), 0)
@@ -67,7 +67,7 @@ class FoundRows:
         handle = handle_of(table[0])
         handle.execute_sql(
             f"CREATE TEMPORARY TABLE {name} ON COMMIT DROP AS "
-            f"SELECT {self._selected(table)} FROM {_source(table[1])} WITH NO DATA",
+            f"SELECT {self._selected(table)} FROM {rows_with_places(table[1])} WITH NO DATA",
             (),
         )
         handle.execute_sql(
@@ -118,7 +118,7 @@ class FoundRows:
         )
         names = ", ".join(f"v{place}" for place in range(len(columns)))
         same = " AND ".join(f"t.{sql_name(each)} = o.v{place}" for place, each in enumerate(link.columns))
-        dependents = f"AS o ({names}) JOIN {_source(link.table, link.where)} ON {same}"
+        dependents = f"AS o ({names}) JOIN {rows_with_places(link.table, link.where)} ON {same}"
         arrays = f"unnest({', '.join(f'%s::text[]::{escaped(kind)}[]' for kind in link.parent_types)})"
         given: Iterable[tuple[str, list[Any]]] = [(f"({owners})", [])]
         if parent == self._reach.root:
@@ -167,23 +167,12 @@ def found_rows(reach: Reach, found: Mapping[str, str | None], *, with_returns: b
     Raises:
       peewee.PeeweeException: A database does not answer, or the role may not create temporary tables.
     """
-    branches = [each for each in reach.branches if with_returns or each.deletes or not _leads_back(reach, each)]
+    branches = [each for each in reach.branches if with_returns or each.deletes or not reach.returns(each)]
     with ExitStack() as stack:
         for name in dict.fromkeys([reach.root[0], *(each.table[0] for each in branches)]):
             stack.enter_context(handle_of(name).atomic())
             handle_of(name).execute_sql(_SNAPSHOT)
         yield FoundRows(reach, found, branches)
-
-
-def _leads_back(reach: Reach, branch: Branch) -> bool:
-    """Return whether a link refers to its own table, or to one that depends on it."""
-    above, waiting = {branch.parent}, [branch.parent]
-    while waiting:
-        at = waiting.pop()
-        found = {each.parent for each in reach.branches if each.table == at and each.leads_on} - above
-        above |= found
-        waiting += found
-    return branch.table in above
 
 
 def export(subject: Subject, reach: Reach, found: Mapping[str, str | None], settings: Settings) -> Iterator[str]:
@@ -220,12 +209,6 @@ def _secrets(settings: Settings) -> Iterator[str]:
             if isinstance(text, str) and (isinstance(each, SecretStr) or "://" in text):
                 yield from text.split(",") if isinstance(each, SecretStr) else [text]
     yield from (each for each in (settings.web_token, settings.web_read_token) if each)
-
-
-def _source(table: str, where: str | None = None) -> str:
-    condition = "" if where is None else f" WHERE ({escaped(where)})"
-    places = "tableoid AS housekeeping_table, ctid AS housekeeping_row"
-    return f"(SELECT *, {places} FROM {escaped(table)}{condition}) AS t"
 
 
 def _pages(of_database: str, query: str) -> Iterator[Sequence[tuple[Any, ...]]]:

@@ -128,6 +128,27 @@ class Reach:
                     links.append(replace(branch.link, decision="keep"))
         return Graph(table[1], tuple(links), table[0], 0, self.model_of(table))
 
+    def kept_by(self, table: Table) -> list[Branch]:
+        """Return the links to rows of a table that are the subject's and stay as they are."""
+        kept = [each for each in self.branches if each.table == table and not (each.deletes or each.values)]
+        return [each for each in kept if not self.returns(each)]
+
+    def returns(self, branch: Branch) -> bool:
+        """Return whether a link refers to its own table, or to one that depends on it."""
+        above, waiting = {branch.parent}, [branch.parent]
+        while waiting:
+            at = waiting.pop()
+            found = {each.parent for each in self.branches if each.table == at and each.leads_on} - above
+            above |= found
+            waiting += found
+        return branch.table in above
+
+    def is_found_afterwards(self, branch: Branch) -> bool:
+        """Return whether the rows of a link are still found once the erasure has changed those that they refer to."""
+        return branch.parent == self.root or all(
+            not (each.deletes or each.releases) and self.is_found_afterwards(each) for each in self.into(branch.parent)
+        )
+
     def steps(self) -> Iterator[Branch]:
         """Yield the links whose rows are changed, or deleted by themselves, each after those that depend on them.
 

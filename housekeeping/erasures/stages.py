@@ -191,6 +191,21 @@ class Conditions:
         row: Any = handle_of(branch.link.database).execute_sql(sql, [*parameters, *further]).fetchone()
         return int(row[0])
 
+    def kept(self, table: Table, limit: int) -> int | None:
+        """Count the subject's rows that stay as they are, up to a limit; None if they cannot be found any more."""
+        branches = self.reach.kept_by(table)
+        if not all(self.reach.is_found_afterwards(each) for each in branches):
+            return None
+        queries, parameters = list[str](), list[Any]()
+        for branch in branches:
+            text, values = self.belongs(branch, "t")
+            source = rows_with_places(branch.link.table, branch.link.where)
+            queries.append(f"SELECT t.housekeeping_table, t.housekeeping_row FROM {source} WHERE {text}")
+            parameters += values
+        sql = f"SELECT count(*) FROM ({' UNION '.join(queries)} LIMIT {limit}) AS found"
+        row: Any = handle_of(table[0]).execute_sql(sql, parameters).fetchone()
+        return int(row[0])
+
     def _key(self, table: Table) -> list[str]:
         return [each.column_name for each in key_of(self.reach.model_of(table))]
 
@@ -211,6 +226,13 @@ def typed_key(model: type[Model]) -> dict[str, str]:
 
 def _source(branch: Branch) -> str:
     return escaped(branch.link.source)
+
+
+def rows_with_places(table: str, where: str | None = None) -> str:
+    """Return the rows of a table as ``t`` in a FROM clause, with their places."""
+    condition = "" if where is None else f" WHERE ({escaped(where)})"
+    places = "tableoid AS housekeeping_table, ctid AS housekeeping_row"
+    return f"(SELECT *, {places} FROM {escaped(table)}{condition}) AS t"
 
 
 def _joined(by: str, parts: Sequence[Sql]) -> Sql:

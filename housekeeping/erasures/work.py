@@ -163,7 +163,21 @@ class Erasing:
         found = {self.reach.root[1]: self._root_rows()}
         for branch in self.reach.branches:
             name = branch.link.table
-            found[name] = found.get(name, 0) + self._conditions.left(branch, COUNTED)
+            if branch not in self.reach.kept_by(branch.table):
+                found[name] = found.get(name, 0) + self._conditions.left(branch, COUNTED)
+        return found
+
+    def kept_rows(self) -> dict[str, int | None]:
+        """Return by table how many rows are kept as they are, counted up to `COUNTED`; None if that is unknown.
+
+        It is unknown if the erasure has changed the link of the rows that they refer to.
+        """
+        self._conditions = Conditions(self.reach, self.versions)
+        found: dict[str, int | None] = {}
+        for table in self.reach.tables:
+            if self.reach.kept_by(table):
+                rows, others = self._conditions.kept(table, COUNTED), found.get(table[1], 0)
+                found[table[1]] = None if rows is None or others is None else rows + others
         return found
 
     def _root_rows(self) -> int:
@@ -409,7 +423,7 @@ class _Execution:
             if self._pass(erasing):
                 self._error = None
             left = erasing.left()
-            proof = {"passes": passes, "left": left}
+            proof = {"passes": passes, "left": left, "kept": erasing.kept_rows()}
             if not any(left.values()):
                 self.end(erasing, "done", None, proof)
                 return

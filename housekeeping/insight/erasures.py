@@ -21,7 +21,7 @@ from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.erasures.found_rows import decision_of, found_rows
 from housekeeping.erasures.graph import Table
-from housekeeping.erasures.work import Erasing, name_of
+from housekeeping.erasures.work import COUNTED, Erasing, name_of
 from housekeeping.insight.wording import as_json
 from housekeeping.ledger.erasures import each_secret, keyed_digest
 from housekeeping.ledger.schema import Erasure
@@ -71,10 +71,33 @@ class ErasureRecord:
         """What was found when every table was asked again at the end."""
         if self.proof is None:
             return "-"
-        left = {table: rows for table, rows in self.proof.get("left", {}).items() if rows}
+        checked, kept = self.proof.get("left", {}), {name: rows for name, rows in self.kept_rows.items() if rows != 0}
+        left = {table: rows for table, rows in checked.items() if rows}
         if left:
-            return f"left: {', '.join(f'{table} {rows:,}' for table, rows in left.items())}"
-        return f"nothing is left in {counted(len(self.proof.get('left', {})), 'table')}"
+            text = f"left: {', '.join(f'{table} {rows:,}' for table, rows in left.items())}"
+        else:
+            text = f"nothing is left in {counted(len({*checked, *self.kept_rows} - kept.keys()), 'table')}"
+        shown = [
+            f"{'rows' if rows is None else _at_least(rows, 'row')} of {table} ({self.kept.get(table, '-')})"
+            for table, rows in kept.items()
+        ]
+        return f"{text}; kept: {', '.join(shown)}" if shown else text
+
+    @property
+    def kept_rows(self) -> dict[str, int | None]:
+        """How many rows were kept as they are, by table; None if that is unknown."""
+        if self.proof is None:
+            return {}
+        found: dict[str, int | None] | None = self.proof.get("kept")
+        # Earlier receipts have no numbers.
+        return dict.fromkeys(name for name in self.kept if name not in self.counts) if found is None else found
+
+    def counts_in_words(self, table: str) -> str:
+        """What became of the rows of a table: ``deleted 12, anonymised 3``."""
+        counts, kept = self.counts.get(table), self.kept_rows.get(table, 0)
+        shown = [f"{name} {number:,}" for name, number in (counts or {}).items() if number]
+        shown += ["kept, number unknown"] if kept is None else [f"kept {_at_least(kept)}"] if kept else []
+        return ", ".join(shown) or "-"
 
     def as_json(self) -> dict[str, Any]:
         """Return one element of ``housekeeping erasures --json``."""
@@ -170,12 +193,6 @@ def plan_erasure(erasing: Erasing, digest: str) -> ErasurePlan:
     return ErasurePlan(subject.name, digest, links, objects, calls, erasing.outside, held, unconfirmed)
 
 
-def describe_counts(counts: Any) -> str:
-    """Return what became of the rows of a table: ``deleted 12, anonymised 3``."""
-    shown = counts.items() if isinstance(counts, dict) else ()
-    return ", ".join(f"{name} {number:,}" for name, number in shown if number) or "-"
-
-
 def read_erasures(
     limit: int,
     *,
@@ -254,6 +271,11 @@ def verified(text: str | bytes, secret: SecretStr) -> dict[str, Any]:
             "the receipt was changed after it was signed, or was signed with another HOUSEKEEPING_ERASURE_KEY"
         )
     return receipt
+
+
+def _at_least(rows: int, unit: str = "") -> str:
+    shown = counted(rows, unit) if unit else f"{rows:,}"
+    return f"at least {shown}" if rows >= COUNTED else shown
 
 
 def _sign(secret: SecretStr, content: Any) -> str:

@@ -375,7 +375,7 @@ class Erasure(BaseModel):
       confirmed: Whether an operator has confirmed that it may change much of a table.
       counts: Rows by table: ``{"comment": {"deleted": 12}}``; ``objects`` and ``calls`` are counted likewise.
       kept: Reasons by table whose rows are kept.
-      proof: What was asked at the end: ``{"passes": 1, "left": {"comment": 0}}``.
+      proof: What was asked at the end: ``{"passes": 1, "left": {"comment": 0}, "kept": {"invoice": 2}}``.
       outside: What the erasure could not reach, such as backups and other systems, as texts.
       error: Why it was refused, failed or is incomplete, without anything that identifies the subject.
     """

@@ -31,8 +31,8 @@ def ended(postgres: Database) -> int:
     """An erasure of the person 4711 that has ended; its ID."""
     return add(
         counts={"session": {"deleted": 1200}, "orders": {"anonymised": 2}},
-        kept={"orders": "tax law: 10 years"},
-        proof={"passes": 1, "left": {"session": 0, "orders": 0}},
+        kept={"orders": "tax law: 10 years", "audit_log": "security log", "item": "of orders"},
+        proof={"passes": 1, "left": {"session": 0, "orders": 0}, "kept": {"audit_log": 1, "item": 10_000}},
         outside=["backups"],
         reason="ticket 12",
     )
@@ -72,13 +72,25 @@ def test_receipt_names_what_was_erased_what_is_kept_and_what_is_outside(
         "done",
         "by dpo@desk",
         "reason ticket 12",
-        "proof nothing is left in 2 tables",
+        "proof nothing is left in 2 tables; kept: at least 10,000 rows of item (of orders), "
+        "1 row of audit_log (security log)",
         "outside backups",
         "session deleted 1,200 -",
         "orders anonymised 2 tax law: 10 years",
+        "audit_log kept 1 security log",
+        "item kept at least 10,000 of orders",
     ):
         assert part in words, shown
     assert too_wide(shown) == []
+
+
+def test_receipt_of_before_does_not_deny_kept_rows(command: Command, postgres: Database) -> None:
+    erasure = add(kept={"audit_log": "security log"}, proof={"passes": 1, "left": {"session": 0, "audit_log": 0}})
+
+    words = " ".join(command("receipt", str(erasure)).stdout.split())
+
+    assert "proof nothing is left in 1 table; kept: rows of audit_log (security log)" in words
+    assert "audit_log kept, number unknown security log" in words
 
 
 def saved_receipt(command: Command, folder: Path, erasure: int, **settings: str) -> Path:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from housekeeping import Anonymise, Delete, Reference, Settings, Subject
-from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, ask, erase, row, rows
+from housekeeping import Anonymise, Delete, Keep, Reference, Settings, Subject
+from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, PERSON, ask, erase, row, rows, with_key
 from tests.internals.database import database
+from tests.internals.erasures import find_erasure, verified
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -36,10 +41,46 @@ def test_receipt_has_counts_reasons_and_the_proof_and_no_key(settings: Settings)
         "comment": "replies of others",
         "audit_entry": "security log",
     }
-    assert done.proof == {"passes": 1, "left": dict.fromkeys(ERASED, 0)}
+    checked = dict.fromkeys(name for name in ERASED if name != "audit_entry")
+    assert done.proof == {"passes": 1, "left": dict.fromkeys(checked, 0), "kept": {"audit_entry": 1}}
     assert (done.key, done.found, done.requester, done.reason) == (None, None, "somebody", "of May")
     assert done.requested_at <= done.started_at <= done.ended_at
     assert MARKER not in str(done.__data__) and str(MARKER_ID) not in str(done.__data__)
+
+
+@pytest.mark.parametrize(
+    ("kept", "shown", "words"),
+    [
+        ({}, "kept 1", "nothing is left in 7 tables; kept: 1 row of audit_entry (security log)"),
+        # Rows of items, whose order no longer leads to the person.
+        (
+            {"item": Keep("part of the order")},
+            "kept, number unknown",
+            "nothing is left in 6 tables; kept: rows of item (part of the order), 1 row of audit_entry (security log)",
+        ),
+        # The same row by two links is one.
+        (
+            {"audit_entry.by": Keep("who wrote it")},
+            "kept 2",
+            "nothing is left in 7 tables; kept: 2 rows of audit_entry (who wrote it)",
+        ),
+    ],
+)
+def test_proof_does_not_count_a_table_that_keeps_rows(
+    settings: Settings, kept: dict[str, Any], shown: str, words: str
+) -> None:
+    database.execute_sql("ALTER TABLE audit_entry ADD by bigint, ADD kind text DEFAULT 'x'")
+    database.execute_sql("UPDATE audit_entry SET by = %s WHERE id < 3", (MARKER_ID,))
+    references = [Reference("audit_entry.by", "account.id", where="kind = 'x'")] if "audit_entry.by" in kept else []
+    subject = replace(PERSON, tables={**PERSON.tables, **kept}, references=[*PERSON.references, *references])
+
+    secret = with_key(settings).require_erasure_key()
+    done = find_erasure(str(erase(settings, subject).id))
+
+    assert (done.state, done.proof_in_words) == ("done", words)
+    assert done.counts_in_words(next(iter(kept), "audit_entry").partition(".")[0]) == shown
+    assert done.counts_in_words("orders") == "anonymised 4"
+    assert verified(json.dumps(done.receipt(secret)), secret)["proof"] == done.proof
 
 
 def test_names_with_spaces_and_percent_signs(settings: Settings) -> None:
