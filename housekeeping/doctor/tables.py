@@ -18,6 +18,7 @@ from housekeeping.database.catalog import (
     is_absent,
     optional_fields,
     partitioned_table_of,
+    quoted,
     quoted_name,
     role_without_rows,
     table_if_visible,
@@ -442,6 +443,21 @@ def _vacuum(worker: str, name: str, table: str) -> Iterator[Finding]:
             yield Finding("warning", worker, f"autovacuum on {name}", *state.problem)
 
 
+#: Whether no two rows of a table can have the same value in a column. Unique values of an expression of this column
+#: alone, such as lower(email), mean the same.
+_IS_UNIQUE: Final = """
+SELECT EXISTS (
+    SELECT FROM pg_class JOIN pg_index ON indrelid = pg_class.oid
+    JOIN pg_attribute ON attrelid = pg_class.oid AND attname = %(column)s
+    WHERE pg_class.oid = to_regclass(%(table)s) AND (relkind = 'p' OR NOT relhassubclass)
+    AND indisunique AND indisvalid AND indpred IS NULL AND indnkeyatts = 1 AND (indkey[0] = attnum OR (
+        indkey[0] = 0 AND attnum = ALL (ARRAY(
+            SELECT refobjsubid FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = indexrelid
+            AND refclassid = 'pg_class'::regclass AND refobjid = indrelid AND refobjsubid > 0
+        ))
+    ))
+)
+"""
 #: Whether the current role may create temporary tables, which count the rows of a subject.
 MAY_COUNT: Final = """
 SELECT has_database_privilege(current_database(), 'TEMPORARY'), quote_ident(current_database()),
@@ -496,6 +512,13 @@ def _subject(settings: Settings, subject: Subject, sweeps: Iterable[Sweep]) -> I
         yield Finding("error", _SUBJECTS, subject.name, f"its erasure is refused: {error}", "correct the Subject")
         return
     yield Finding("fine", _SUBJECTS, subject.name, f"{counted(len(reach.tables), 'table')}, each with a decision")
+    if subject.by is not None:
+        with database.using(subject.database):
+            (is_unique,) = database.execute_sql(_IS_UNIQUE, {"table": root, "column": subject.by}).fetchone()
+        if not is_unique:
+            text = f"{root} has no unique index on {subject.by}, its `by`: a key that several rows have is refused"
+            way_out = f"CREATE UNIQUE INDEX ON {root} ({quoted(subject.by)}), or name a unique column in `by`"
+            yield Finding("warning", _SUBJECTS, subject.name, text, way_out)
     for cut in cut_links(reach, sweeps):
         yield Finding("warning", _SUBJECTS, subject.name, cut.text, f"{cut.way_out}; see docs/howto/erase-a-person.md")
     for name in dict.fromkeys(each for each, _ in reach.tables):

@@ -531,6 +531,7 @@ def find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
 
     Raises:
       UnknownSubject: It cannot be a key.
+      DeclarationError: Several rows have this value in the column `by`.
       peewee.PeeweeException: The database does not answer.
     """
     return without_identity(_find_key, subject, key)
@@ -546,24 +547,30 @@ def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
         select = f"SELECT {', '.join(f'{each}::text' for each in columns)} FROM {table}"  # noqa: S608
         casts = [f"%s::text::{kind}" for kind in columns.values()]
         texts = ", ".join(f"({each})::text" for each in casts)
-        if len(given) == len(columns) and (values := _row(f"SELECT {texts}", given)) is not None:
-            row = _row(f"{select} WHERE ({', '.join(columns)}) = ({', '.join(casts)})", given)
-            if row is not None or subject.by is None:
-                return list(row or values), row is not None
+        if len(given) == len(columns) and (values := _rows(f"SELECT {texts}", given)):
+            rows = _rows(f"{select} WHERE ({', '.join(columns)}) = ({', '.join(casts)})", given)
+            if rows or subject.by is None:
+                return list((rows or values)[0]), bool(rows)
         if subject.by is not None and len(given) == 1:
             where = f"{sql_name(subject.by)} = %s::text::{escaped(types[subject.by])}"
-            if (row := _row(f"{select} WHERE {where}", given)) is not None:
-                return list(row), True
-            if len(columns) == 1 and (values := _row(f"SELECT {texts}", given)) is not None:
-                return list(values), False
+            rows = _rows(f"{select} WHERE {where} LIMIT 2", given)
+            if len(rows) > 1:
+                raise DeclarationError(
+                    f"several rows of {model._meta.table_name} have this value in the column {subject.by}, the `by` of "
+                    f"Subject({subject.name!r}); give the primary key instead"
+                )
+            if rows:
+                return list(rows[0]), True
+            if len(columns) == 1 and (values := _rows(f"SELECT {texts}", given)):
+                return list(values[0]), False
     raise UnknownSubject(f"this cannot be the key of a {subject.name}")
 
 
-def _row(sql: str, values: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the first row of a query; None without one, or if a value is none of its type."""
+def _rows(sql: str, values: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the rows of a query; none if a value is none of its type."""
     try:
         with database.atomic():
-            row: Any = database.execute_sql(sql, list(values)).fetchone()
+            found: list[tuple[str, ...]] = database.execute_sql(sql, list(values)).fetchall()
     except DataError:
-        return None
-    return None if row is None else tuple(row)
+        return []
+    return found

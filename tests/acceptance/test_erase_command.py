@@ -146,6 +146,21 @@ def test_table_without_a_decision_is_refused_and_recorded(command: Command, post
     assert [each.state for each in Erasure.select()] == ["refused"]
 
 
+@pytest.mark.parametrize("words", [("erase", "--yes"), ("erase", "--dry-run"), ("export",)])
+def test_key_that_does_not_name_one_row_is_refused(
+    command: Command, postgres: Database, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    postgres.execute_sql("ALTER TABLE account ADD full_name text DEFAULT 'Twin'")
+    (tmp_path / "erasing_shop.py").write_text(MODULE + "SUBJECTS = (replace(PERSON, by='full_name'),)")
+    before = rows()
+
+    refused = command(words[0], "person", "Twin", *words[1:])
+
+    assert (refused.returncode, refused.stdout, rows()) == (2, "", before) and not Erasure.select().exists()
+    line = "several rows of account have this value in the column full_name, the `by` of Subject('person'); "
+    assert f"{line}give the primary key instead" in refused.stderr and "Twin" not in refused.stderr
+
+
 def test_much_of_a_table_is_refused_until_it_is_confirmed(command: Command, postgres: Database) -> None:
     postgres.execute_sql("INSERT INTO session SELECT n, %s FROM generate_series(100, 1200) AS n", (MARKER_ID,))
     before = rows()

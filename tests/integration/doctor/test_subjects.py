@@ -116,6 +116,31 @@ def test_declaration_that_would_be_refused_is_an_error(
     assert found[-1].subject == "member"  # one subject does not hide another
 
 
+@pytest.mark.parametrize(
+    ("index", "levels"),
+    [
+        ("SELECT", ["warning"]),
+        ("CREATE INDEX ON account (full_name)", ["warning"]),
+        ("CREATE UNIQUE INDEX ON account (full_name) WHERE id > 5", ["warning"]),
+        ("CREATE UNIQUE INDEX ON account (full_name, id)", ["warning"]),
+        ("CREATE UNIQUE INDEX ON account (lower(full_name || email))", ["warning"]),
+        ("CREATE UNIQUE INDEX ON account (lower(full_name))", []),
+        ("CREATE UNIQUE INDEX ON account (full_name) INCLUDE (email)", []),
+        ("ALTER TABLE account ADD UNIQUE (full_name)", []),
+    ],
+)
+def test_column_of_the_key_that_is_not_unique_is_a_warning(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, postgres: Database, index: str, levels: list[str]
+) -> None:
+    postgres.execute_sql("ALTER TABLE account ADD full_name text")
+    postgres.execute_sql(index)
+
+    found = [each for each in _found(settings, monkeypatch, replace(PERSON, by="full_name")) if each.level != "fine"]
+
+    assert [each.level for each in found] == levels
+    assert all("has no unique index on full_name" in each.text for each in found)
+
+
 @pytest.fixture
 def needed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
     """Rights that ``housekeeping doctor --grants`` prints for the subject."""

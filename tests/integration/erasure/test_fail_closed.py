@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping import Anonymise, Call, Delete, Keep, Reference, Settings, Subject
+from housekeeping import Anonymise, Call, DeclarationError, Delete, Keep, Reference, Settings, Subject
 from tests.integration.erasure.shop import ERASED, MARKER_ID, PERSON, ask, deciding, erase, row, rows, with_key
 from tests.integration.several_databases import CI
 from tests.internals.database import database
@@ -21,6 +21,17 @@ def _refusal(settings: Settings, subject: Subject, key: Any = MARKER_ID) -> str:
     refused = erase(settings, subject, key)
     assert (refused.state, refused.counts, refused.key, rows()) == ("refused", {}, None, before)
     return str(refused.error)
+
+
+def test_key_that_several_rows_have_is_refused(settings: Settings) -> None:
+    database.execute_sql("ALTER TABLE account ADD full_name text DEFAULT 'Twin'")
+    before, subject = rows(), replace(PERSON, by="full_name")
+
+    with pytest.raises(DeclarationError, match="several rows of account .* full_name.*; give the primary key instead"):
+        ask(settings, subject, "Twin")
+
+    assert (rows(), Erasure.select().count()) == (before, 0)
+    assert erase(settings, subject).state == "done"  # by the primary key
 
 
 def test_all_undecided_tables_are_named_with_the_lines_to_add(settings: Settings) -> None:
