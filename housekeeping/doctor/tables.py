@@ -29,7 +29,7 @@ from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import database_now
 from housekeeping.engine.registry import Family
 from housekeeping.erasures import subjects_of
-from housekeeping.erasures.graph import cut_links, read_reach
+from housekeeping.erasures.graph import cut_links, read_reach, stored_views
 from housekeeping.insight.backlogs import hint_of
 from housekeeping.insight.load import table_states
 from housekeeping.ledger import erasures, schema
@@ -519,8 +519,9 @@ def _subject(settings: Settings, subject: Subject, sweeps: Iterable[Sweep]) -> I
             text = f"{root} has no unique index on {subject.by}, its `by`: a key that several rows have is refused"
             way_out = f"CREATE UNIQUE INDEX ON {root} ({quoted(subject.by)}), or name a unique column in `by`"
             yield Finding("warning", _SUBJECTS, subject.name, text, way_out)
-    for cut in cut_links(reach, sweeps):
-        yield Finding("warning", _SUBJECTS, subject.name, cut.text, f"{cut.way_out}; see docs/howto/erase-a-person.md")
+    for each in (*cut_links(reach, sweeps), *stored_views(reach)):
+        way_out = f"{each.way_out}; see docs/howto/erase-a-person.md"
+        yield Finding("warning", _SUBJECTS, subject.name, each.text, way_out)
     for name in dict.fromkeys(each for each, _ in reach.tables):
         with database.using(name):
             may_count, place, role = database.execute_sql(MAY_COUNT).fetchone()

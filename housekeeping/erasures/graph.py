@@ -2,7 +2,8 @@
 
 `read_reach` reads the graph of cascades (`sweeps.dependents`). A cascade ends at rows that it keeps; here rows that are
 kept lead on to their own dependents. Links that lead back, towards the subject, do not: replies to a comment that is
-kept are not the subject's. `cut_links` says which sweeps leave rows of the subject to which no link leads any more.
+kept are not the subject's. `cut_links` says which sweeps leave rows of the subject to which no link leads any more,
+`stored_views` which materialized views have copies of its rows.
 """
 
 from __future__ import annotations
@@ -450,19 +451,54 @@ def _as_text(table: str, name: str, value: Any, sql_type: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CutLink:
-    """A link that a sweep cuts in rows which stay, so that an erasure of their subject does not find them any more.
+class NotReached:
+    """Rows of a subject that an erasure leaves, because a sweep has cut their link or a materialized view stores them.
 
     Attributes:
-      text: Names the sweep, the table and the columns.
-      way_out: What to change so that nothing of the subject is left in these rows.
+      text: Names the view, or the sweep, the table and the columns.
+      way_out: What to do so that nothing of the subject is left in these rows.
     """
 
     text: str
     way_out: str
 
 
-def cut_links(reach: Reach, sweeps: Iterable[Sweep]) -> list[CutLink]:
+#: Views that read tables, through other views and partitions as well. A view depends on what it reads by its rule.
+_STORED_VIEWS: Final = """
+WITH RECURSIVE reading (id, depth) AS (
+    (SELECT id, 0 FROM unnest(%s::oid[]) AS given (id)
+     UNION SELECT part.relid::oid, 0 FROM unnest(%s::oid[]) AS given (id), pg_partition_tree(id) AS part)
+    UNION SELECT ev_class, depth + 1 FROM reading
+    JOIN pg_depend ON refclassid = 'pg_class'::regclass AND refobjid = id AND classid = 'pg_rewrite'::regclass
+    JOIN pg_rewrite AS r ON r.oid = objid AND ev_class <> id
+    WHERE depth < 100
+)
+SELECT id::regclass::text FROM reading JOIN pg_class AS c ON c.oid = id WHERE relkind = 'm' AND relispopulated
+GROUP BY id ORDER BY max(depth), 1
+"""
+
+
+def stored_views(reach: Reach) -> list[NotReached]:
+    """Return the materialized views that read tables which an erasure changes, in an order to refresh them.
+
+    A table that only a function of the view reads does not count.
+
+    Raises:
+      peewee.PeeweeException: A database does not answer.
+    """
+    found = list[NotReached]()
+    for of_database in dict.fromkeys(name for name, _ in reach.tables):
+        changed = [table for name, table in reach.tables if name == of_database and reach.may_be_changed((name, table))]
+        with database.using(of_database):
+            ids = list(read_named(changed).values())
+            rows: Any = database.execute_sql(_STORED_VIEWS, (ids, ids)).fetchall()
+        for (name,) in rows:
+            text = f"the materialized view {name} has erased rows until it is refreshed"
+            found.append(NotReached(text, f"REFRESH MATERIALIZED VIEW {name}"))
+    return found
+
+
+def cut_links(reach: Reach, sweeps: Iterable[Sweep]) -> list[NotReached]:
     """Return the links to a subject that enabled sweeps cut, by writing their columns or deleting what they refer to.
 
     A link does not count if the sweep itself changes the rows, and what depends on them, as an erasure would. Only the
@@ -471,7 +507,7 @@ def cut_links(reach: Reach, sweeps: Iterable[Sweep]) -> list[CutLink]:
     Raises:
       peewee.PeeweeException: A database does not answer.
     """
-    found = list[CutLink]()
+    found = list[NotReached]()
     for sweep in sweeps:
         if sweep.enabled and any(sweep.database == name for name, _ in reach.tables):
             with database.using(sweep.database):
@@ -518,7 +554,7 @@ class _Changes:
                 self._written.setdefault(named, set()).update(columns)
         self._deleted = {names.get(ids.get(each[1], 0), each) if each[0] == of_database else each for each in deleted}
 
-    def cut(self, sweep: str, branch: Branch) -> CutLink | None:
+    def cut(self, sweep: str, branch: Branch) -> NotReached | None:
         """Return that the sweep cuts a link, unless it leaves nothing of the subject in the rows."""
         link = branch.link
         written = sorted(self._written.get(branch.table, set()) & set(link.columns))
@@ -536,7 +572,7 @@ class _Changes:
             way_out = f"delete these rows in {sweep}, or anonymise them there and in the Subject"
         else:
             way_out = f"change what depends on these rows in {sweep} as well"
-        return CutLink(f"{text}; erasures no longer find these rows", way_out)
+        return NotReached(f"{text}; erasures no longer find these rows", way_out)
 
     def _does_all(self, branch: Branch) -> bool:
         """Return whether the sweep changes the rows of a link, and what depends on them, as an erasure would."""

@@ -43,7 +43,7 @@ from housekeeping.engine import RunResult
 from housekeeping.engine.guard import RowGuard, much_in_words
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
-from housekeeping.erasures.graph import Table, cut_links, read_reach
+from housekeeping.erasures.graph import Table, cut_links, read_reach, stored_views
 from housekeeping.erasures.stages import (
     Conditions,
     Stale,
@@ -204,6 +204,7 @@ class Erasing:
             *called,
             "messages, logs and caches of the application",
             *(each.text for each in cut_links(self.reach, self._sweeps)),
+            *(f"{each.text}: {each.way_out}" for each in stored_views(self.reach)),
         ]
 
     def holding(self) -> str | None:

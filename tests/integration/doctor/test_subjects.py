@@ -93,6 +93,17 @@ def test_sweep_that_hides_rows_from_an_erasure_is_a_warning(
     assert found[-1].way_out == "change email, name in shop.old as well; see docs/howto/erase-a-person.md"
 
 
+def test_materialized_view_that_stores_rows_of_a_subject_is_a_warning(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, postgres: Database
+) -> None:
+    postgres.execute_sql("CREATE MATERIALIZED VIEW mails AS SELECT email FROM account")
+
+    (found,) = [each for each in _found(settings, monkeypatch, PERSON) if each.level != "fine"]
+
+    assert (found.level, found.text) == ("warning", "the materialized view mails has erased rows until it is refreshed")
+    assert found.way_out == "REFRESH MATERIALIZED VIEW mails; see docs/howto/erase-a-person.md"
+
+
 @pytest.mark.parametrize(
     ("subject", "text", "way_out"),
     [
