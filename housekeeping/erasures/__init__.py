@@ -56,7 +56,8 @@ def erase(subject: str, key: Any, *, reason: str | None = None, requester: str |
 
     Raises:
       UnknownSubject: There is no subject of this name, or no such row, and none was erased.
-      DeclarationError: Several rows have this value in the column `by`. Nothing was requested.
+      DeclarationError: Several rows have this value in the column `by`, or there is no such column. Nothing was
+        requested.
       SettingsError: ``HOUSEKEEPING_ERASURE_KEY`` is missing, or lacks the secret of an earlier erasure.
       peewee.PeeweeException: A database does not answer.
     """

@@ -19,7 +19,7 @@ from peewee import Model, PeeweeException
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import counted
-from housekeeping.database.catalog import TableFacts, quoted_name
+from housekeeping.database.catalog import TableFacts, quoted_name, read_table
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, is_unavailable, kind_of
 from housekeeping.ledger.table_sizes import read_named
@@ -211,7 +211,27 @@ def read_reach(subject: Subject, *, checks_rights: bool = True) -> Reach:
     with database.using(subject.database):
         reader = GraphReader({}, subject.references, otherwise="delete")
         graph = reader.read(subject.model)
+        refuse_unknown_columns(subject)
     return _Decider(subject, reader, graph).decide(checks_rights=checks_rights)
+
+
+def refuse_unknown_columns(subject: Subject) -> None:
+    """Refuse a subject whose `by` or objects name a column that its table, in the current database, does not have.
+
+    Raises:
+      DependentsRefused: There is no such column.
+      peewee.PeeweeException: The catalog cannot be read.
+    """
+    table = read_table(subject.model)  # a migration may have renamed a column since it was read
+    named = [] if subject.by is None else [(subject.by, "by")]
+    named += [(name, f"Objects({each.location!r})") for each in subject.objects for name in each.columns]
+    for name, where in named:
+        if table.exists and name not in table.columns:
+            raise DependentsRefused(
+                f"{quoted_name(subject.model)} has no column {name!r}, "
+                f"which {where} of Subject({subject.name!r}) names",
+                f"it has {', '.join(sorted(table.columns))}",
+            )
 
 
 def _distances(start: Table, below: Mapping[Table, Sequence[Branch]]) -> dict[Table, int]:

@@ -43,7 +43,7 @@ from housekeeping.engine import RunResult
 from housekeeping.engine.guard import RowGuard, much_in_words
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
-from housekeeping.erasures.graph import Table, cut_links, read_reach, stored_views
+from housekeeping.erasures.graph import Table, cut_links, read_reach, refuse_unknown_columns, stored_views
 from housekeeping.erasures.stages import (
     Conditions,
     Stale,
@@ -532,7 +532,7 @@ def find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
 
     Raises:
       UnknownSubject: It cannot be a key.
-      DeclarationError: Several rows have this value in the column `by`.
+      DeclarationError: Several rows have this value in the column `by`, or there is no such column.
       peewee.PeeweeException: The database does not answer.
     """
     return without_identity(_find_key, subject, key)
@@ -540,6 +540,7 @@ def find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
 
 def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
     with database.using(subject.database):
+        refuse_unknown_columns(subject)
         model = subject.model
         columns, table, types = typed_key(model), quoted_name(model), table_of(model).columns
         given = [str(each) for each in (key if isinstance(key, tuple | list) else [key])]

@@ -147,6 +147,20 @@ def test_table_without_a_decision_is_refused_and_recorded(command: Command, post
 
 
 @pytest.mark.parametrize("words", [("erase", "--yes"), ("erase", "--dry-run"), ("export",)])
+@pytest.mark.parametrize("key", [MARKER, str(MARKER_ID)])
+def test_column_of_the_key_that_does_not_exist_is_named(
+    command: Command, tmp_path: Path, words: tuple[str, ...], key: str
+) -> None:
+    (tmp_path / "erasing_shop.py").write_text(MODULE + "SUBJECTS = (replace(PERSON, by='emial'),)")
+    before = rows()
+
+    refused = command(words[0], "person", key, *words[1:])
+
+    assert (refused.returncode, refused.stdout, rows()) == (2, "", before) and not Erasure.select().exists()
+    assert "no column 'emial', which by of Subject('person') names; it has email, id" in refused.stderr
+
+
+@pytest.mark.parametrize("words", [("erase", "--yes"), ("erase", "--dry-run"), ("export",)])
 def test_key_that_does_not_name_one_row_is_refused(
     command: Command, postgres: Database, tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -109,6 +109,8 @@ def test_materialized_view_that_stores_rows_of_a_subject_is_a_warning(
     [
         (deciding(session=None), "1 link without a decision: session.account_id", '"session": Delete()'),
         (Subject("person", "accounts"), "there is no table 'accounts'", "correct the Subject"),
+        (replace(PERSON, by="emial"), "\"account\" has no column 'emial', which by of", "it has email, id"),
+        (replace(PERSON, objects=[Objects("p", "{idd}/")]), "no column 'idd', which Objects('p') of", "it has email"),
         (Subject("person", Missing), '"missing_accounts" is not in ', "correct the table"),
         (deciding(nothing=Delete()), "its erasure is refused: ", ""),
         (replace(PERSON, objects=[Objects("pictures", "{id}/")]), "has no location 'pictures'", "add it"),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from housekeeping import Anonymise, Call, DeclarationError, Delete, Keep, Reference, Settings, Subject
-from tests.integration.erasure.shop import ERASED, MARKER_ID, PERSON, ask, deciding, erase, row, rows, with_key
+from housekeeping import Anonymise, Call, DeclarationError, Delete, Keep, Objects, Reference, Settings, Subject
+from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, PERSON, ask, deciding, erase, row, rows, with_key
 from tests.integration.several_databases import CI
 from tests.internals.database import database
 from tests.internals.erasures import Erasure, execute, ledger
@@ -32,6 +32,30 @@ def test_key_that_several_rows_have_is_refused(settings: Settings) -> None:
 
     assert (rows(), Erasure.select().count()) == (before, 0)
     assert erase(settings, subject).state == "done"  # by the primary key
+
+
+@pytest.mark.parametrize("key", [MARKER_ID, MARKER])
+def test_column_of_the_key_that_does_not_exist_is_refused(settings: Settings, key: Any) -> None:
+    before = rows()
+
+    with pytest.raises(DeclarationError, match="no column 'emial', which by of Subject.'person'. names; it has email"):
+        ask(settings, replace(PERSON, by="emial"), key)
+
+    assert (rows(), Erasure.select().count()) == (before, 0)
+
+
+@pytest.mark.parametrize("subject", [PERSON, replace(PERSON, by=None, objects=[Objects("pictures", "{nick}/")])])
+def test_column_that_is_renamed_after_the_request_is_refused(settings: Settings, subject: Subject) -> None:
+    database.execute_sql("ALTER TABLE account ADD nick text")
+    subject = replace(subject, by=subject.by and "nick")
+    number = ask(settings, subject)
+    database.execute_sql("ALTER TABLE account RENAME nick TO nickname")
+    before = rows()
+
+    execute(number, with_key(settings), {"person": subject})
+
+    assert (row(number).state, rows()) == ("refused", before)
+    assert "has no column 'nick'" in row(number).error
 
 
 def test_all_undecided_tables_are_named_with_the_lines_to_add(settings: Settings) -> None:
