@@ -293,8 +293,7 @@ class _Decider:
         types = {name: each.sql_type for name, each in self._reader.facts_of(link).columns.items()}
         if decision is None or isinstance(decision, Delete):
             if decision is None:
-                is_root = (link.database, link.table) == (self._graph.database, self._graph.root)
-                self._miss(link.name if is_root else link.table, link, is_return=is_root)
+                self._miss(link)
             return Branch(link, None, {}, leads_on=True, leads_back=False, types=types)
         ends = is_of_link and isinstance(decision, Keep) and not decision.anonymise
         return Branch(link, decision.reason, decision.anonymise, leads_on=not ends, leads_back=False, types=types)
@@ -316,11 +315,11 @@ class _Decider:
 
     def _refuse_return(self, reach: Reach, branch: Branch, leading: Mapping[Table, Mapping[Table, int]]) -> None:
         link = branch.link
-        way_out = f'write "{link.name}": Anonymise({link.columns[0]}=None)'
+        way_out = f'write "{link.name}": {self._releasing(link)}'
         _, is_of_link = self._decision(link)
         if not is_of_link and (not branch.deletes or branch.table == reach.root):
             self._missing.pop(link.table, None)
-            self._miss(link.name, link, is_return=True)
+            self._note_missing(link.name, link, self._releasing(link))
         elif branch.deletes and branch.table == reach.root:
             raise DependentsRefused(f"{link.name}: Delete() would erase further rows of {link.table}", way_out)
         elif branch.deletes and branch.table != branch.parent:
@@ -330,8 +329,28 @@ class _Decider:
                     f"{link.name} closes a circle of deleted rows, on which rows that are kept depend", way_out
                 )
 
-    def _miss(self, name: str, link: Link, *, is_return: bool) -> None:
-        decision = f"Anonymise({link.columns[0]}=None)" if is_return else "Delete()"
+    def _miss(self, link: Link) -> None:
+        """Note that a link has no decision.
+
+        Delete() is no advice for a link of a table to itself, or for a further link of a table that another link has
+        decided: it would delete rows of others, such as replies.
+        """
+        own = (link.database, link.table)
+        links = [each for each in self._graph.links if (each.database, each.table) == own]
+        trees = [each for each in links if (each.parent_database, each.parent) == own]
+        is_further = any(self._decision(each)[0] is not None for each in links if each not in trees)
+        if own == (self._graph.database, self._graph.root) or link in trees or is_further:
+            self._note_missing(link.name, link, self._releasing(link))
+        else:
+            self._note_missing(link.name if trees else link.table, link, "Delete()")
+
+    def _releasing(self, link: Link) -> str:
+        """Return the decision by which rows stay, and refer to none of the subject's if their columns can be NULL."""
+        columns = self._reader.facts_of(link).columns
+        free = next((each for each in link.columns if not columns[each].not_null), None)
+        return 'Keep("why")' if free is None else f"Anonymise({free}=None)"
+
+    def _note_missing(self, name: str, link: Link, decision: str) -> None:
         self._missing.setdefault(name, (f"{link.name} (references {link.parent}, {link.rule})", decision))
 
     def _refuse_missing(self) -> None:

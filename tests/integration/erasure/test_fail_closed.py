@@ -87,6 +87,44 @@ def test_table_or_link_of_a_migration_stops_it(settings: Settings, statement: st
         database.execute_sql(f"DROP SCHEMA IF EXISTS late_{schema} CASCADE")
 
 
+@pytest.mark.parametrize(
+    ("statement", "removed", "lines"),
+    [
+        ("SELECT", ["comment.parent_id"], {"comment.parent_id": "Anonymise(parent_id=None)"}),
+        (
+            "SELECT",
+            ["comment.parent_id", "comment.author_id"],
+            {"comment.author_id": "Delete()", "comment.parent_id": "Anonymise(parent_id=None)"},
+        ),
+        (
+            "ALTER TABLE comment ADD reviewer_id bigint REFERENCES account",
+            [],
+            {"comment.reviewer_id": "Anonymise(reviewer_id=None)"},
+        ),
+        (
+            "ALTER TABLE comment ADD reviewer_id bigint NOT NULL DEFAULT 1 REFERENCES account",
+            [],
+            {"comment.reviewer_id": 'Keep("why")'},
+        ),
+        (
+            "CREATE TABLE note (id int PRIMARY KEY, by bigint REFERENCES account, of_id bigint REFERENCES account)",
+            [],
+            {"note": "Delete()"},
+        ),
+    ],
+)
+def test_delete_is_no_advice_for_a_link_by_which_others_refer_to_the_subject(
+    settings: Settings, statement: str, removed: list[str], lines: dict[str, str]
+) -> None:
+    database.execute_sql(statement)
+    subject = replace(PERSON, tables={name: each for name, each in PERSON.tables.items() if name not in removed})
+
+    text = _refusal(settings, subject)
+
+    advice = text.partition('add to `tables` of Subject("person"): ')[2].partition("; or Keep")[0]
+    assert sorted(advice.split(", ")) == sorted(f'"{name}": {decision}' for name, decision in lines.items())
+
+
 def _add_sessions(of_person: int, of_other: int) -> None:
     sql = "INSERT INTO session SELECT n, CASE WHEN n < %s THEN %s ELSE 1 END FROM generate_series(100, %s) AS n"
     database.execute_sql(sql, (100 + of_person, MARKER_ID, 99 + of_person + of_other))
