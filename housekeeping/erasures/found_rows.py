@@ -44,11 +44,13 @@ class FoundRows:
     """Rows that belong to a subject; valid within the block of `found_rows`.
 
     Attributes:
+      branches: The links that are followed.
       numbers: Number of rows by link, in the order of the graph; None is the subject's row. A row is counted once.
     """
 
     def __init__(self, reach: Reach, found: Mapping[str, str | None], branches: Sequence[Branch]) -> None:
         self._reach, self._found = reach, found
+        self.branches: Final = branches
         self.tables: Final = list(dict.fromkeys([reach.root, *(each.table for each in branches)]))
         self._places = {each: self._create(each, number) for number, each in enumerate(self.tables)}
         where, values = Conditions(reach, [found]).of_root("t")
@@ -187,7 +189,8 @@ def export(subject: Subject, reach: Reach, found: Mapping[str, str | None], sett
     secrets = [json.dumps(each)[1:-1] for each in _secrets(settings)]
     with found_rows(reach, found, with_returns=False) as rows:
         for table in rows.tables:
-            decisions = [decision_of(each) for each in reach.branches if each.table == table] or ["delete"]
+            branches = [each for each in rows.branches if each.table == table]
+            decisions = ["delete"] if table == reach.root else map(decision_of, branches)
             shown = {"table": table[1], "decision": " or ".join(dict.fromkeys(decisions))}
             begin = json.dumps(name_database(shown, table[0]))[:-1]
             for row in rows.read(table):

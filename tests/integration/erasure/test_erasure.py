@@ -11,7 +11,7 @@ import pytest
 from housekeeping import Anonymise, Delete, Keep, Reference, Settings, Subject
 from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, PERSON, ask, erase, row, rows, with_key
 from tests.internals.database import database
-from tests.internals.erasures import find_erasure, verified
+from tests.internals.erasures import export, find_erasure, verified, work
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -108,6 +108,19 @@ def test_names_with_spaces_and_percent_signs(settings: Settings) -> None:
         [(3, None, "100%"), (4, 2, "y")],
         [(6, 4)],
     ]
+
+
+def test_decision_of_an_exported_row_is_not_that_of_rows_of_others_that_refer_to_it(settings: Settings) -> None:
+    database.execute_sql("ALTER TABLE account ADD invited_by bigint REFERENCES account")
+    database.execute_sql("UPDATE account SET invited_by = %s WHERE id = 1", (MARKER_ID,))
+    subject = replace(PERSON, tables={**PERSON.tables, "account.invited_by": Anonymise(invited_by=None)})
+    erasing = work.Erasing(subject, [str(MARKER_ID)], [], ())
+
+    lines = [json.loads(each) for each in export(subject, erasing.reach, erasing.found, with_key(settings))]
+
+    found = {(each["table"], each["decision"]) for each in lines}
+    assert found >= {("account", "delete"), ("comment", "anonymise"), ("orders", "anonymise"), ("audit_entry", "keep")}
+    assert len(found) == len({each["table"] for each in lines})
 
 
 def test_erased_twice_changes_nothing(settings: Settings) -> None:
