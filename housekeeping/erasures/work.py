@@ -565,6 +565,7 @@ def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
                 return list(rows[0]), True
             if len(columns) == 1 and (values := _rows(f"SELECT {texts}", given)):
                 return list(values[0]), False
+            raise UnknownSubject(f"there is no {subject.name} with this key")
     raise UnknownSubject(f"this cannot be the key of a {subject.name}")
 
 
