@@ -16,9 +16,9 @@ import redis
 from housekeeping import ExclusiveLease, Settings
 from housekeeping.testing.stubs import ManualClock, MemoryLeaseStore
 from tests.faults import lose_connection, once, redis_fault
-from tests.internals.core import DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
+from tests.internals.core import MAIN, DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
 from tests.internals.core import redis_client as make_redis_client
-from tests.internals.database import Database
+from tests.internals.database import Database, database
 from tests.internals.leases import HeldLease, LeaseStore, PostgresLeaseStore, RedisLeaseStore
 from tests.internals.ledger import NOW
 from tests.sentinel_servers import applications_client
@@ -40,7 +40,8 @@ def store_and_expire(request: pytest.FixtureRequest) -> Any:
         request.getfixturevalue("postgres")
 
         def end(key: str) -> None:
-            HeldLease.update(expires_at=NOW).where(HeldLease.key == key).execute()
+            with database.using(MAIN):
+                HeldLease.update(expires_at=NOW).where(HeldLease.key == key).execute()
 
         yield PostgresLeaseStore(), end
         return

@@ -10,7 +10,7 @@ from peewee import OperationalError
 
 from housekeeping import Delete, ExclusiveLease, Limits, Row, Rows, Settings, Sweep, run_sweep, shared_redis
 from housekeeping import Lease as DeclaredLease
-from tests.internals.core import DatabaseUnavailable, LeaseLost, SettingsError
+from tests.internals.core import MAIN, DatabaseUnavailable, LeaseLost, SettingsError
 from tests.internals.database import Database, database
 from tests.internals.leases import HeldLease, PostgresLeaseStore
 from tests.internals.ledger import NOW, Run, held_leases, release_lease
@@ -64,7 +64,8 @@ def test_suspended_holder_cannot_commit_after_its_successor_began(postgres: Data
     # L3
     first, second = (ExclusiveLease(KEY, TTL, fenced=True) for _ in range(2))
     first.try_obtain()
-    HeldLease.update(expires_at=NOW).execute()
+    with database.using(MAIN):
+        HeldLease.update(expires_at=NOW).execute()
     second.try_obtain()
 
     with pytest.raises(LeaseLost), postgres.atomic():
