@@ -111,19 +111,26 @@ class Conditions:
             self._alias(),
             _joined(" OR ", [self._part(b, "t") for b in self.reach.into(table)]),
         )
+
+        def own_of(at: str) -> str:
+            return ", ".join(f"{at}.{sql_name(each)}" for each in key)
+
         steps = [
             " AND ".join(
                 f"{child}.{sql_name(a)} = tree.{sql_name(b)}"
                 for a, b in zip(each.link.columns, each.link.parent_columns, strict=True)
             )
-            + ("" if each.link.where is None else f" AND {child}.ctid IN (SELECT ctid FROM {_source(each)} AS w)")
+            + (
+                ""
+                if each.link.where is None
+                else f" AND ({own_of(child)}) IN (SELECT {own_of('w')} FROM {_source(each)} AS w)"
+            )
             for each in trees
         ]
         of_base, of_child = (", ".join(f"{at}.{sql_name(name)}" for name in named) for at in ("t", child))
         keys = ", ".join(map(sql_name, key))
-        own = ", ".join(f"{alias}.{sql_name(each)}" for each in key)
         return (
-            f"({own}) IN (WITH RECURSIVE tree AS (SELECT {of_base} FROM {source} AS t WHERE {first} UNION "
+            f"({own_of(alias)}) IN (WITH RECURSIVE tree AS (SELECT {of_base} FROM {source} AS t WHERE {first} UNION "
             f"SELECT {of_child} FROM {source} AS {child} JOIN tree ON {' OR '.join(steps)}) SELECT {keys} FROM tree)",
             parameters,
         )

@@ -135,3 +135,21 @@ def test_erased_twice_changes_nothing(settings: Settings) -> None:
 def test_request_of_an_unfinished_erasure_is_the_same(settings: Settings) -> None:
     assert ask(settings) == ask(settings, key=MARKER)
     assert row(ask(settings)).state == "requested"
+
+
+def test_condition_of_a_reference_to_the_same_table_limits_what_is_deleted(settings: Settings) -> None:
+    database.execute_sql(
+        "CREATE TABLE note (id bigint PRIMARY KEY, owner bigint REFERENCES account, parent bigint, kind text);"
+        "CREATE INDEX ON note (owner); CREATE INDEX ON note (parent);"
+        "CREATE TABLE upload (id bigint PRIMARY KEY, note_id bigint REFERENCES note); CREATE INDEX ON upload (note_id);"
+    )
+    database.execute_sql("INSERT INTO note VALUES (1, %s, NULL, 'note')", (MARKER_ID,))
+    database.execute_sql("INSERT INTO note VALUES (2, NULL, 1, 'copy'), (3, NULL, 1, 'reply'), (4, NULL, 2, 'copy')")
+    database.execute_sql("INSERT INTO upload SELECT id, id FROM note")
+    decided = {**PERSON.tables, "note": Delete(), "upload": Anonymise(note_id=None)}
+    copies = Reference("note.parent", "note.id", where="kind = 'copy'")
+
+    done = erase(settings, replace(PERSON, tables=decided, references=[*PERSON.references, copies]))
+
+    assert (done.state, done.error) == ("done", None)
+    assert list(rows("note", "upload").values()) == [[(3, None, 1, "reply")], [(1, None), (2, None), (3, 3), (4, None)]]
