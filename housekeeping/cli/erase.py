@@ -54,6 +54,7 @@ from housekeeping.sweeps.subjects import Subject
 
 _HMAC: Final = 12  # characters of an HMAC in a question; --json and the receipt have all of it
 _HIDDEN: Final = "***"
+_RECEIPTS: Final = "bring the receipts back from where they were saved, and pass them: --receipts FILE"
 
 
 def take_key(key: str) -> str:
@@ -151,8 +152,8 @@ def erase(
     housekeeping erase person 4711 --reason "ticket 12"
     housekeeping erase --replay-since 2026-05-01T03:00
 
-    Exit status: 0 if it is done; 1 if it is incomplete, failed or not confirmed; 2 if it was refused, the kind or key
-    is unknown, or a secret is missing.
+    Exit status: 0 if it is done; 1 if it is incomplete, failed or not confirmed, or a replay finds no erasures; 2 if it
+    was refused, the kind or key is unknown, or a secret is missing.
     """
     given = None if key is None else take_key(key)
     if (given is None) == (since is None and not rekey) or (since is not None and rekey):
@@ -274,9 +275,13 @@ def _replay(
 ) -> None:
     receipts = [verified(line, here.secret) for line in file or () if line.strip()]
     with progress("comparing"):
-        earlier = [*erased_by_receipts(receipts, since), *erased_since(since)]
+        saved = list(erased_by_receipts(receipts, since))
+        earlier = [*saved, *erased_since(since)]
         found = look_for(earlier, here.subjects, here.secret)
-    if not wants_json():
+    if not saved:
+        given = "no receipts were given" if file is None else "the file has no receipts"
+        notify(f'{given} of erasures since then. If the database "main" was restored, too, {_RECEIPTS}')
+    if earlier and not wants_json():
         _show_replay(found, len(earlier))
     records: list[ErasureRecord] = []
     if found.back and not dry_run:
@@ -290,6 +295,8 @@ def _replay(
                 _report(records[-1])
     back = [{"subject": each.subject, "key_hmac": each.key_hmac, "id": each.erasure_id} for _, _, each in found.back]
     print_as_json({"back": back, "erasures": records, "lost": found.lost, "undeclared": found.undeclared})
+    if not earlier:
+        raise _NotDone(f"no erasures since then were found, so no subject was looked for; {_RECEIPTS}")
     if any(each.state == "refused" for each in records):
         raise Refused("an erasure was refused: housekeeping erasures")
     if not found.is_whole or any(each.state != "done" for each in records):

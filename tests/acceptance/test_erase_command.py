@@ -228,12 +228,24 @@ def test_replay_erases_who_is_back_after_a_restore(command: Command, postgres: D
     assert has_no_identity(planned.stdout, replayed.stdout, replayed.stderr)
 
 
-def test_replay_leaves_who_was_erased_before_the_time(command: Command, postgres: Database) -> None:
+def test_replay_that_finds_no_erasure_since_the_time_fails(
+    command: Command, postgres: Database, tmp_path: Path
+) -> None:
     command("erase", *PERSON, "--yes")
     Erasure.update(ended_at=NOW - timedelta(hours=2)).execute()
     restore(postgres)
 
-    assert "none of the subjects of 0 erasures" in command("erase", "--replay-since", "1h", "--yes").stdout
+    before = rows()
+
+    (tmp_path / "receipts.jsonl").write_text(command("erasures", "--receipts").stdout)
+    alone = command("erase", "--replay-since", "1h", "--yes")
+    with_file = command("erase", "--replay-since", "1h", "--receipts", "receipts.jsonl", "--dry-run", "--json")
+
+    assert (alone.returncode, with_file.returncode, alone.stdout, rows()) == (1, 1, "", before)
+    assert "no receipts were given" in alone.stderr and "the file has no receipts" in with_file.stderr
+    for each in (alone, with_file):
+        assert "no erasures since then were found" in each.stderr and "--receipts FILE" in each.stderr
+    assert json.loads(with_file.stdout)["back"] == []
 
 
 def test_replay_reads_saved_receipts_if_the_ledger_was_restored_too(
