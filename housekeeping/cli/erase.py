@@ -105,6 +105,7 @@ class _Installation:
 @click.argument("key", required=False)
 @click.option("--dry-run", is_flag=True, help="Show what would be erased and kept, and change nothing.")
 @click.option("--reason", metavar="TEXT", help="Why, for the receipt. It must not identify the subject.")
+@click.option("--requester", metavar="TEXT", help="Who requested it, for the receipt. Default: the operator.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
 @click.option("--confirm", "confirmed", is_flag=True, help="Allow the erasure to change much of a table.")
 @click.option("--replay-since", "since", metavar="TIME", help="Erase subjects again that were erased since then.")
@@ -122,6 +123,7 @@ def erase(
     key: str | None,
     dry_run: bool,
     reason: str | None,
+    requester: str | None,
     yes: bool,
     confirmed: bool,
     since: str | None,
@@ -133,7 +135,7 @@ def erase(
     Shows the decision and the number of rows for each table, then asks for a confirmation. KEY is the primary key
     ("4711,7" if it has two columns), or the value of the subject's column "by". "-" prompts for it. The command removes
     the key from the list of processes; output and log show its HMAC instead. "housekeeping receipt ID" prints the
-    receipt.
+    receipt, with the reason and the requester. The log of actions has the operator, which is the user of the command.
 
     The erasure is refused before any change if a table that refers to the subject has no decision, if a row is on hold,
     or if over 20 % of a table, and at least 1,000 rows, would be changed. --confirm allows that; it does not replace
@@ -149,7 +151,7 @@ def erase(
 
     \b
     housekeeping erase person 4711 --dry-run
-    housekeeping erase person 4711 --reason "ticket 12"
+    housekeeping erase person 4711 --reason "ticket 12" --requester "privacy form"
     housekeeping erase --replay-since 2026-05-01T03:00
 
     Exit status: 0 if it is done; 1 if it is incomplete, failed or not confirmed, or a replay finds no erasures; 2 if it
@@ -163,6 +165,7 @@ def erase(
     if wants_json() and not (yes or dry_run):
         raise WrongArgument("--json does not ask for a confirmation; add --yes, or --dry-run")
     here = _Installation()
+    requested_by = requester or command_line_user()
     with translate_postgres_errors():
         if rekey:
             _rekey(here, yes=yes)
@@ -171,18 +174,37 @@ def erase(
             erasures.require_known_secrets(here.secret)
             without_identity(
                 lambda: _replay(
-                    here, parse_since(since, database_now()), file, dry_run=dry_run, yes=yes, confirmed=confirmed
+                    here,
+                    parse_since(since, database_now()),
+                    file,
+                    requested_by,
+                    dry_run=dry_run,
+                    yes=yes,
+                    confirmed=confirmed,
                 )
             )
             return
         assert kind is not None and given is not None
-        if reason is not None and re.search(rf"(?<!\w){re.escape(given)}(?!\w)", reason):
-            raise WrongArgument("the reason contains the key, which must not be in the receipt; write a ticket number")
-        without_identity(lambda: _erase_one(here, kind, given, reason, dry_run=dry_run, yes=yes, confirmed=confirmed))
+        for name, text in (("reason", reason), ("requester", requester)):
+            if re.search(rf"(?<!\w){re.escape(given)}(?!\w)", text or ""):
+                raise WrongArgument(
+                    f"the {name} contains the key, which must not be in the receipt; write a ticket number"
+                )
+        without_identity(
+            lambda: _erase_one(here, kind, given, reason, requested_by, dry_run=dry_run, yes=yes, confirmed=confirmed)
+        )
 
 
 def _erase_one(
-    here: _Installation, kind: str, key: str, reason: str | None, *, dry_run: bool, yes: bool, confirmed: bool
+    here: _Installation,
+    kind: str,
+    key: str,
+    reason: str | None,
+    requester: str,
+    *,
+    dry_run: bool,
+    yes: bool,
+    confirmed: bool,
 ) -> None:
     subject, texts, digest = here.find(kind, key)
     refusal: str | None = None
@@ -208,7 +230,7 @@ def _erase_one(
             rows = f"{counted(sum(each.rows for each in touched), 'row')} in {tables}"
             confirm(f"Erase {kind} {digest[:_HMAC]}: {rows}?", "nothing was erased")
     # A refusal is recorded, too.
-    record = _execute(here, subject, texts, digest, reason, confirmed=confirmed)
+    record = _execute(here, subject, texts, digest, reason, requester, confirmed=confirmed)
     if not print_as_json(record):
         _report(record)
     _exit(record)
@@ -233,12 +255,18 @@ def _show(planned: ErasurePlan, *, confirmed: bool) -> None:
 
 
 def _execute(
-    here: _Installation, subject: Subject, key: list[str], digest: str, reason: str | None, *, confirmed: bool
+    here: _Installation,
+    subject: Subject,
+    key: list[str],
+    digest: str,
+    reason: str | None,
+    requester: str,
+    *,
+    confirmed: bool,
 ) -> ErasureRecord:
     """Execute an erasure in the foreground, and return how it ended, or that it has not."""
-    user = command_line_user()
-    with record_action("erase", f"{subject.name} {digest}", user) as outcome:
-        number = erasures.request(subject.name, key, digest, requester=user, reason=reason, confirmed=confirmed)
+    with record_action("erase", f"{subject.name} {digest}", command_line_user()) as outcome:
+        number = erasures.request(subject.name, key, digest, requester=requester, reason=reason, confirmed=confirmed)
 
         def execute(line: ProgressLine, stopping: threading.Event) -> None:
             line(f"erasure {number}")
@@ -271,7 +299,14 @@ def _exit(record: ErasureRecord) -> None:
 
 
 def _replay(
-    here: _Installation, since: datetime, file: BinaryIO | None, *, dry_run: bool, yes: bool, confirmed: bool
+    here: _Installation,
+    since: datetime,
+    file: BinaryIO | None,
+    requester: str,
+    *,
+    dry_run: bool,
+    yes: bool,
+    confirmed: bool,
 ) -> None:
     receipts = [verified(line, here.secret) for line in file or () if line.strip()]
     with progress("comparing"):
@@ -290,7 +325,7 @@ def _replay(
         for subject, key, before in found.back:
             digest = erasures.key_hmac(here.secret, subject.name, key)
             again = f"again after a restore; erased before as {before.erasure_id}"
-            records.append(_execute(here, subject, key, digest, again, confirmed=confirmed))
+            records.append(_execute(here, subject, key, digest, again, requester, confirmed=confirmed))
             if not wants_json():
                 _report(records[-1])
     back = [{"subject": each.subject, "key_hmac": each.key_hmac, "id": each.erasure_id} for _, _, each in found.back]

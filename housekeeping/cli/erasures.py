@@ -53,7 +53,7 @@ def load_ledger() -> Settings:
 @time_options("were requested")
 @page_options()
 def erasures(subject: str | None, receipts: bool, before: str | None, limit: int, **times: str | None) -> None:
-    """List erasures, newest first: state, kind, HMAC of the key, times, reason.
+    """List erasures, newest first: state, kind, HMAC of the key, times, reason and error.
 
     STATE is "requested" until a worker starts it, then "running". It ends as "done", "incomplete" if rows are left,
     "failed", or "refused" if nothing was changed. The HMAC identifies the subject, whose key is not stored.
@@ -79,7 +79,7 @@ def erasures(subject: str | None, receipts: bool, before: str | None, limit: int
     print_list("erasures", found[:limit], _COLUMNS, _cells, "no erasures", older=older)
 
 
-_COLUMNS: Final = (">ID", "STATE", "KIND", "HMAC", "REQUESTED (UTC)", ">TOOK", "REASON OR ERROR")
+_COLUMNS: Final = (">ID", "STATE", "KIND", "HMAC", "REQUESTED (UTC)", ">TOOK", "REASON, ERROR")
 
 
 def _cells(erasure: ErasureRecord) -> list[str]:
@@ -90,7 +90,7 @@ def _cells(erasure: ErasureRecord) -> list[str]:
         erasure.key_hmac[:_HMAC],
         format_time(erasure.requested_at, "%Y-%m-%d %H:%M"),
         "-" if erasure.took_s is None else format_duration(erasure.took_s),
-        in_one_line(erasure.error or erasure.reason or "-", _WIDTH),
+        "; ".join(in_one_line(each, _WIDTH) for each in (erasure.reason, erasure.error) if each) or "-",
     ]
 
 
@@ -133,6 +133,7 @@ def _print(found: ErasureRecord) -> None:
         ("state", f"{found.state}: {found.error}" if found.error else found.state),
         ("requested", f"{format_time(found.requested_at)} UTC by {found.requester}"),
         ("reason", found.reason or "-"),
+        ("started", "-" if found.started_at is None else f"{format_time(found.started_at)} UTC"),
         ("ended", f"{format_time(found.ended_at)} UTC"),
         ("proof", found.proof_in_words),
         ("outside", "; ".join(found.outside) or "-"),

@@ -55,10 +55,11 @@ def has_no_identity(*texts: str) -> bool:
 
 
 def test_erasure_is_done_and_has_a_receipt_and_no_identity(command: Command) -> None:
-    ended = command("erase", *PERSON, "--reason", "ticket 12", "--yes")
+    ended = command("erase", *PERSON, "--reason", "ticket 12", "--requester", "privacy form", "--yes")
 
     record = json.loads(command("erasures", "--json").stdout)["erasures"][0]
     assert (ended.returncode, record["state"], record["reason"]) == (0, "done", "ticket 12"), ended.stderr
+    assert record["requester"] == "privacy form"
     assert ended.stdout.endswith(f"erasure {record['id']} is done; its receipt: housekeeping receipt {record['id']}\n")
     assert rows() == ERASED
     assert record["counts"]["session"] == {"deleted": 5}
@@ -66,6 +67,7 @@ def test_erasure_is_done_and_has_a_receipt_and_no_identity(command: Command) -> 
     assert has_no_identity(ended.stdout, ended.stderr, *shown)
     [action] = logged_actions(10)
     assert (action.action, action.target) == ("erase", f"person {record['key_hmac']}")
+    assert "@" in action.user
     assert action.result == f"erasure {record['id']} done"
 
 
@@ -117,6 +119,7 @@ def test_without_a_terminal_nothing_is_erased_without_yes(command: Command) -> N
         ("person", "not a number"),
         ("tenant", "1"),
         ("person", str(MARKER_ID), "--reason", f"{MARKER_ID} wants it"),
+        ("person", str(MARKER_ID), "--requester", f"customer {MARKER_ID}"),
         ("person",),
         (),
         ("person", "1", "--rekey"),

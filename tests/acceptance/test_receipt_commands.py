@@ -41,7 +41,13 @@ def ended(postgres: Database) -> int:
 def add(state: str = "done", **more: Any) -> int:
     is_open = state in ("requested", "running")
     values: dict[str, Any] = {"key": ["4711"], "found": {"email": "eve@example.com"}} if is_open else {"ended_at": NOW}
-    values |= {"subject": "person", "key_hmac": f"{'5fa7' * 16}.1c2d3e4f", "requester": "dpo@desk", "state": state}
+    values |= {
+        "started_at": NOW - timedelta(minutes=1),
+        "subject": "person",
+        "key_hmac": f"{'5fa7' * 16}.1c2d3e4f",
+        "requester": "dpo@desk",
+        "state": state,
+    }
     return int(Erasure.create(requested_at=NOW - timedelta(minutes=2), **values, **more).id)
 
 
@@ -72,6 +78,7 @@ def test_receipt_names_what_was_erased_what_is_kept_and_what_is_outside(
         "done",
         "by dpo@desk",
         "reason ticket 12",
+        f"started {NOW - timedelta(minutes=1):%Y-%m-%d %H:%M:%S} UTC",
         "proof nothing is left in 2 tables; kept: at least 10,000 rows of item (of orders), "
         "1 row of audit_log (security log)",
         "outside backups",
@@ -82,6 +89,12 @@ def test_receipt_names_what_was_erased_what_is_kept_and_what_is_outside(
     ):
         assert part in words, shown
     assert too_wide(shown) == []
+
+
+def test_list_has_the_reason_of_a_refused_erasure_and_the_refusal(command: Command, postgres: Database) -> None:
+    add("refused", reason="ticket 12", error="on hold: orders")
+
+    assert "ticket 12; on hold: orders" in " ".join(command("erasures").stdout.split())
 
 
 def test_receipt_of_before_does_not_deny_kept_rows(command: Command, postgres: Database) -> None:

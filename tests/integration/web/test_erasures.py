@@ -37,7 +37,7 @@ def add(state: str = "done", **more: Any) -> int:
 
 def test_page_has_state_age_and_requester_of_each_erasure(client: FlaskClient) -> None:
     done, running = add(reason="ticket 12"), add("running")
-    failed = add("failed", error="the store <avatars> does not answer")
+    failed = add("failed", reason="ticket 13", error="the store <avatars> does not answer")
 
     page = client.get("/erasures").get_data(as_text=True)
 
@@ -45,7 +45,7 @@ def test_page_has_state_age_and_requester_of_each_erasure(client: FlaskClient) -
     assert found[str(done)].split()[1:4] == ["done", "person", "5fa75fa75fa7"]
     assert found[str(done)].endswith("2 d ago dpo@desk ticket 12 JSON")
     assert found[str(running)].endswith("2 d ago dpo@desk - -")
-    assert "the store &lt;avatars&gt; does not answer" in found[str(failed)]
+    assert "ticket 13; the store &lt;avatars&gt; does not answer" in found[str(failed)]
 
 
 def test_page_and_receipt_have_nothing_that_identifies_a_subject(client: FlaskClient) -> None:
