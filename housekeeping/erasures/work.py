@@ -6,6 +6,7 @@ ledger and the rows that are left are the only state, so a killed execution is r
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from housekeeping.core.errors import (
     SettingsError,
     UnknownSubject,
 )
-from housekeeping.core.logs import counted
+from housekeeping.core.logs import counted, format_duration
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import current_message
@@ -53,6 +54,7 @@ from housekeeping.erasures.stages import (
     typed_key,
     without_identity,
 )
+from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import erasures
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade_rows import escaped, sql_name
@@ -449,7 +451,7 @@ class _Execution:
                 # Another run would end as this one did. The proof decides.
                 is_fine, self._error = False, "a run reached its time limit and changed nothing"
                 continue
-            self._judge(result)
+            self._judge(sweep, result)
             failed = result.outcome == "failed" or bool(result.counts.get("failed"))
             is_fine = is_fine and not failed
             if failed:
@@ -462,14 +464,28 @@ class _Execution:
         with _part_of_message(f"{place}.{ended}"):
             return run_sweep(sweep, noted={erasures.OF_ERASURE: self._number}, stopping=self._stopping)
 
-    def _judge(self, result: RunResult) -> None:
+    def _judge(self, sweep: Sweep, result: RunResult) -> None:
         """Raise if the erasure cannot go on now."""
+        if result.reason == "lease_held":
+            free_s = self._free_in(sweep).total_seconds()
+            raise ErasureInterrupted(
+                "another process executes it; if that process was killed, it can continue in "
+                f"{format_duration(math.ceil(free_s))}",
+                _RETRY_S,
+            )
         if result.outcome == "lost_lease" or (result.outcome == "skipped" and result.reason != "already_done"):
             raise ErasureInterrupted(f"run skipped: {result.reason}", _RETRY_S)
         if result.outcome == "partial":
             raise ErasureInterrupted(f"run ended: {result.reason}")
         if result.outcome == "failed" and result.error is not None and _is_outage(result.error):
             raise result.error
+
+    def _free_in(self, sweep: Sweep) -> timedelta:
+        """Return the time until a run of the sweep can begin if the holder of its lease is dead."""
+        assert sweep.lease is not None
+        expires_in = ExclusiveLease(sweep.lease.key_for(None), sweep.lease.ttl).remaining() or timedelta()
+        dead_in = erasures.dead_in(self._number, self._worker, sweep.database)
+        return max(timedelta(), expires_in if dead_in is None else min(expires_in, dead_in))
 
 
 def _has_changed(result: RunResult) -> bool:

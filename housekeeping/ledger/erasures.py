@@ -18,6 +18,7 @@ from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.ledger.runs import SILENCE
 from housekeeping.ledger.schema import NOW, Erasure, Rejection, Run
 
 
@@ -206,6 +207,17 @@ def count_ended_runs(number: int, worker: str, of_database: str) -> int:
     """Return how many runs of an erasure in this database have ended, whatever their outcome."""
     with database.using(of_database):
         return int(Run.select().where(_of_erasure(number, worker) & Run.outcome.is_null(False)).count())
+
+
+def dead_in(number: int, worker: str, of_database: str) -> timedelta | None:
+    """Return when the open run of an erasure in this database counts as dead, unless it sends another heartbeat.
+
+    None if there is no open run.
+    """
+    with database.using(of_database):
+        left = fn.MAX(Run.heartbeat_at) + SILENCE - NOW
+        found: timedelta | None = Run.select(left).where(_of_erasure(number, worker) & Run.outcome.is_null()).scalar()
+        return found
 
 
 #: Characters of a value from which it is looked for in the ledger. Shorter ones are in most texts.

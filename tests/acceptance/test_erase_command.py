@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from tests.acceptance.test_narrow_terminal import too_wide
 from tests.integration.erasure import shop
 from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, rows
 from tests.internals.database import Database, database
-from tests.internals.ledger import NOW, Erasure, logged_actions
+from tests.internals.ledger import NOW, SILENCE, Erasure, Run, logged_actions
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -362,6 +365,27 @@ def test_export_of_an_erased_person_exits_with_2(command: Command) -> None:
     assert (ended.returncode, ended.stdout) == (2, "") and has_no_identity(ended.stderr)
 
 
+@contextmanager
+def waiting(
+    arguments: tuple[str, ...], environment: dict[str, str], folder: Path, wait_event: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a command that waits for a lock in the database; kill it at the end of the block."""
+    (folder / "erasing_shop.py").write_text(MODULE)
+    command = [sys.executable, "-m", "housekeeping", *arguments]
+    paths = f"{Path(__file__).parents[2]}{os.pathsep}{folder}"
+    given = {**environment, "PYTHONPATH": paths}
+    with subprocess.Popen(command, env=given, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            until = time.monotonic() + 60
+            sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = %s AND query LIKE '%%account%%'"
+            while not database.execute_sql(sql, (wait_event,)).fetchone()[0]:
+                assert process.poll() is None and time.monotonic() < until
+                os.sched_yield()
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
 @pytest.mark.parametrize("arguments", [("export", *PERSON), ("erase", "person", MARKER, "--yes")])
 def test_key_of_a_running_command_is_not_in_the_list_of_processes(
     environment: dict[str, str], settings: Settings, tmp_path: Path, arguments: tuple[str, ...]
@@ -369,27 +393,37 @@ def test_key_of_a_running_command_is_not_in_the_list_of_processes(
     """The command waits for a table that another session has locked."""
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("no /proc on this system")
-    (tmp_path / "erasing_shop.py").write_text(MODULE)
-    command = [sys.executable, "-m", "housekeeping", *arguments]
-    paths = f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"
     other = psycopg2.connect(settings.require_database_url())
     with other, other.cursor() as cursor:
         cursor.execute("LOCK TABLE account IN ACCESS EXCLUSIVE MODE")
-        with subprocess.Popen(
-            command, env={**environment, "PYTHONPATH": paths}, cwd=tmp_path, stdout=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                waiting = (
-                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%account%%'"
-                )
-                until = time.monotonic() + 60
-                while not database.execute_sql(waiting).fetchone()[0]:
-                    assert process.poll() is None and time.monotonic() < until
-                    os.sched_yield()
-                own = psutil.Process(process.pid)
-                shown = [" ".join(each.cmdline()) for each in (own, *own.children(recursive=True))]
-            finally:
-                process.send_signal(signal.SIGKILL)
+        with waiting(arguments, environment, tmp_path, "relation") as process:
+            own = psutil.Process(process.pid)
+            shown = [" ".join(each.cmdline()) for each in (own, *own.children(recursive=True))]
     other.close()
 
     assert arguments[0] in shown[0] and has_no_identity(*shown)
+
+
+def test_killed_erasure_names_the_time_after_which_it_can_continue(
+    command: Command, environment: dict[str, str], settings: Settings, tmp_path: Path
+) -> None:
+    """The killed command waits in a trigger for a lock that another session has."""
+    database.execute_sql(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_advisory_xact_lock(471147); RETURN OLD; END $$; "
+        "CREATE TRIGGER wait BEFORE DELETE ON session FOR EACH ROW EXECUTE FUNCTION wait()"
+    )
+    other = psycopg2.connect(settings.require_database_url())
+    with other, other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(471147)")
+        with waiting(("erase", *PERSON, "--yes"), environment, tmp_path, "advisory"):
+            pass
+    other.close()
+
+    early = command("erase", *PERSON, "--yes")
+    Run.update(heartbeat_at=NOW - 2 * SILENCE).where(Run.outcome.is_null()).execute()
+    later = command("erase", *PERSON, "--yes")
+
+    assert (early.returncode, later.returncode, rows()) == (1, 0, ERASED), early.stderr
+    found = re.search(r"if that process was killed, it can continue in (\d+) s; the same command", early.stderr)
+    assert found is not None and 0 < int(found[1]) <= SILENCE.total_seconds(), early.stderr
