@@ -1,4 +1,4 @@
-"""Command ``python -m benchmarks.growth``: what one row, sweep, message or look costs as their number grows."""
+"""Command ``python -m benchmarks.growth``: the cost of a row, sweep, message or read as their number grows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from housekeeping.ledger import runs
 from housekeeping.web.application import create_app
 
 _LOOKS: Final = 9
-_LOOKS_S: Final = 5  # after which no further look begins
+_LOOKS_S: Final = 5  # no further read begins after this time
 _PROCESSED: Final = 2_000  # messages, of those that are queued
 _RUNS_OF_EACH: Final = 100  # in the ledger, by worker
 _TOLERATED: Final = 1.25
-#: What reads every worker; and what reads one, and no list that is longer with more runs.
+#: Reads of every worker, and reads of one worker that do not grow with the number of runs.
 _OF_ALL: Final = ("status", "first page", "page of a worker")
 _OF_ONE: Final = ("run of a sweep, idle", "begin of a run")
 _HEADS: Final = ("of", "size", "cost", "microseconds", "ratio to the smallest", "")
@@ -40,7 +40,7 @@ _HEADS: Final = ("of", "size", "cost", "microseconds", "ratio to the smallest", 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of one unit at one size: a row, a sweep, a message, or a look at the ledger."""
+    """Cost of one unit at one size: a row, a sweep, a message, or a read of the ledger."""
 
     kind: str
     size: int
@@ -68,7 +68,7 @@ def _ledger(stage: Stage, size: int) -> Iterator[Cost]:
 
 
 def _looks(stage: Stage, *, workers: int, ledger: int) -> dict[str, float]:
-    """Return the seconds of the status, of pages, and of the begin of a run, by name."""
+    """Return the duration in seconds of the status, of pages, and of the begin of a run, by name."""
     template = stage.template(f"growth_{workers}_{ledger}", [pages.Old], lambda made: pages.fill(made, ledger, workers))
     with stage.copy_of(template) as name:
         settings = Settings(database_url=stage.servers.database_url(name), redis_url=stage.servers.redis_url)
@@ -100,7 +100,7 @@ def _looks(stage: Stage, *, workers: int, ledger: int) -> dict[str, float]:
 
 
 def _fastest(look: Callable[[], object]) -> float:
-    """Return the least seconds of some looks, which other programs disturb the least."""
+    """Return the fastest of several reads in seconds, which other programs have disturbed least."""
     seconds = list[float]()
     while len(seconds) < 2 or (len(seconds) < _LOOKS and sum(seconds) < _LOOKS_S):
         began = time.perf_counter()
@@ -120,7 +120,7 @@ def _messages(stage: Stage, size: int) -> Iterator[Cost]:
             enough.set()
 
     def worked() -> float:
-        """Return the processor time so far of this process and of Redis."""
+        """Return the processor time that this process and Redis have used so far."""
         cpu = client.info("cpu")
         return time.process_time() + float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
 
@@ -155,7 +155,7 @@ _KINDS: Final[dict[str, tuple[Callable[[Stage, int], Iterator[Cost]], tuple[int,
 @click.option("--largest", type=click.IntRange(1), default=1_000_000, show_default=True, help="Largest size.")
 @click.option("--write-page", is_flag=True, help="Write the figures into the documentation.")
 def main(kinds: tuple[str, ...], largest: int, write_page: bool) -> None:
-    """Measure what one row, sweep, message or look at the ledger costs as their number grows."""
+    """Measure the cost of one row, sweep, message or read of the ledger as their number grows."""
     with started(durable=False) as servers:
         conditions = report.machine(servers)
         costs = list(_costs(servers, kinds or tuple(_KINDS), largest))

@@ -60,7 +60,7 @@ class Old(BaseModel):
 
 
 def sweeps(workers: int) -> dict[str, Sweep]:
-    """Return so many workers of one table."""
+    """Return a number of workers of one table."""
     declared = [
         Sweep(
             f"team.worker_{number:04}",
@@ -74,7 +74,7 @@ def sweeps(workers: int) -> dict[str, Sweep]:
 
 
 def fill(connection: Connection, runs: int, workers: int) -> None:
-    """Add so many runs of these workers to the ledger."""
+    """Add a number of runs of these workers to the ledger."""
     with connection.cursor() as cursor:
         cursor.execute(_FILL, {"runs": runs, "workers": workers})
 

@@ -1,6 +1,6 @@
 """Senders and workers of the queues that ``queues.py`` compares: one worker process, and messages that do nothing.
 
-This module imports no queue by itself, because each interpreter has only some of them.
+The module imports queues only in functions, because each interpreter has only some of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _pipe() -> int:
 
 
 def empty(number: int) -> None:
-    """Report the message as processed: the pipe gets a byte."""
+    """Report a processed message by writing a byte to the pipe."""
     os.write(_pipe(), b".")
 
 
@@ -78,7 +78,7 @@ def _leased(url: str) -> Program:
 def _celery(url: str, *, once: bool) -> Program:
     from celery import Celery
 
-    url = url.replace("unix://", "redis+socket://")  # celery's name of it
+    url = url.replace("unix://", "redis+socket://")  # Celery's name for the scheme
     app = Celery(broker=url)
     app.conf.update(task_acks_late=True, task_ignore_result=True, broker_connection_retry_on_startup=True)
     options: dict[str, Any] = {"name": "empty"}
@@ -178,7 +178,7 @@ PROGRAMS: Final[dict[str, tuple[str, Callable[[str], Program]]]] = {
 
 
 def main() -> None:
-    """Read from stdin which contestant is to send or work; measure the sender."""
+    """Read the contestant and its role from stdin; send and measure, or work."""
     told = json.loads(sys.stdin.readline())
     os.environ[_PIPE] = told["pipe"]
     send, work = PROGRAMS[told["contestant"]][1](told["redis_url"])

@@ -1,4 +1,4 @@
-"""Command ``python -m benchmarks.queues``: the library's actors, and what users would take otherwise, on one Redis."""
+"""Command ``python -m benchmarks.queues``: the library's actors and other task queues, on the same Redis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import importlib.metadata, json, sys
 found = {each.metadata["Name"].lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()}
 print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))
 """
-#: Contestants that get a part of the messages, because only their speed is compared.
+#: Slow contestants -> divisor of their number of messages, because only the speed is compared.
 _PARTS: Final = {
     **{"rq": 4, "rq, unique job ids": 4, "rq, a process for each job": 20},
     # It reads at most 100 jobs every half second.
@@ -41,13 +41,18 @@ _LONGEST_S: Final = 300
 
 
 @click.command()
-@click.option("--python", default=sys.executable, help="Interpreter that has the other queues; by default this one.")
-@click.option("--contestant", multiple=True, type=click.Choice(list(PROGRAMS)), help="A contestant; by default all.")
-@click.option("--rows", type=click.IntRange(100), default=10_000, show_default=True, help="Messages.")
+@click.option("--python", default=sys.executable, help="Interpreter with the other queues; by default the current one.")
+@click.option(
+    "--contestant",
+    multiple=True,
+    type=click.Choice(list(PROGRAMS)),
+    help="Contestant to run; can be repeated; by default all.",
+)
+@click.option("--rows", type=click.IntRange(100), default=10_000, show_default=True, help="Number of messages.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns of each contestant.")
 @click.option("--write-page", is_flag=True, help="Write the figures into the documentation.")
 def main(python: str, contestant: tuple[str, ...], rows: int, rounds: int, write_page: bool) -> None:
-    """Send and process messages that do nothing with each queue. Queues that are not installed are left out."""
+    """Send and process messages that do nothing with each queue. Skips queues that are not installed."""
     interpreters = _interpreters(python, contestant)
     with started(durable=False) as servers:
         conditions = report.machine(servers) | {"other queues": _described(python)}
@@ -59,10 +64,10 @@ def main(python: str, contestant: tuple[str, ...], rows: int, rounds: int, write
 
 
 def compare(stage: Stage, interpreters: dict[str, str], rows: int, rounds: int) -> list[Outcome]:
-    """Run the turns of every contestant: it sends, and then a worker processes what it sent.
+    """Run the turns of every contestant. In each turn it sends messages, and then a worker processes them.
 
     Parameters:
-      interpreters: The contestants, and the interpreter of each.
+      interpreters: Contestant -> its interpreter.
 
     Raises:
       RuntimeError: A contestant failed, or did not process its messages within five minutes.
@@ -121,7 +126,7 @@ def _turns(stage: Stage, name: str, python: str, rows: int) -> tuple[Turn, Turn]
 
 
 def _wait_for(reader: int, number: int, folder: Path) -> None:
-    """Read so many bytes from the pipe, one for each message that was processed."""
+    """Read a number of bytes from the pipe, one for each processed message."""
     ends_at = time.monotonic() + _LONGEST_S
     while number > 0:
         select.select([reader], [], [], 0.05)
@@ -138,12 +143,12 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _own_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of all processes that it started, ended ones included."""
+    """Return the CPU time of a process and of all its child processes, including ended ones."""
     return sum(sum(each.cpu_times()[:4]) for each in _tree(pid))
 
 
 def _interpreters(python: str, only: tuple[str, ...]) -> dict[str, str]:
-    """Return the contestants that can run, and the interpreter of each."""
+    """Return contestant -> interpreter of those that can run; print how to install the others."""
     installed = _versions(python, {package for package, _ in PROGRAMS.values()})
     missing = sorted(name for name, version in installed.items() if version is None and name != "dramatiq")
     if missing:

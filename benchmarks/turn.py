@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Read from stdin which contestant it is; prepare and measure its work."""
-    # Imported here, because the interpreters of `queue_programs` have none of what the contestants here import.
+    """Read the contestant from stdin; prepare and measure its work."""
+    # Imported here, because the interpreters of `queue_programs` lack the imports of these contestants.
     from benchmarks.catalogue import TURNS
     from benchmarks.comparison import Place
 

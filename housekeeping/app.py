@@ -90,7 +90,7 @@ class _Watch:
         self._watch: Any = None
 
     def __call__(self) -> None:
-        from housekeeping.insight.webhook import InstallationWatch  # only in processes that work
+        from housekeeping.insight.webhook import InstallationWatch  # only in workers and schedulers
 
         self._watch = self._watch or InstallationWatch(self._settings, self._sweeps)
         self._watch.look()

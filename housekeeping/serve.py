@@ -1,6 +1,6 @@
-"""One process for an installation without Redis: it sends the ticks, runs the sweeps, and evaluates the alerts.
+"""Process of an installation without Redis, which sends the ticks, runs the sweeps and evaluates the alerts.
 
-Several of these processes, on several machines, share the work by the table of ticks (`ledger.ticks`).
+Several processes, also on several machines, share the work through the table of ticks (`ledger.ticks`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from housekeeping.sweeps.declaration import Sweep
 
 logger = named_logger(__name__)
 
-#: Time between looks for due ticks. A tick begins that much late at most, if a thread is free.
+#: Interval of the check for due ticks, and so the maximum delay of a tick if a thread is free.
 _POLL_S: Final = 1.0
-#: Time after which ticks that could not be sent are tried again.
+#: Delay before ticks that could not be sent are sent again.
 _AGAIN_S: Final = 10.0
 #: Time for interrupted runs to end after the grace period.
 _INTERRUPTED_S: Final = 10.0
-_ATTEMPTS_AT_END: Final = 3  # to write down how the last ticks have ended
+_ATTEMPTS_AT_END: Final = 3  # to store the results of the last ticks at shutdown
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class _Delivery:
     """A tick that a thread of this process runs.
 
     Attributes:
-      interrupted: Whether its run was interrupted, which is done once.
+      interrupted: Whether its run was interrupted; that happens at most once.
     """
 
     tick: TakenTick
@@ -68,21 +68,21 @@ class _Delivery:
     interrupted: bool = False
 
     def interrupt(self, kind: type[Interrupt]) -> None:
-        """Interrupt the run, and cancel the statement that it waits for."""
+        """Interrupt the run, and cancel its current statement."""
         if not self.interrupted and interrupt(self.thread_id, kind):
             self.interrupted = True
             logger.warning("Run interrupted", worker=self.tick.worker, interrupt=kind.__name__)
             if self.statement is not None:
-                # In its own thread, because the server may not answer.
+                # In a separate thread, because the server may not answer.
                 threading.Thread(target=self.statement.cancel, daemon=True).start()
 
 
 class Service:
-    """The schedule and the sweeps of one installation, in threads of this process.
+    """Scheduler and worker of an installation without Redis; runs sweeps in threads of this process.
 
     Parameters:
-      sweeps: All workers. Those that are enabled and have a schedule are run.
-      threads: How many runs this process has at the same time, at most.
+      sweeps: All workers. Only those that are enabled and have a schedule run.
+      threads: Maximum number of simultaneous runs.
     """
 
     def __init__(self, settings: Settings, sweeps: dict[str, Sweep], threads: int) -> None:
@@ -95,28 +95,28 @@ class Service:
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self._busy: set[_Delivery] = set()
-        #: Ended runs that the table of ticks does not show yet: tick, delay until the next attempt, whether it failed.
+        #: Results of ended runs, not stored in the table of ticks yet: tick, delay until the next attempt, has failed.
         self._ended: deque[tuple[TakenTick, timedelta | None, bool]] = deque()
-        #: The minute whose ticks were sent, by the database's clock; and when to try again if that failed.
+        #: Last minute whose ticks were sent, by the database's clock, and the time of the next attempt after a failure.
         self._minute: datetime | None = None
         self._send_at = 0.0
         self._woke_at = time.monotonic()
         self._unsent_since: datetime | None = None
-        #: Worker -> what it lacks, as text.
+        #: Worker -> why it is not set up.
         self._problems: dict[str, str] = {}
         store, watch = PostgresHeartbeats(), InstallationWatch(settings, sweeps)
         queues = sorted({sweep.queue for sweep in scheduled.values()})
-        # As a scheduler and as a worker, because it is both.
+        # Two heartbeats, because the process is a scheduler and a worker.
         self._scheduler = Sender(store, "scheduler", lambda: {} if self._is_awake() else None, watch.look)
         self._worker = Sender(store, "worker", lambda: {"queues": queues, "threads": threads, "busy": len(self._busy)})
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers that this process runs at their ticks, if they are set up."""
+        """Names of the enabled workers with a schedule."""
         return tuple(self._sweeps)
 
     def run(self) -> None:
-        """Work until `stop`, then end the runs after their batches, at the latest after the grace period."""
+        """Send and run ticks until `stop` is called; then end the runs after their batches, within the grace period."""
         self._scheduler.start()
         self._worker.start()
         try:
@@ -127,11 +127,11 @@ class Service:
         finally:
             self._end_runs()
             self._scheduler.stop()
-            self._worker.stop()  # its last heartbeat returns what did not end
+            self._worker.stop()  # its last heartbeat releases the ticks that have not ended
             close_databases()
 
     def stop(self) -> None:
-        """Let `run` return."""
+        """Make `run` return. Callable from a signal handler."""
         self._stopping.set()
         self._changed.set()
 
@@ -139,7 +139,7 @@ class Service:
         return time.monotonic() - self._woke_at < AWAKE.total_seconds()
 
     def _look(self) -> None:
-        """Send the ticks of a new minute, and begin what is due; never raises."""
+        """Send the ticks of a new minute and start due ticks; log errors of databases."""
         self._woke_at = time.monotonic()
         self._interrupt_late()
         try:
@@ -159,7 +159,7 @@ class Service:
             close_databases()
 
     def _note_sending(self, minute: datetime, error: Exception | None) -> None:
-        """Note that the ticks up to this minute were sent, or why some could not be."""
+        """Remember that the ticks up to this minute were sent, or log the error and schedule the next attempt."""
         if error is None:
             if self._unsent_since is not None:
                 logger.info("Ticks are sent again")
@@ -169,15 +169,15 @@ class Service:
         self._send_at = time.monotonic() + _AGAIN_S
         if self._unsent_since is None:
             self._unsent_since = minute
-            logger.error("Ticks could not be checked, tried again", error=error_line(error))
+            logger.error("Ticks could not be checked; retrying", error=error_line(error))
             pings.send(INSTALLATION, failed=True)
 
     def _send(self, now: datetime) -> Exception | None:
-        """Send the latest tick of each worker, unless that was done; return the error of a database, if any."""
+        """Send the latest tick of each worker unless it was sent; return the first error of a database, if any."""
         last, failed = ticks.last_sent(), dict[str, Exception]()
         for name, sweep in self._sweeps.items():
             cron = self._crons[name]
-            # A database that does not answer is waited for once.
+            # Wait only once for a database that does not answer.
             if last.get(name) == (tick := cron.latest(now)) or sweep.database in failed:
                 continue
             try:
@@ -225,7 +225,7 @@ class Service:
         threading.Thread(target=self._deliver, args=(delivery,), name=f"run {tick.worker}", daemon=True).start()
 
     def _deliver(self, delivery: _Delivery) -> None:
-        """Run a tick's sweep, by the rules for the message of a worker."""
+        """Run the sweep of a tick; retry it like a message of a worker process."""
         tick, sweep = delivery.tick, self._sweeps[delivery.tick.worker]
         delivery.thread_id, delivery.statement = threading.get_ident(), statement_of_this_thread()
         current_message.set(MessageContext(tick.message_id, "schedule", tick.tick, delivery.stopping, sweep.name))
@@ -242,7 +242,7 @@ class Service:
             if tick.retries < MAX_RETRIES:
                 again_in = min(delay_before(tick.retries), self._crons[sweep.name].period(datetime.now(UTC)))
             else:
-                logger.error("Tick failed for good", worker=sweep.name, tick=tick.tick, error=error_line(error))
+                logger.error("Tick failed, no retries left", worker=sweep.name, tick=tick.tick, error=error_line(error))
         finally:
             current_message.set(None)
             with suppress(PeeweeException):
@@ -275,8 +275,8 @@ class Service:
                 self._write_ends()
                 return
             except (HousekeepingError, PeeweeException) as error:
-                # Their ticks run again once this process sends no more heartbeats, and find their work done.
-                logger.warning("The ends of ticks could not be written", error=error_line(error))
+                # Their ticks run again once the heartbeats of this process are too old, and find their work done.
+                logger.warning("Results of ticks could not be stored", error=error_line(error))
                 close_databases()
 
     def _wait(self, seconds: float) -> None:

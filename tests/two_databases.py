@@ -22,7 +22,7 @@ from tests.internals.ledger import schema
 from tests.spare_schema import SpareSchema
 
 SECOND: Final = "second"
-#: Tests of plain actors, of replicas and of the log of actions, which belong to ``main``: there the other database is
+#: Tests of plain actors, of replicas and of the action log, which belong to ``main``: there the other database is
 #: `SECOND`, and unused.
 OF_MAIN: Final = (
     "tests/integration/middleware/schedule/",

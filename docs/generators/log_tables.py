@@ -19,9 +19,9 @@ _LEVELS: Final = {"debug", "info", "warning", "error", "exception"}
 _ELSEWHERE: Final = ("workers", "embedded", "cli")
 #: Events of log calls whose event is not a literal.
 _SAID: Final[dict[str, tuple[str, ...]]] = {
-    "event": ("Message cannot be enqueued yet, tried again", "Group member cannot be counted yet, tried again"),
+    "event": ("Message cannot be enqueued yet; retrying", "Group member cannot be counted yet; retrying"),
     "otherwise": ("Could not read the ledger", "Could not count the backlog"),
-    "trouble": ("Heartbeats cannot be sent, tried again", "Alerts cannot be evaluated, tried again"),
+    "trouble": ("Heartbeats cannot be sent; retrying", "Alerts cannot be evaluated; retrying"),
     "request.sweep.start_message": (),  # on the worker's page
     "self.row_log.level": (),
 }

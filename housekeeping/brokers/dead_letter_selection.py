@@ -264,7 +264,7 @@ class BulkResult:
 
 
 def describe_choice(letters: Sequence[DeadLetter], sought: LetterFilter | None) -> str:
-    """Return a description of the selected letters, for the log of actions.
+    """Return a description of the selected letters, for the action log.
 
     Parameters:
       sought: The filter that has found the letters; None if they were chosen by their ids.

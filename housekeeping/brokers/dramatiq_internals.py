@@ -1,4 +1,4 @@
-"""What Dramatiq and periodiq do inside: the exceptions that decide what happens to a message, and uses of internals.
+"""Uses of the internals of Dramatiq and periodiq, and exceptions that decide what happens to a message.
 
 Dramatiq gives meaning to the types of a hook's exceptions. ``SkipMessage`` (its own) drops a message, and any other
 ``MiddlewareError`` fails it. No other exception may leave a ``before_`` hook, because Dramatiq logs it *and runs the

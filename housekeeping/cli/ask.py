@@ -347,12 +347,12 @@ def why(name: str, tick: str | None) -> None:
 
 
 def _was_sent(settings: Settings, name: str, processes: Processes) -> WasSent:
-    """Return a function that looks up whether the scheduler sent a tick."""
+    """Return a function that returns whether the scheduler has sent a tick; None if that is unknown."""
 
     def was_sent(tick: datetime) -> bool | None:
         if shared_redis.is_replaced(settings):
             return ticks.was_sent(name, tick)
-        if settings.redis_url is None or not processes.known:  # a Redis that hangs is not waited for again
+        if settings.redis_url is None or not processes.known:  # wait only once for a Redis that hangs
             return None
         try:
             with translate_redis_errors():

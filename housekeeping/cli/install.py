@@ -287,7 +287,7 @@ def _pace(sweep: Sweep) -> str:
 )
 @click.option("--with-sample-data", is_flag=True, help="Also add sample rows to these tables, for a trial.")
 @click.option("--with-archives", is_flag=True, help="Also create the archives of sweeps that move rows to one.")
-@click.option("--sql", is_flag=True, help="Print the statements that are missing in the database, and change nothing.")
+@click.option("--sql", is_flag=True, help="Print the missing statements without executing them.")
 @json_option("Print JSON: what was created, and statements to execute by hand.")
 def init(with_tables: bool, with_sample_data: bool, with_archives: bool, sql: bool) -> None:
     """Create or upgrade the library's own tables. Can be repeated safely.
@@ -299,9 +299,9 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool, sql: bo
     A sweep may move its rows to an archive. The command prints the statements that create each missing archive and add
     missing columns to the others. --with-archives executes them, except for those that rewrite an archive.
 
-    --sql prints what the command would execute, each part as one transaction, for a review or for psql. It reads from
-    the database which statements are missing: all of them if the library has no tables there yet. Parts begin with a
-    comment that names the database, if there are several.
+    --sql prints the statements that the command would execute, for a review or for psql. It reads from the database
+    which statements are missing: all of them if the library has no tables there yet. Each part is one transaction, and
+    begins with a comment that names the schema or archive, and the database if there are several.
 
     --with-sample-data adds a few hundred rows to each table of --with-tables, some of them stale. It stops if one of
     the tables already has rows.
@@ -309,7 +309,7 @@ def init(with_tables: bool, with_sample_data: bool, with_archives: bool, sql: bo
     if with_sample_data and not with_tables:
         raise WrongArgument("--with-sample-data needs --with-tables; give --with-tables as well")
     if sql and with_tables:
-        raise WrongArgument("--sql does not print the tables of --with-tables, which are for a trial; omit one of them")
+        raise WrongArgument("--sql does not include the trial tables of --with-tables; omit one of the two options")
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     schema.use_database(settings)
@@ -341,7 +341,7 @@ def _init_archives(workers: dict[str, Sweep], with_archives: bool, sql: bool, re
     """Report the statements that create the archives or add missing columns, or execute them.
 
     Parameters:
-      sql: Whether only those are reported that would be executed.
+      sql: Whether to report only statements that would be executed.
     """
     stages = [stage for each in workers.values() if each.enabled for stage in each.declared_stages()]
     for problem in problems_of(stages):

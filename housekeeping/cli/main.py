@@ -43,7 +43,7 @@ def load_settings() -> Settings:
 
 
 def use_database_if_set(settings: Settings) -> None:
-    """Configure the database if there is one, such as for the log of actions; connects to nothing yet."""
+    """Configure the database if there is one, such as for the action log; connects to nothing yet."""
     from housekeeping.ledger import schema
 
     if settings.database_url is not None:

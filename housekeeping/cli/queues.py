@@ -419,8 +419,8 @@ def leases() -> None:
 def list_leases() -> None:
     """List every held lease with its holder, age, expiry, epoch and run.
 
-    EXPIRES IN is the time until the lease expires unless its holder renews it. "lost" means that Redis no longer has
-    the lease although its run has not ended, so the next run may start. HEARTBEAT is the age of the run's last
+    EXPIRES IN is the time until the lease expires unless its holder renews it. "lost" means that the lease is no
+    longer stored although its run has not ended, so the next run may start. HEARTBEAT is the age of the run's last
     heartbeat. After a minute, the next run takes over.
     """
     store = _lease_store()
@@ -467,7 +467,7 @@ def release_held(key: str) -> None:
 
 
 def _lease_store() -> LeaseStore:
-    """Return the store of leases, after configuring the database if there is one."""
+    """Configure the database, if any, and return the lease store."""
     settings = load_settings()
     store = lease_store(settings)
     use_database_if_set(settings)

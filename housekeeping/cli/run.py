@@ -86,7 +86,7 @@ def plan(name: str, argument: str | None) -> None:
     Below, the plan shows whether a run that is sent now would start, and what the checks before the first batch would
     do to it: a pause or lower limits (override), the queue with its workers, a lease that another run holds, locked
     tables, the clocks, a first run without a confirmation, the breaker, the throttle, and when the schedule starts the
-    next run. What cannot be asked, for example while Redis is stopped, is unknown.
+    next run. Checks that cannot be made, for example while Redis is stopped, are unknown.
 
     Works before "housekeeping init", too. "housekeeping list" shows the names; a few workers take an ARGUMENT.
     """
@@ -364,7 +364,7 @@ def _run(sweep: Sweep, argument: Any, *, force: bool, confirmed: bool) -> RunRes
 
 
 def describe_end(result: RunResult, database_name: str) -> str:
-    """Return the run and its outcome in one line, for the log of actions."""
+    """Return the run and its outcome in one line, for the action log."""
     label = "" if result.run_id is None else f"run {run_label(result.run_id, database_name)} "
     return f"{label}{result.outcome}{f': {result.reason}' if result.reason else ''}"
 

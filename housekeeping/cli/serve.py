@@ -1,4 +1,4 @@
-"""``housekeeping worker``, ``scheduler``, ``serve`` and ``web``: Dramatiq, periodiq, all in one, the dashboard."""
+"""``housekeeping worker``, ``scheduler``, ``serve`` (both without Redis) and ``web`` (the dashboard)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def web(host: str, port: int) -> None:
     The pages need a token: HOUSEKEEPING_WEB_TOKEN, or one that this command generates and prints.
     HOUSEKEEPING_WEB_READ_TOKEN allows only reading. With HOUSEKEEPING_WEB_OPEN_TO_READ=true, every user of this machine
     can read the pages of a dashboard at a loopback address. Behind a proxy that knows its users,
-    HOUSEKEEPING_WEB_USER_HEADER names the header with the user, for the log of actions.
+    HOUSEKEEPING_WEB_USER_HEADER names the header with the user, for the action log.
 
     Requires the extra "web".
     """
@@ -77,7 +77,7 @@ def require_web() -> None:
 
 @contextmanager
 def page_server(settings: Settings, sweeps: dict[str, Sweep], host: str, port: int) -> Iterator[Any]:
-    """Print the address of the dashboard, and how to log in if no token is set; yield its server.
+    """Yield the server of the dashboard. Print its address, and a generated token if none is set.
 
     Raises:
       SettingsError: The address cannot be opened, or it needs a token.
@@ -169,33 +169,42 @@ def scheduler() -> None:
 
 @click.command()
 @click.option(
-    "--threads", "-t", type=click.IntRange(1, 64), default=4, show_default=True, help="Runs at the same time."
+    "--threads",
+    "-t",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Maximum number of simultaneous runs.",
 )
-@click.option("--web", "with_web", is_flag=True, help='Serve the dashboard, too; requires the extra "web".')
+@click.option("--web", "with_web", is_flag=True, help='Also serve the dashboard; requires the extra "web".')
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the dashboard.")
 @click.option(
-    "--port", default=9292, show_default=True, type=click.IntRange(0, 65535), help="Port of the dashboard; 0: any."
+    "--port",
+    default=9292,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port of the dashboard; 0 for any free port.",
 )
 def serve(threads: int, with_web: bool, host: str, port: int) -> None:
-    """Run the schedule and all workers in this one process, which needs only PostgreSQL.
+    """Run the schedule and all workers in one process, without Redis.
 
-    For an installation without Redis: ticks, leases and heartbeats are in the database. Several of these processes, on
-    several machines, share the work: each tick is run by one of them, and continued by another if that one dies.
+    Keeps ticks, leases and heartbeats in PostgreSQL. Several processes, also on several machines, share the work: one
+    of them runs each tick, and another one resumes it if that process dies.
 
-    What needs messages stays with "housekeeping worker" and "housekeeping scheduler", which need Redis: sending runs
-    (housekeeping enqueue), sweeps with a Send, the cleanup of git refs, pending uploads, actors with this library's
-    middleware. "housekeeping list" shows such workers as not set up.
+    Features that need messages are not available: "housekeeping enqueue", sweeps with a Send, the cleanup of git refs,
+    pending uploads, and actors with this library's middleware. They need Redis, "housekeeping worker" and "housekeeping
+    scheduler". "housekeeping list" shows such workers as not set up.
 
-    On SIGTERM or Ctrl-C, each run ends after its batch, and its tick is continued by another process, or after the next
-    start. A second signal ends the process at once.
+    On SIGTERM or Ctrl-C, each run ends after its current batch. Another process resumes its tick, or this one after a
+    restart. A second signal ends the process at once.
     """
     if with_web:
         require_web()
     settings, sweeps = load_workers()
     if not shared_redis.is_replaced(settings):
         raise SettingsError(
-            "housekeeping serve is for an installation without Redis, and HOUSEKEEPING_REDIS_URL or "
-            "HOUSEKEEPING_BROKER_URL is set; start housekeeping scheduler and housekeeping worker"
+            "housekeeping serve works without Redis, but HOUSEKEEPING_REDIS_URL or HOUSEKEEPING_BROKER_URL is set; "
+            "unset it, or start housekeeping worker and housekeeping scheduler instead"
         )
     from housekeeping.serve import Service
 
@@ -212,7 +221,7 @@ def serve(threads: int, with_web: bool, host: str, port: int) -> None:
         service.stop()
 
     def run() -> None:
-        # Here, signals are handled: a supervisor may send one as soon as it reads the line.
+        # Printed only once signals are handled, because a supervisor may send one as soon as it reads the line.
         click.echo(f"serving {counted(len(service.workers), 'worker')} (Ctrl-C to stop)", err=True)
         service.run()
 
@@ -224,7 +233,7 @@ def serve(threads: int, with_web: bool, host: str, port: int) -> None:
         try:
             in_foreground(run, stop)
         except Abandoned as error:
-            end_process(error.exit_code, "ended at once; other processes continue after a minute")
+            end_process(error.exit_code, "ended at once; other processes resume its runs after a minute")
 
 
 #: Environment variable with the folder in which Dramatiq's worker processes share their metrics.

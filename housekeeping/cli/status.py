@@ -224,7 +224,7 @@ def _lease_line(lease: HeldLease) -> str:
     free = lost_holder(lease)
     if free is None:
         left_s = lease.remaining_s
-        free = "Redis has lost it" if left_s is None else f"free in {format_duration(left_s)} unless renewed"
+        free = "no longer stored" if left_s is None else f"free in {format_duration(left_s)} unless renewed"
     return f"lease {lease.key}: held by {lease.holder}{since}, {free}"
 
 

@@ -32,24 +32,24 @@ from housekeeping.ledger.schema import MODELS, NOW, DetachedPartition, OutboxRow
 if TYPE_CHECKING:
     import redis
 
-#: Keys that are read or deleted with one command.
+#: Keys per Redis command.
 _KEYS: Final = 1000
-#: Archives are recognized by their column.
+#: The archives of a database, recognized by their column.
 _ARCHIVES: Final = """
 SELECT attrelid::regclass::text FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
 WHERE attname = 'archived_by_run' AND NOT attisdropped AND relkind IN ('r', 'p') AND NOT relispartition ORDER BY 1
 """
-#: SQLSTATE of objects that other objects depend on.
+#: SQLSTATE dependent_objects_still_exist.
 _NEEDED: Final = "2BP01"
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one database has.
+    """Content of one database.
 
     Attributes:
-      runs, undelivered: Rows of the history, and of the outbox; 0 without tables.
-      left: What stays, in words.
+      runs, undelivered: Number of runs in the history, and of rows in the outbox; 0 without tables.
+      left: Descriptions of the objects that are not removed.
     """
 
     database: str
@@ -63,22 +63,22 @@ class _Part:
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
-@json_option("Print JSON: what was removed, and what is left.")
+@json_option("Print JSON: what was removed, and what was not.")
 def uninstall(dry_run: bool, yes: bool) -> None:
     """Remove the library's tables and its keys in Redis, for good.
 
-    Shows what is lost and what stays, then asks for a confirmation. Lost are the history of runs, receipts of erasures,
-    overrides, leases, and messages that wait in the namespace. Not removed are archives, detached partitions, the
-    tables of "init --with-tables", the hash "pending_direct_uploads", and queues in RabbitMQ or in the broker of an
-    application.
+    Shows what is removed and what is not, then asks for a confirmation. Removes the history of runs, receipts of
+    erasures, overrides, leases, and messages in the queues of the namespace. Keeps archives, detached partitions, the
+    tables of "init --with-tables", the hash "pending_direct_uploads", and queues in RabbitMQ or in an application's
+    broker.
 
-    Stop all workers and schedulers first. Without --dry-run, the command refuses while one of them is alive, while a
-    run is in progress, or if Redis does not answer. It also refuses if a view or a table of yours is in the schema or
-    depends on it. Can be repeated after an interruption.
+    Stop all workers and schedulers first. Without --dry-run, the command fails while one of them is alive, while a run
+    is in progress, or if Redis does not answer. It also fails if the schema contains one of your own tables or views,
+    or if one depends on it. Can be repeated safely.
     """
     settings = load_settings()
     schema.use_database(settings)
-    # The messages may be on another server.
+    # The queues may be on another Redis server.
     urls = dict.fromkeys([settings.redis_url, settings.broker_url])
     clients = [redis_client(url) for url in urls if url and not url.startswith(AMQP)]
     if wants_json() and not (yes or dry_run):
@@ -100,13 +100,13 @@ def uninstall(dry_run: bool, yes: bool) -> None:
     if not wants_json():
         for each in parts:
             what = f"{counted(each.runs, 'run')}, {counted(each.undelivered, 'undelivered row')}"
-            say(f"database {each.database}, schema {each.schema}: {what if each.exists else 'is not there'}")
-        say(f"Redis, {settings.namespace}:*: {counted(keys, 'key')}, {counted(messages, 'message')} in queues")
+            say(f"database {each.database}, schema {each.schema}: {what if each.exists else 'does not exist'}")
+        say(f"Redis keys {settings.namespace}:*: {counted(keys, 'key')}, {counted(messages, 'message')} in queues")
         for line in left:
             say(f"stays: {line}")
     if not dry_run:
         if not yes:
-            confirm("Remove these tables and keys, which cannot be undone?", "nothing was removed")
+            confirm("This cannot be undone. Remove these tables and keys?", "nothing was removed")
         for name in database.by_name():
             _drop(name)
         for client in clients:
@@ -114,12 +114,12 @@ def uninstall(dry_run: bool, yes: bool) -> None:
                 with translate_redis_errors():
                     client.unlink(*some)
     if not print_as_json(result) and not dry_run:
-        say("removed; now: pip uninstall dramatiq-housekeeping")
+        say("removed; to remove the package: pip uninstall dramatiq-housekeeping")
 
 
 def _refuse_while_alive(settings: Settings) -> None:
     with database.using(MAIN), translate_postgres_errors():
-        # Those of `housekeeping serve` are in the ledger.
+        # The heartbeats of `housekeeping serve` are in the ledger.
         stores: list[HeartbeatStore] = [PostgresHeartbeats()] if schema.missing_statements()[0] else []
     if settings.redis_url is not None:
         stores.append(RedisHeartbeats(redis_client(settings.redis_url), settings.namespace))
@@ -139,7 +139,7 @@ def _refuse_while_alive(settings: Settings) -> None:
     if alive:
         raise Refused(
             f"still at work: {', '.join(alive[:10])}; stop all workers and schedulers. "
-            f"A process that was killed counts for {SILENCE.total_seconds():.0f} s. Nothing was removed"
+            f"A killed process counts as alive for {SILENCE.total_seconds():.0f} s. Nothing was removed"
         )
 
 
@@ -158,7 +158,7 @@ def _read(name: str) -> _Part:
 
 def _left_elsewhere(settings: Settings) -> list[str]:
     return [
-        "pending_direct_uploads in Redis, which is the application's",
+        "pending_direct_uploads in Redis, which belongs to the application",
         "tables of init --with-tables, database roles and their rights",
         *(["queues in RabbitMQ and their messages"] if settings.on_rabbitmq else []),
         "messages in the broker of an application that calls housekeeping.install",
@@ -167,14 +167,14 @@ def _left_elsewhere(settings: Settings) -> list[str]:
 
 def _keys(client: redis.Redis, namespace: str) -> Iterator[list[str]]:
     """Yield the keys of the namespace, up to a thousand at a time."""
-    # A namespace has no character with a meaning in a pattern.
+    # The namespace needs no escaping: it has no special characters of patterns.
     with translate_redis_errors():
         keys = sorted({text(each) for each in client.scan_iter(match=f"{namespace}:*", count=_KEYS)})
     yield from (keys[start : start + _KEYS] for start in range(0, len(keys), _KEYS))
 
 
 def _count(client: redis.Redis, namespace: str) -> tuple[int, int]:
-    """Return the numbers of keys, and of messages with dead letters."""
+    """Return the number of keys, and of messages including dead letters."""
     keys = messages = 0
     for some in _keys(client, namespace):
         keys += len(some)
@@ -187,7 +187,7 @@ def _count(client: redis.Redis, namespace: str) -> tuple[int, int]:
 
 
 def _drop(name: str) -> None:
-    """Drop the library's tables and the schema in one transaction. Objects of others prevent it."""
+    """Drop the library's tables and schema in one transaction; raise Refused if other objects depend on them."""
     models: tuple[Any, ...] = MODELS
     schema_name = models[0]._meta.schema
     tables = ", ".join(

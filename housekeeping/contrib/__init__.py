@@ -1,1 +1,1 @@
-"""Parts for other libraries. Each module needs the library that it is named for; nothing else imports it."""
+"""Integrations with other libraries. Each module requires the library in its name; no other module imports it."""

@@ -1,4 +1,4 @@
-"""Alembic: an operation that creates and upgrades the library's own tables, and what autogenerate leaves alone.
+"""Alembic operation that creates and upgrades the library's own tables, and filters for autogenerate.
 
 In a revision::
 
@@ -34,12 +34,12 @@ class UpgradeHousekeeping(MigrateOperation):
 
     @classmethod
     def upgrade_housekeeping(cls, operations: Operations, to: int, since: int = 0, schema: str = SCHEMA) -> None:
-        """Take the tables to a version. What ``housekeeping init`` has applied already is omitted.
+        """Upgrade the tables to a version. Skips what ``housekeeping init`` has already applied.
 
         Parameters:
           to: The new version.
-          since: Version that an earlier revision has created. Only the offline mode of Alembic, which has no
-            connection, depends on it.
+          since: Version that an earlier revision has created. Used only in Alembic's offline mode, which has no
+            connection.
           schema: By default ``HOUSEKEEPING_SCHEMA`` or "housekeeping".
 
         Raises:
@@ -59,10 +59,10 @@ def _upgrade(operations: Operations, operation: UpgradeHousekeeping) -> None:
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """Leave out the library's own tables; for ``env.py``."""
+    """Exclude the library's own tables from autogenerate; for ``env.py``."""
     return not (type_ == "schema" and name == SCHEMA)
 
 
 def include_object(object: Any, name: str | None, type_: str, reflected: bool, compare_to: object) -> bool:
-    """Leave out archives, which ``housekeeping init --with-archives`` creates, unless they have a model."""
+    """Exclude archives of ``housekeeping init --with-archives`` from autogenerate, unless they have a model."""
     return not (type_ == "table" and reflected and compare_to is None and "archived_by_run" in object.columns)

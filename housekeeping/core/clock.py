@@ -1,4 +1,4 @@
-"""Time: clocks and how far they differ, a run's time limit, and how long a command or page waits for a server.
+"""Clocks and their differences, the time limit of a run, and how long a command or page waits for a server.
 
 Clocks are passed as arguments, so that a test decides what time it is.
 """
@@ -230,8 +230,8 @@ class ClockSkew:
 
     Attributes:
       server_at: The server's time.
-      ahead: Least possible lead of this machine over the server; negative if it is behind.
-      server: What the server is called.
+      ahead: Minimum lead of this machine over the server; negative if the machine is behind.
+      server: Name of the server in texts.
     """
 
     server_at: datetime

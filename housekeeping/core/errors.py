@@ -70,7 +70,7 @@ class SchemaMissing(Refused):
 
 
 class ServerUnavailable(HousekeepingError):
-    """A server did not answer, so what it knows is unknown."""
+    """A server did not answer, so its state is unknown."""
 
     concerns_all = True
 
@@ -80,7 +80,7 @@ class DatabaseUnavailable(ServerUnavailable):
 
 
 class RedisUnavailable(ServerUnavailable):
-    """Redis did not answer, so the state of the lease or key is unknown."""
+    """Redis did not answer, so the state of leases and keys is unknown."""
 
 
 class BrokerUnavailable(ServerUnavailable):

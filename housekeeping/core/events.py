@@ -56,7 +56,7 @@ refs_deleted: Final[NamedSignal] = _events.signal("refs_deleted")
 
 
 class Event:
-    """Event announced with the changed rows of each batch, with these columns of each row.
+    """Event that announces the changed rows of each batch, with the given columns.
 
     ::
 

@@ -217,7 +217,7 @@ class SharedRedis:
         self.client, self._namespace = client, namespace
 
     def is_replaced(self, settings: Settings) -> bool:
-        """Return whether PostgreSQL is the only server: no URL of Redis or of a broker is set, and no client is shared.
+        """Return whether PostgreSQL is the only server: no Redis and no broker is configured, and no client is shared.
 
         Leases, ticks and heartbeats are then in the ledger of the database ``main``.
         """
@@ -259,7 +259,7 @@ def read_redis_clock(client: redis.Redis | None = None) -> ClockSkew:
     """Compare this machine's clock with that of Redis; one round trip.
 
     Parameters:
-      client: Default: the shared client.
+      client: By default the shared client.
 
     Raises:
       RedisUnavailable: When Redis does not answer.

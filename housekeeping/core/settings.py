@@ -449,7 +449,7 @@ class Settings(BaseModel):
     web_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
     #: Secret that logs in to the dashboard without the right to change anything.
     web_read_token: Annotated[str, TOKEN] | None = Field(default=None, repr=False)
-    #: Header in which a trusted proxy names the user, for the log of actions.
+    #: Header in which a trusted proxy names the user, for the action log.
     web_user_header: Annotated[str, HEADER] | None = None
     #: Addresses or networks of the proxies whose headers are read. None, because everyone on a trusted machine can send
     #: these headers.

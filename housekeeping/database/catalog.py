@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Constraints of a view, a foreign table or an inheritance parent do not hold for all of its rows.
 #: PostgreSQL 18 also sets attnotnull for a NOT NULL constraint that is NOT VALID.
-#: It begins with SELECT, so that no other statement checks the connection before.
+#: It begins with SELECT, so that the connection needs no check by another statement.
 _READ_TABLE: Final = """SELECT * FROM (WITH there AS (
     SELECT given.id, pg_class.relkind = 'r' AND NOT EXISTS (
         SELECT FROM pg_inherits WHERE inhparent = given.id
@@ -83,7 +83,7 @@ class Table:
 
 
 _lock: Final = threading.RLock()
-#: Changes of what is known here: a table was read, was not there, or was forgotten, or fields of a model have changed.
+#: Numbers of changes to this module's data: a table was read, missing or forgotten, or the fields of a model changed.
 _changes: Final = count(1)
 _last_change = 0
 #: Model -> its table, and the version of the table that was read.
@@ -113,8 +113,10 @@ def table_version(model: type[Model]) -> tuple[Any, ...]:
 
 
 def catalog_version() -> tuple[Any, ...]:
-    """Return a value that stays the same while nothing has changed that statements are built from besides declarations:
-    the tables as they were last read, and the fields of their models."""
+    """Return a value that changes with the known tables and the fields of their models.
+
+    Statements that were built with the same version and the same declaration are equal.
+    """
     return (database.obj, getattr(database.obj, "unknown_columns", 0), _last_change)
 
 

@@ -677,9 +677,9 @@ def shorten_time_limits(statement: timedelta, lock: timedelta | None = None) -> 
 
 
 def select_within(sql: str, params: Sequence[Any], statement: timedelta) -> list[tuple[Any, ...]]:
-    """Return the rows of a SELECT that has limits as in `time_limit`, in one round trip.
+    """Return the rows of a SELECT with the limits of `time_limit`, in one round trip.
 
-    Within a transaction, the limits stay for the rest of it.
+    Within a transaction, the limits apply until its end.
     """
     limits, values = _shortened(statement, None)
     rows: list[tuple[Any, ...]] = database.execute_sql(f"{limits}; {sql}", [*values, *params]).fetchall()

@@ -1,4 +1,4 @@
-"""Queries that are compiled to SQL once and executed many times on a thread's connection, and the times in them.
+"""Queries that are compiled to SQL once and executed many times, and the types of times in them.
 
 Each is executed in one round trip. `Recorder` says what a query uses, `explain` how PostgreSQL executes it.
 
@@ -175,7 +175,7 @@ class PreparedQuery:
     later batches need no parsing and planning.
 
     Attributes:
-      queries: The queries, or what was compiled from them.
+      queries: The queries, or their SQL with parameters.
     """
 
     def __init__(self, *queries: Query | _Sql) -> None:
@@ -224,14 +224,14 @@ class PreparedQuery:
         return [part.execute(name, values) for part, name in zip(self._parts, names, strict=True)]
 
 
-#: Types of the values that the library itself writes into statements. Any other value comes from a function of the
-#: application, or from what is known of the run.
+#: Types of values that the library itself writes into statements. Values of other types come from the application's
+#: functions or from the run.
 _OWN: Final = (NoneType, bool, int, str, _Number)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What functions of the application have put into statements: SQL, and the values in it."""
+    """SQL texts and values that functions of the application contribute to a statement."""
 
     texts: tuple[str, ...]
     values: tuple[Any, ...]
@@ -249,13 +249,13 @@ class Inputs:
 
 
 class StatementTexts:
-    """SQL of the statements of a declaration, which runs have compiled, for later runs with other values.
+    """Cache of the compiled statements of a declaration, which later runs execute with other values.
 
-    Compiling takes most of the time of a small run. The functions of the declaration are called in each run, and a text
-    is used again only if they return the same SQL, and if nothing else has changed (`catalog_version`).
+    Compiling takes most of the time of a small run. Each run calls the functions of the declaration. A cached statement
+    is used only if they return the same SQL as before, and if `catalog_version` is unchanged.
 
     Attributes:
-      checked: The `catalog_version` with which the stages were last compared with their tables; None before.
+      checked: The `catalog_version` at the last comparison of the stages with their tables; None before the first.
     """
 
     checked: Any = None
@@ -267,7 +267,7 @@ class StatementTexts:
         """Return the statement with the values of these inputs.
 
         Parameters:
-          form: Which statement it is: all it depends on besides the inputs and the catalog.
+          form: Key of the statement: everything it depends on, except for the inputs and the catalog.
           make: Builds its queries.
         """
         version = catalog_version()
@@ -280,10 +280,10 @@ class StatementTexts:
 
 
 class _Text:
-    """SQL of a statement, and which of its values are those of its inputs.
+    """SQL of a statement, with the positions of its input values.
 
-    A value of the inputs is found by its equal. Only types that the library itself does not write are unmistakable,
-    such as a time. For another value of one of the other types, the statement is compiled again.
+    The positions are found by comparing values. This is safe only for types that the library itself does not write,
+    such as times. If an input of another type changes, the statement is compiled again.
     """
 
     def __init__(self, inputs: Inputs, parts: Sequence[_Sql]) -> None:
@@ -296,13 +296,13 @@ class _Text:
         ]
 
     def filled(self, inputs: Inputs) -> list[_Sql] | None:
-        """Return the SQL with the values of these inputs; None if they may stand elsewhere, or change the text."""
+        """Return the SQL with the values of these inputs; None if their positions are ambiguous or the SQL differs."""
         if inputs.texts != self._inputs.texts or any(None in each.values() for each in self._places):
             return None
         values: dict[Any, Any] = {}
         for before, value in zip(self._known, inputs.values, strict=True):
             now = _known(value)
-            # Two inputs that were equal may stand in each other's place.
+            # Inputs that were equal before cannot be told apart.
             if values.setdefault(before, now) != now or (before != now and before[0] in _OWN):
                 return None
         return [

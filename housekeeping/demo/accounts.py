@@ -1,6 +1,6 @@
-"""Custom sweep of the demo, imported by its processes: closed accounts, deleted with all that depends on them.
+"""Custom sweep of the demo, imported by its processes: deletes closed accounts with all their dependents.
 
-One customer, whose account is open, asks to be erased: `erase` requests it, and the worker process executes it.
+`erase` requests the erasure of a customer whose account is open, and the worker process executes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSED: Final = 200
 PURCHASES: Final = 10  # of each account
 ITEMS: Final = 10  # of each purchase
 WITH_INVOICE: Final = 5  # closed accounts that their invoice keeps
-ERASED: Final = ACCOUNTS  # the customer; with an invoice, too
+ERASED: Final = ACCOUNTS  # id of the erased customer, who has an invoice
 
 _SEED: Final = """
 CREATE TABLE account (id bigint PRIMARY KEY, closed_at timestamptz, email text);
@@ -105,7 +105,7 @@ def seed(folder: Path) -> str:
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Return the settings of the scene: the module of the sweep, and a secret for erasures."""
+    """Return the settings of the scene: this module, and a secret for erasures."""
     return {"SWEEPS": __name__, "ERASURE_KEY": secrets.token_urlsafe(32)}
 
 
@@ -116,10 +116,10 @@ def count() -> dict[str, int]:
 
 
 def erase() -> int:
-    """Request the erasure of the customer, and return its number."""
+    """Request the erasure of the customer; return the id of the erasure."""
     return request_erasure(customer.name, ERASED, reason="demo")
 
 
 def erased(number: int) -> Erasure | None:
-    """Return an erasure that has ended; None before."""
+    """Return the erasure with this id; None while it has not ended."""
     return Erasure.get_or_none((Erasure.id == number) & Erasure.ended_at.is_null(False))

@@ -200,10 +200,10 @@ def _print_undecided(stage: Stage) -> None:
 
 
 def _erase_one(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Erase a customer, and show what became of the rows.
+    """Erase a customer and print what happened to the rows.
 
     Raises:
-      HousekeepingError: When the erasure does not end as done, or a process ends.
+      HousekeepingError: If the erasure fails or is incomplete, or a process ends.
     """
     number = accounts.erase()
     _wait(stage, processes, lambda: accounts.erased(number) is not None)
@@ -425,7 +425,7 @@ def _ending_on_signals(exit_code: int) -> Iterator[threading.Event]:
     try:
         yield stop_requested
     except BaseException as error:
-        # The signal may have interrupted a call that ends with an error of its own, such as one of a connection.
+        # The signal may have interrupted a call, which then raises its own error, such as a connection error.
         if not stop_requested.is_set() or isinstance(error, EmbeddedServerError):
             raise
         click.echo("\nended; servers stopped, everything removed")

@@ -60,8 +60,8 @@ def _defaults(settings: Settings) -> Finding:
 
 
 def examine_alone(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Yield findings about an installation whose only server is PostgreSQL."""
-    text = "none is configured: leases, ticks and heartbeats are in the database; housekeeping serve runs the workers"
+    """Yield findings about an installation without Redis."""
+    text = "not configured: leases, ticks and heartbeats are in the database; housekeeping serve runs the workers"
     yield Finding("fine", "redis", "connection", text)
     yield from _processes(settings, sweeps, {})
 
@@ -156,7 +156,7 @@ def other_server() -> str | None:
     """Return why the server cannot be used although it speaks PostgreSQL's protocol; None for PostgreSQL.
 
     Raises:
-      peewee.PeeweeException: If the server cannot be asked.
+      peewee.PeeweeException: If the server cannot be read.
     """
     (version,) = _row("SELECT version()")
     name = next((name for mark, name in _OTHERS.items() if mark in version), None)

@@ -1,4 +1,4 @@
-"""Checks of the tables of workers and erasures: they exist, are whole, and have their columns, rights and archives."""
+"""Checks of the tables of workers and erasures: existence, columns, rights, constraints, partitions and archives."""
 
 from __future__ import annotations
 
@@ -98,16 +98,16 @@ def needed_rights(settings: Settings, workers: Container[str] | None = None) -> 
       workers: The names of the workers of one database; by default all.
 
     They include the rights that a family declares and those of its sweeps' statements, such as subqueries of a
-    predicate or the tables that a user's own action changes. `rights_of_dependents` has those on dependents.
+    predicate or the tables that a custom action changes. `rights_of_dependents` returns the rights on dependents.
     """
     found = families(settings) if workers is None else families_of(settings, workers)
     return {table: rights for family in found for table, (_, rights) in tables_of(family, settings).items()}
 
 
 def rights_of_dependents(settings: Settings) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Return the rights that sweeps need on dependents and their archives, and what cannot be known.
+    """Return the rights that sweeps need on dependents and their archives, and the reasons why some are unknown.
 
-    Only tables of the current database are named. The dependents of a sweep may be in other databases than its own.
+    Only rights in the current database are returned. Dependents of a sweep may be in other databases.
     """
     found: dict[str, dict[str, None]] = {}
     unknown: list[str] = []
@@ -132,7 +132,7 @@ def rights_of_dependents(settings: Settings) -> tuple[dict[str, tuple[str, ...]]
 
 
 def rights_of_subjects(settings: Settings) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Return the rights that erasures and exports need on tables of the current database, and what cannot be known.
+    """Return the rights that erasures and exports need in the current database, and the reasons why some are unknown.
 
     Raises:
       peewee.PeeweeException: A catalog cannot be read.
@@ -367,7 +367,8 @@ def _dropped(sweep: Sweep, stage: PartitionStage, now: datetime, sweeps: Collect
         )
         yield Finding("warning", sweep.name, _PARTITIONS, text)
     if warning := stage.table.warning(now):
-        yield Finding("warning", sweep.name, _PARTITIONS, warning, "create the next partitions, such as by pg_partman")
+        way_out = "create the next partitions, for example with pg_partman"
+        yield Finding("warning", sweep.name, _PARTITIONS, warning, way_out)
 
 
 def examine_tables(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -443,8 +444,7 @@ def _vacuum(worker: str, name: str, table: str) -> Iterator[Finding]:
             yield Finding("warning", worker, f"autovacuum on {name}", *state.problem)
 
 
-#: Whether no two rows of a table can have the same value in a column. Unique values of an expression of this column
-#: alone, such as lower(email), mean the same.
+#: Whether a column is unique: by an index on it, or on an expression of it alone such as lower(email).
 _IS_UNIQUE: Final = """
 SELECT EXISTS (
     SELECT FROM pg_class JOIN pg_index ON indrelid = pg_class.oid
@@ -458,7 +458,7 @@ SELECT EXISTS (
     ))
 )
 """
-#: Whether the current role may create temporary tables, which count the rows of a subject.
+#: Whether the current role may create temporary tables, which are needed to count the rows of a subject.
 MAY_COUNT: Final = """
 SELECT has_database_privilege(current_database(), 'TEMPORARY'), quote_ident(current_database()),
     quote_ident(current_user)
@@ -468,7 +468,7 @@ SELECT has_database_privilege(current_database(), 'TEMPORARY'), quote_ident(curr
 def examine_subjects(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
     """Yield findings about the secret of erasures, and about the tables, rights and object stores of each `Subject`.
 
-    An erasure checks the same before its first change, but then a legal deadline may already be running.
+    An erasure checks the same before its first change. By then, a legal deadline may already be running.
     """
     try:
         subjects = subjects_of(settings)
@@ -487,7 +487,7 @@ def _secret_of_erasures(settings: Settings) -> Finding:
     subject = "HOUSEKEEPING_ERASURE_KEY"
     if settings.erasure_key is None:
         way_out = f"set {subject} to the output of: openssl rand -base64 32"
-        return Finding("error", _SUBJECTS, subject, "is not set, so that every erasure is refused", way_out)
+        return Finding("error", _SUBJECTS, subject, "is not set, so every erasure is refused", way_out)
     try:
         erasures.require_known_secrets(settings.erasure_key)
     except SettingsError as error:
@@ -516,7 +516,7 @@ def _subject(settings: Settings, subject: Subject, sweeps: Iterable[Sweep]) -> I
         with database.using(subject.database):
             (is_unique,) = database.execute_sql(_IS_UNIQUE, {"table": root, "column": subject.by}).fetchone()
         if not is_unique:
-            text = f"{root} has no unique index on {subject.by}, its `by`: a key that several rows have is refused"
+            text = f"{root} has no unique index on {subject.by}, its `by`: keys that match several rows are refused"
             way_out = f"CREATE UNIQUE INDEX ON {root} ({quoted(subject.by)}), or name a unique column in `by`"
             yield Finding("warning", _SUBJECTS, subject.name, text, way_out)
     for each in (*cut_links(reach, sweeps), *stored_views(reach)):
@@ -532,5 +532,5 @@ def _subject(settings: Settings, subject: Subject, sweeps: Iterable[Sweep]) -> I
         store = settings.object_stores.get(location)
         if store is None or not store.enabled:
             way_out = "add it, or enable it"
-            text = f"HOUSEKEEPING_OBJECT_STORES has no location {location!r}, so that its erasure is refused"
+            text = f"HOUSEKEEPING_OBJECT_STORES has no location {location!r}, so its erasure is refused"
             yield Finding("error", _SUBJECTS, subject.name, text, way_out)

@@ -123,7 +123,7 @@ class Commit:
           ends_run: Whether the run ends as done if the batch is not full.
           all_stages: All stages, this one last, if the batch is to find out whether no stale rows are left. The batch
             begins at the front of its stage. Otherwise empty.
-          look: Called before the commit, which then is a statement of its own, with the batch's locks held.
+          look: Called before the commit, while the batch holds its locks. The commit is then a separate statement.
 
         Raises:
           peewee.DataError: The run or its lease was taken over, or a picked row was not changed. Nothing was changed;

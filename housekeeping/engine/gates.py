@@ -269,7 +269,7 @@ class LeaseGate:
         holder = f"run {lease.run_label}, {lease.holder}," if lease.run_id is not None else lease.holder
         since = "" if lease.held_for_s is None else f" for {format_duration(lease.held_for_s)}"
         if lease.remaining_s is None:
-            return Check("lease", "none", f"the lease {key} was lost by {holder} and a run now fences that run off")
+            return Check("lease", "none", f"{holder} has lost the lease {key}; the next run fences that run off")
         if lease.worker == worker and runs.holder_is_gone(worker, key, lease.token):
             return Check("lease", "none", f"{holder} held the lease {key} and is dead; a run takes it over")
         ends = f"It ends with its holder, at the latest {format_duration(lease.remaining_s)} after that dies"
@@ -348,7 +348,7 @@ class QueueGate:
     """Whether a run that is sent now starts at once. A run that examines gates has started.
 
     Attributes:
-      processes: The workers and schedulers by their heartbeats; unknown before `examine`, and if Redis does not answer.
+      processes: The workers and schedulers by their heartbeats; unknown before `examine`, and if they cannot be read.
     """
 
     queue: str
@@ -359,7 +359,7 @@ class QueueGate:
     def examine(self) -> Check:
         settings, queue = self.settings, self.queue
         if shared_redis.is_replaced(settings):
-            return self._examine_processes("no queue is needed")
+            return self._examine_processes("runs need no queue")
         try:
             lengths = queue_lengths(settings, [queue])[queue]
         except (RedisUnavailable, BrokerUnavailable, SettingsError) as error:
@@ -378,7 +378,7 @@ class QueueGate:
             text = f"{self.processes.full.rstrip('.')}. No run can be sent or received"
             return Check("queue", "waits", text, runs.NOT_SENT)
         if not self.processes.known:
-            return Check("queue", "unknown", f"{messages}; whether a worker serves it is unknown: Redis did not answer")
+            return Check("queue", "unknown", f"{messages}; no heartbeats could be read, so its workers are unknown")
         if (no_worker := no_living_worker(self.processes, queue)) is not None:
             return Check("queue", "waits", f"{messages}, but {no_worker}", "no_worker")
         serving = [each.heartbeat for each in self.processes.serving(queue) if each.alive]
@@ -389,7 +389,7 @@ class QueueGate:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleGate:
-    """Whether the database is well now. The run looks before each batch."""
+    """Check whether the database is overloaded now. A run repeats it before each batch."""
 
     sweep: Sweep
     stages: Sequence[Stage]

@@ -127,7 +127,7 @@ class RowGuard:
 
     Parameters:
       confirmed: An operator has confirmed that the run may process any number of rows.
-      begun: The run's row, which has `RunStart.predicate`; None if no run has begun.
+      begun: Start of the run, with `RunStart.predicate`; None if no run has begun.
 
     Attributes:
       worker: The worker, with its argument, as the command line takes it.

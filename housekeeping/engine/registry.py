@@ -244,7 +244,7 @@ class FamilySetup:
         A family whose tables have vanished since its last successful run is broken, and not without a setup: None.
 
         Raises:
-          peewee.PeeweeException: When the database cannot be asked.
+          peewee.PeeweeException: If the database cannot be read.
         """
         text = self._family.unconfigured() if self._family.unconfigured is not None else None
         if text is None:
@@ -402,7 +402,7 @@ def register(broker: Broker, sweep: Sweep) -> Actor[..., None]:
 
 
 def time_limit_of(sweep: Sweep) -> timedelta:
-    """Return the time after which a run that hangs is interrupted. A run ends by itself long before."""
+    """Return the time after which a hanging run is interrupted. It is far above the run's own time limit."""
     return 2 * sweep.limits.runtime + timedelta(minutes=1)
 
 

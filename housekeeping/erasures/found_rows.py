@@ -44,7 +44,7 @@ class FoundRows:
     """Rows that belong to a subject; valid within the block of `found_rows`.
 
     Attributes:
-      branches: The links that are followed.
+      branches: The followed links.
       numbers: Number of rows by link, in the order of the graph; None is the subject's row. A row is counted once.
     """
 

@@ -2,8 +2,8 @@
 
 `read_reach` reads the graph of cascades (`sweeps.dependents`). A cascade ends at rows that it keeps; here rows that are
 kept lead on to their own dependents. Links that lead back, towards the subject, do not: replies to a comment that is
-kept are not the subject's. `cut_links` says which sweeps leave rows of the subject to which no link leads any more,
-`stored_views` which materialized views have copies of its rows.
+kept are not the subject's. `cut_links` finds sweeps that cut the links to rows of the subject, and
+`stored_views` materialized views with copies of its rows.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ class Reach:
         return Graph(table[1], tuple(links), table[0], 0, self.model_of(table))
 
     def kept_by(self, table: Table) -> list[Branch]:
-        """Return the links to rows of a table that are the subject's and stay as they are."""
+        """Return the links to rows of a table that belong to the subject and are kept unchanged."""
         kept = [each for each in self.branches if each.table == table and not (each.deletes or each.values)]
         return [each for each in kept if not self.returns(each)]
 
     def returns(self, branch: Branch) -> bool:
-        """Return whether a link refers to its own table, or to one that depends on it."""
+        """Return whether a link leads back: its parent is its own table, or depends on it."""
         above, waiting = {branch.parent}, [branch.parent]
         while waiting:
             at = waiting.pop()
@@ -145,7 +145,7 @@ class Reach:
         return branch.table in above
 
     def is_found_afterwards(self, branch: Branch) -> bool:
-        """Return whether the rows of a link are still found once the erasure has changed those that they refer to."""
+        """Return whether the rows of a link can still be found after the erasure has changed their parents."""
         return branch.parent == self.root or all(
             not (each.deletes or each.releases) and self.is_found_afterwards(each) for each in self.into(branch.parent)
         )
@@ -216,7 +216,7 @@ def read_reach(subject: Subject, *, checks_rights: bool = True) -> Reach:
 
 
 def refuse_unknown_columns(subject: Subject) -> None:
-    """Refuse a subject whose `by` or objects name a column that its table, in the current database, does not have.
+    """Refuse a subject whose `by` or objects name a missing column of its table, in the current database.
 
     Raises:
       DependentsRefused: There is no such column.
@@ -332,8 +332,8 @@ class _Decider:
     def _miss(self, link: Link) -> None:
         """Note that a link has no decision.
 
-        Delete() is no advice for a link of a table to itself, or for a further link of a table that another link has
-        decided: it would delete rows of others, such as replies.
+        Delete() is not suggested for a link of a table to itself, or for a further link of a table with a decision. It
+        would delete rows of others, such as replies.
         """
         own = (link.database, link.table)
         links = [each for each in self._graph.links if (each.database, each.table) == own]
@@ -345,7 +345,7 @@ class _Decider:
             self._note_missing(link.name if trees else link.table, link, "Delete()")
 
     def _releasing(self, link: Link) -> str:
-        """Return the decision by which rows stay, and refer to none of the subject's if their columns can be NULL."""
+        """Return the suggested decision that keeps the rows, without their link if its column can be NULL."""
         columns = self._reader.facts_of(link).columns
         free = next((each for each in link.columns if not columns[each].not_null), None)
         return 'Keep("why")' if free is None else f"Anonymise({free}=None)"
@@ -393,7 +393,7 @@ class _Decider:
 
 
 def _as_cascaded(branch: Branch) -> Link:
-    """Return a link with the decision of a cascade that needs the same rights."""
+    """Return the link with the decision of a cascade that needs the same rights."""
     if branch.values:
         return replace(branch.link, decision="clear", cleared=tuple(branch.values))
     return replace(branch.link, decision="delete" if branch.deletes else "keep")
@@ -491,18 +491,19 @@ def _as_text(table: str, name: str, value: Any, sql_type: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NotReached:
-    """Rows of a subject that an erasure leaves, because a sweep has cut their link or a materialized view stores them.
+    """Rows of a subject that an erasure does not reach: a sweep has cut their link, or a materialized view stores them.
 
     Attributes:
-      text: Names the view, or the sweep, the table and the columns.
-      way_out: What to do so that nothing of the subject is left in these rows.
+      text: Description with the view, or with the sweep, the table and the columns.
+      way_out: How to remove or anonymise these rows.
     """
 
     text: str
     way_out: str
 
 
-#: Views that read tables, through other views and partitions as well. A view depends on what it reads by its rule.
+#: Materialized views that read the given tables or their partitions, also through other views. pg_depend has what the
+#: rule of a view reads.
 _STORED_VIEWS: Final = """
 WITH RECURSIVE reading (id, depth) AS (
     (SELECT id, 0 FROM unnest(%s::oid[]) AS given (id)
@@ -520,7 +521,7 @@ GROUP BY id ORDER BY max(depth), 1
 def stored_views(reach: Reach) -> list[NotReached]:
     """Return the materialized views that read tables which an erasure changes, in an order to refresh them.
 
-    A table that only a function of the view reads does not count.
+    Tables that only a function of the view reads are not detected.
 
     Raises:
       peewee.PeeweeException: A database does not answer.
@@ -532,16 +533,16 @@ def stored_views(reach: Reach) -> list[NotReached]:
             ids = list(read_named(changed).values())
             rows: Any = database.execute_sql(_STORED_VIEWS, (ids, ids)).fetchall()
         for (name,) in rows:
-            text = f"the materialized view {name} has erased rows until it is refreshed"
+            text = f"the materialized view {name} keeps erased rows until it is refreshed"
             found.append(NotReached(text, f"REFRESH MATERIALIZED VIEW {name}"))
     return found
 
 
 def cut_links(reach: Reach, sweeps: Iterable[Sweep]) -> list[NotReached]:
-    """Return the links to a subject that enabled sweeps cut, by writing their columns or deleting what they refer to.
+    """Return the links to a subject that enabled sweeps cut, by writing their columns or deleting their parents.
 
-    A link does not count if the sweep itself changes the rows, and what depends on them, as an erasure would. Only the
-    statements count, not raw SQL within them, nor which rows they change.
+    A link is left out if the sweep changes its rows, and their dependents, as an erasure would. Raw SQL within the
+    statements, and which rows they change, are not considered.
 
     Raises:
       peewee.PeeweeException: A database does not answer.
@@ -555,13 +556,13 @@ def cut_links(reach: Reach, sweeps: Iterable[Sweep]) -> list[NotReached]:
                 except Exception as error:
                     if is_unavailable(error):
                         raise
-                    continue  # its runs fail likewise
+                    continue  # runs of the sweep fail with the same error
             found += [cut for branch in reach.branches if (cut := changes.cut(sweep.name, branch)) is not None]
     return found
 
 
 class _Changes:
-    """What the statements of a sweep change in the tables of a subject."""
+    """Changes that the statements of a sweep make to the tables of a subject."""
 
     def __init__(self, reach: Reach, of_database: str, stages: Iterable[Stage]) -> None:
         self._reach = reach
@@ -594,7 +595,7 @@ class _Changes:
         self._deleted = {names.get(ids.get(each[1], 0), each) if each[0] == of_database else each for each in deleted}
 
     def cut(self, sweep: str, branch: Branch) -> NotReached | None:
-        """Return that the sweep cuts a link, unless it leaves nothing of the subject in the rows."""
+        """Return the link if the sweep cuts it and leaves data of the subject in its rows; otherwise None."""
         link = branch.link
         written = sorted(self._written.get(branch.table, set()) & set(link.columns))
         is_orphaned = link.on_delete is None and branch.parent in self._deleted and branch.table not in self._deleted
@@ -614,7 +615,7 @@ class _Changes:
         return NotReached(f"{text}; erasures no longer find these rows", way_out)
 
     def _does_all(self, branch: Branch) -> bool:
-        """Return whether the sweep changes the rows of a link, and what depends on them, as an erasure would."""
+        """Return whether the sweep changes the rows of a link, and their dependents, as an erasure would."""
         if branch.deletes:
             return branch.table in self._deleted
         known = self._written.get(branch.table, set()) | set(branch.link.columns)

@@ -199,7 +199,7 @@ class Conditions:
         return int(row[0])
 
     def kept(self, table: Table, limit: int) -> int | None:
-        """Count the subject's rows that stay as they are, up to a limit; None if they cannot be found any more."""
+        """Count the subject's rows that are kept unchanged, up to a limit; None if they can no longer be found."""
         branches = self.reach.kept_by(table)
         if not all(self.reach.is_found_afterwards(each) for each in branches):
             return None
@@ -236,7 +236,7 @@ def _source(branch: Branch) -> str:
 
 
 def rows_with_places(table: str, where: str | None = None) -> str:
-    """Return the rows of a table as ``t`` in a FROM clause, with their places."""
+    """Return a FROM item ``t``: the rows of a table with their tableoid and ctid."""
     condition = "" if where is None else f" WHERE ({escaped(where)})"
     places = "tableoid AS housekeeping_table, ctid AS housekeeping_row"
     return f"(SELECT *, {places} FROM {escaped(table)}{condition}) AS t"
@@ -367,7 +367,7 @@ def error_text(error: BaseException) -> str:
     diagnosis = getattr(origin, "diag", None)
     named = [getattr(diagnosis, name, None) for name in ("constraint_name", "table_name", "column_name")]
     code = getattr(origin, "pgcode", None)
-    if code == _NO_RIGHT:  # the message names the table alone
+    if code == _NO_RIGHT:  # the message names only the table, no values
         return str(diagnosis.message_primary) if diagnosis is not None else code
     return ", ".join(each for each in (code, *named) if each) or type(error).__name__
 

@@ -143,7 +143,7 @@ class Erasing:
 
     @property
     def identifying(self) -> set[str]:
-        """Values of the subject's row by which it is found."""
+        """Values in the subject's row that identify the subject."""
         return {value for row in self.versions for value in row.values() if value is not None}
 
     def objects(self, settings: Settings) -> list[tuple[ObjectStore, str]]:
@@ -170,9 +170,9 @@ class Erasing:
         return found
 
     def kept_rows(self) -> dict[str, int | None]:
-        """Return by table how many rows are kept as they are, counted up to `COUNTED`; None if that is unknown.
+        """Return the number of rows that are kept unchanged by table, counted up to `COUNTED`; None if it is unknown.
 
-        It is unknown if the erasure has changed the link of the rows that they refer to.
+        It is unknown if the erasure has changed the parents of the rows, so that their link is lost.
         """
         self._conditions = Conditions(self.reach, self.versions)
         found: dict[str, int | None] = {}
@@ -223,7 +223,7 @@ class Erasing:
         return None
 
     def unconfirmed(self) -> str | None:
-        """Return why it needs a confirmation, which is that it would change much of a table; None if it needs none."""
+        """Return which table it would change much of, so that it needs a confirmation; None if it needs none."""
         kind = self.subject.name
         changed = [each for each in self.reach.tables if self.reach.may_be_changed(each)]
         for name, tables in groupby(sorted(changed, key=itemgetter(0)), itemgetter(0)):
@@ -459,7 +459,7 @@ class _Execution:
         return is_fine
 
     def _run(self, sweep: Sweep, place: int) -> RunResult:
-        # An ended run is not repeated: what it left, by its time limit or in an earlier delivery, needs a new part.
+        # An ended run is not repeated. The rows that it has left get a run with a new message id.
         ended = erasures.count_ended_runs(self._number, self._worker, sweep.database)
         with _part_of_message(f"{place}.{ended}"):
             return run_sweep(sweep, noted={erasures.OF_ERASURE: self._number}, stopping=self._stopping)

@@ -34,7 +34,7 @@ class Help:
 ALERTS: Final = {
     "unavailable": Help(
         "No answer",
-        "A database, Redis or the broker does not answer. What it knows cannot be read; alerts that it explains are "
+        "A database, Redis or the broker does not answer. Its data is unknown; alerts that it explains are "
         "counted with it.",
         "Start the server or repair the network to it. The text has the error. Runs wait or fail, and are retried.",
     ),
@@ -215,8 +215,8 @@ class Active(dict[AlertKey, Alert]):
     """Active alerts by key, in the order in which they are shown.
 
     Attributes:
-      outages: The keys of those of servers other than PostgreSQL, which every alert is compared with.
-      places: The place of each key in the order.
+      outages: Keys of the alerts about servers other than PostgreSQL, which may explain any other alert.
+      places: Position of each key in the order.
     """
 
     def __init__(self, alerts: Iterable[Alert]) -> None:

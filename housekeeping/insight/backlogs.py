@@ -189,8 +189,9 @@ _TIME_LIMIT: Final = timedelta(seconds=1)
 def hint_of(stage: Stage, now: datetime) -> str | None:
     """Return a hint about the partitions of the table; None if there is none.
 
-    For a plain `Delete`, which whole partitions could be dropped instead of their rows. For a stage that drops
-    partitions and has read them, that none follows the current one. Requires a transaction, and leaves it usable.
+    For a plain `Delete`, the hint names partitions that could be dropped instead of deleting their rows. For a stage
+    that drops partitions and has read them, it warns if no partition follows the current one. Requires a transaction,
+    and leaves it usable.
     """
     if isinstance(stage, PartitionStage):
         return stage.table.warning(now)

@@ -85,15 +85,15 @@ class ErasureRecord:
 
     @property
     def kept_rows(self) -> dict[str, int | None]:
-        """How many rows were kept as they are, by table; None if that is unknown."""
+        """Number of rows that were kept unchanged, by table; None if it is unknown."""
         if self.proof is None:
             return {}
         found: dict[str, int | None] | None = self.proof.get("kept")
-        # Earlier receipts have no numbers.
+        # Receipts of earlier versions have no numbers.
         return dict.fromkeys(name for name in self.kept if name not in self.counts) if found is None else found
 
     def counts_in_words(self, table: str) -> str:
-        """What became of the rows of a table: ``deleted 12, anonymised 3``."""
+        """Counts of a table for display: ``deleted 12, anonymised 3``."""
         counts, kept = self.counts.get(table), self.kept_rows.get(table, 0)
         shown = [f"{name} {number:,}" for name, number in (counts or {}).items() if number]
         shown += ["kept, number unknown"] if kept is None else [f"kept {_at_least(kept)}"] if kept else []
@@ -147,7 +147,7 @@ class ErasurePlan:
       calls: Names of the functions of other systems.
       outside: What the erasure does not reach.
       held: Which sweep holds a row of the subject, so that the erasure would be refused; None if none does.
-      unconfirmed: Why it needs a confirmation, which is that it would change much of a table; None if it needs none.
+      unconfirmed: Which table it would change much of, so that it needs a confirmation; None if it needs none.
     """
 
     subject: str

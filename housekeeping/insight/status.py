@@ -350,7 +350,7 @@ class Snapshot:
       leases_complete: False if Redis is unavailable and only the database's leases are included.
       unavailable: The servers that do not answer, by `Unavailable.server`.
       clocks: Differences between this machine's clock and those of the databases that answered, by their names.
-      processes: Workers and schedulers by their heartbeats; unknown if Redis does not answer or rejects writes.
+      processes: Workers and schedulers by their heartbeats; unknown if these cannot be read, or Redis rejects writes.
       alerts: All active alerts, the gravest first. What could not be read keeps the alerts that it had.
       progress: Progress of the last run of each worker where it is open.
       late_erasures: Erasures that are not done in time; None if the database ``main`` could not be read.

@@ -1,8 +1,8 @@
-"""Background evaluation of the installation, by one worker or scheduler process every half minute, and the webhook.
+"""Background evaluation of the installation, by one of its processes every half minute, and the alert webhook.
 
 The process evaluates the alerts and exports the metrics of the whole installation: queues, pauses, open runs and full
-servers. Each process also records once, after it has booted, what has changed since the previous boot of any process.
-The beginning and the end of each alert are sent by POST to the receiver in the settings.
+servers. Each process also records once, after its start, what has changed since the last start of any process. The
+begin and the end of each alert are sent by POST to the receiver in the settings.
 
 The stored alerts are the queue. Each row says which of its two events the receiver has accepted, so an event outlives
 the process that has raised it. A sender claims an event by a statement that also schedules its next attempt. Of two
@@ -51,7 +51,7 @@ logger = named_logger(__name__)
 
 #: Settings that may differ between the processes of one installation.
 _OF_PROCESS: Final = frozenset({"log_format", "log_level", "metrics_host", "metrics_port", "scheduler_metrics_port"})
-#: Settings whose values are not shown. That one of them has changed is not seen.
+#: Settings whose values are masked, so that changes of them are not recorded.
 _HIDDEN: Final = frozenset(
     {
         "sentry_dsn",
@@ -63,7 +63,7 @@ _HIDDEN: Final = frozenset(
         "web_read_token",
     }
 )
-#: Options of a store may be secret whatever their names.
+#: Options of a store may be secret, whatever their names are.
 _LEFT_OUT: Final = {"object_stores": {"__all__": {"options"}}}
 _STATES: Final = ("waiting", "delayed", "dead")
 
@@ -83,7 +83,7 @@ class InstallationWatch:
         """Read the installation, unless another process has done so within half a minute.
 
         Raises:
-          DatabaseUnavailable: The database ``main`` does not answer. What was exported becomes unknown.
+          DatabaseUnavailable: The database ``main`` does not answer. The exported metrics become NaN.
         """
         self._record_deployment()
         try:
@@ -107,7 +107,7 @@ class InstallationWatch:
             logger.debug("The deployment is not recorded", error=error_line(error))
 
     def _export(self, found: Snapshot | None) -> None:
-        """Export what was read; what could not be read is NaN, as a gauge cannot be taken back."""
+        """Export the metrics. Values that could not be read are NaN, because a gauge cannot be removed."""
         for queue in {sweep.queue for sweep in self._sweeps.values()}:
             lengths = found.queues.get(queue) if found and found.read_at.get("queues") == found.at else None
             for state, number in zip(_STATES, _numbers(lengths), strict=True):
@@ -130,7 +130,7 @@ class InstallationWatch:
 
 
 def deployed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[str, str]:
-    """Return what this process consists of, by name: versions, masked settings and digests of declarations."""
+    """Return the configuration of this process by name: versions, masked settings and digests of declarations."""
     found = {"housekeeping": housekeeping.__version__, **_versions(settings.sweeps)}
     for field, value in settings.model_dump(mode="json", exclude_defaults=True, exclude=_LEFT_OUT).items():
         if field not in _OF_PROCESS:
@@ -141,7 +141,7 @@ def deployed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[str, str]:
 
 
 def _versions(modules: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed distributions that have these modules."""
+    """Return the versions of the installed distributions that provide these modules."""
     packages = importlib.metadata.packages_distributions() if modules else {}
     names = {name for module in modules for name in packages.get(module.partition(".")[0], ())}
     return {name: importlib.metadata.version(name) for name in names}
@@ -150,7 +150,7 @@ def _versions(modules: Iterable[str]) -> dict[str, str]:
 def _digest(sweep: Sweep) -> str:
     try:
         predicate = fingerprint(sweep, stages_of(sweep))
-    except Exception:  # a predicate may raise anything, and a run shows it
+    except Exception:  # a predicate may raise anything; its run reports the error
         predicate = "unknown"
     parts = (predicate, sweep.schedule, sweep.queue, sweep.enabled, str(sweep.limits.runtime))
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:12]

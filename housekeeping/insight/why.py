@@ -44,8 +44,8 @@ REASONS: Final = {
     "already_done": "the message was completed earlier and delivered again",
     "tick_already_sent": "another scheduler had sent this tick",
     "no_scheduler": "no scheduler ran: is the process `housekeeping scheduler` alive?",
-    "servers_unavailable": "a scheduler ran, but Redis or the broker did not answer. The latest missed tick was sent "
-    "when they did, unless HOUSEKEEPING_CATCH_UP is none",
+    "servers_unavailable": "a scheduler ran, but a server that it needs did not answer. The latest missed tick was "
+    "sent when it did, unless HOUSEKEEPING_CATCH_UP is none",
     "out_of_time": "it reached its time limit; the next run continues",
     "limit": "it reached its limit of records; the next run continues",
     "stopped": "USER stopped it after its batch; the next run resumes where it stopped",
@@ -175,7 +175,7 @@ _ORIGINS: Final = {
     "parent": "another worker's run enqueued it",
 }
 
-#: Whether a scheduler has sent a tick's message, by what Redis has stored; None if unknown.
+#: Returns whether a scheduler has sent a tick, by the stored ticks; None if that is unknown.
 WasSent = Callable[[datetime], bool | None]
 
 
@@ -284,8 +284,8 @@ def _without_a_row(
         return "waiting", f"it was sent, {f'but {no_worker}' if no_worker else _NOT_TAKEN}"
     if now - tick < _SOON and processes.known and no_scheduler is None:
         return "waiting", "it is being sent, or its message waits in the queue; look again in a minute"
-    of_redis = ": Redis has no record of it" if processes.known else ""
-    known = "no scheduler has sent it" if sent is False else f"whether it was sent is unknown{of_redis}"
+    no_record = ": it is not stored" if processes.known else ""
+    known = "no scheduler has sent it" if sent is False else f"whether it was sent is unknown{no_record}"
     made_up = f" {_MADE_UP}" if sent is False or no_scheduler else ""
     found = f"{known}. {_scheduler_then(processes, tick)}. {_ledger_then(sweep.name, tick)}.{made_up}"
     return "unknown" if sent is None else "not_sent", found
@@ -294,7 +294,7 @@ def _without_a_row(
 def _scheduler_then(processes: Processes, tick: datetime) -> str:
     """Return whether a scheduler was alive at a tick, as far as the heartbeats tell."""
     if not processes.known:
-        return "Redis did not answer, so that nothing is known of the schedulers"
+        return "The heartbeats could not be read, so it is unknown whether a scheduler was alive"
     for each in processes.schedulers:
         if each.started_at <= tick and (each.alive or tick <= each.heartbeat_at):
             last = "and is alive" if each.alive else f"its last heartbeat was {each.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC"

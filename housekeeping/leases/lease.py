@@ -1,10 +1,9 @@
 """Exclusive leases: named locks with an owner and a ttl, which expire if their holder dies.
 
-Redis decides who may begin, or PostgreSQL where that is the only server. A fencing token, called epoch, decides within
-the transaction itself who may still commit. It is a number in PostgreSQL that increases with each holder that fences.
-Such a holder gets its epoch before it begins. Other holders ask the database nothing for it. An actor checks its lease
-by `housekeeping.fence`. A run of a sweep checks its epoch in the statement of each batch, see
-`ledger.runs.advance_cte`.
+Redis decides who may begin; PostgreSQL does if it is the only server. A fencing token, called epoch, decides within the
+transaction who may still commit. It is a number in PostgreSQL that increases with each holder of a fenced lease, who
+gets it before beginning. Leases without fencing need no epoch. An actor checks its lease by `housekeeping.fence`. A run
+of a sweep checks its epoch in the statement of each batch, see `ledger.runs.advance_cte`.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ class ExclusiveLease:
     Parameters:
       key: Its name, shared with actors' ``exclusive_lease={"key": ...}``.
       ttl: Time until the lease of a dead holder expires; at least 3 s.
-      client: A Redis client or `LeaseStore`; by default the installed application's Redis, or the database if that is
+      client: A Redis client or `LeaseStore`; by default the Redis of the installed application, or PostgreSQL if it is
         the only server.
       retries: Number of retries of `with` while the lease has another holder.
       sleep: Seconds between the tries, or a callable of the number of tries so far.
@@ -230,8 +229,8 @@ class ExclusiveLease:
           LeaseLost: If the database took so long that the lease expired.
           DatabaseUnavailable, SchemaMissing, peewee.PeeweeException: If PostgreSQL issued no epoch to a fenced lease,
             for example because a transaction of the last holder does not end. The lease is released.
-          RedisUnavailable, DatabaseUnavailable: If the store did not answer. The lease may stay, unused, until its ttl
-            expires.
+          RedisUnavailable, DatabaseUnavailable: If the store did not answer. The lease may stay without a holder until
+            its ttl expires.
         """
         token = self.request()
         return token if self.answered(token, self._store.obtain(self.key, token, self.ttl)) else None
@@ -272,7 +271,7 @@ class ExclusiveLease:
             raise LeaseLost(f"lease {self.key!r} expired while its epoch was issued")
 
     def _release_or_warn(self) -> bool:
-        """Release the lease; return False if it was lost. One that is still stored expires by itself."""
+        """Release the lease; return False if it was lost. Log a warning if the store does not answer."""
         try:
             return self.cancel()
         except ServerUnavailable as error:

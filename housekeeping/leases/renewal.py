@@ -1,4 +1,4 @@
-"""Storage of leases in Redis or PostgreSQL, and background renewal of keys that expire there.
+"""Choice of the lease store, leases in Redis, and background renewal of leases and keys.
 
 Leases, deduplication keys and marks of running messages are renewed by the same threads, which act on all renewals of
 the process when they are due. Each operation on a lease is one round trip.
@@ -43,7 +43,7 @@ SHORTEST_TTL: Final = timedelta(seconds=3)
 #: Part of the ttl by which a holder gives up before the server expires its key.
 _MARGIN: Final = 0.1
 _FINISH_EVERY_S: Final = 1.0
-_PAGE: Final = 1000  # keys a round trip
+_PAGE: Final = 1000  # keys per round trip
 
 #: Clock that continues while the machine is suspended, as the server's does. It is looked up at each reading, so that a
 #: simulator can replace it here.
@@ -367,7 +367,7 @@ class RedisLeaseStore:
                     answers = iter(pipeline.execute(raise_on_error=False))
                 for name, token, left in zip(page, answers, answers, strict=True):
                     if isinstance(token, redis.ResponseError) and str(token).startswith("WRONGTYPE"):
-                        continue  # not a lease of this library; the others are still listed
+                        continue  # not a lease of this library; list the others
                     for answer in (token, left):
                         if isinstance(answer, redis.RedisError):
                             raise answer
@@ -379,7 +379,7 @@ class RedisLeaseStore:
 
 
 def lease_store(settings: Settings) -> LeaseStore:
-    """Return the store of an installation's leases: Redis, or the database if that is the only server.
+    """Return the lease store of an installation: Redis, or PostgreSQL if it is the only server.
 
     Raises:
       SettingsError: Neither is configured.
@@ -390,7 +390,7 @@ def lease_store(settings: Settings) -> LeaseStore:
 
 
 def shared_lease_store() -> LeaseStore:
-    """Return the store that this process's leases use by default: that of the installed application or the settings.
+    """Return the default lease store of this process: that of the installed application, or of the settings.
 
     Raises:
       SettingsError: None is configured, or a setting is wrong.

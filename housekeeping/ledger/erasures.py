@@ -220,16 +220,16 @@ def dead_in(number: int, worker: str, of_database: str) -> timedelta | None:
         return found
 
 
-#: Characters of a value from which it is looked for in the ledger. Shorter ones are in most texts.
+#: Minimum characters of a value that is searched for in the ledger. Most texts contain shorter ones by chance.
 _LEAST: Final = 4
 
 
 def forget_rows(number: int, worker: str, databases: Iterable[str], values: Iterable[str] = ()) -> None:
-    """Remove from the runs of an erasure what may identify rows.
+    """Remove data from the runs of an erasure that may identify rows.
 
     Parameters:
-      values: What identifies the subject. It is removed from ended runs of all workers, too: cursors, errors, and keys
-        of rows that were rejected or blocked. A run that continues without a cursor begins at the front.
+      values: Values that identify the subject. They are also removed from ended runs of all workers: from cursors,
+        errors, and keys of rejected or blocked rows. A run that resumes without a cursor begins at the front.
     """
     wanted = [re.escape(each) for each in values if len(each) >= _LEAST]
     pattern = f"(?<![[:alnum:]_])({'|'.join(wanted)})(?![[:alnum:]_])"

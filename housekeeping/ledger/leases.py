@@ -152,7 +152,7 @@ class LeaseStore(Protocol):
 class PostgresLeaseStore:
     """Leases as rows of the database ``main``, by its clock, for an installation without Redis.
 
-    Each operation is one statement, and commits at once. A thread that had no connection closes its own again.
+    Each operation is one statement that commits at once. It closes the connection if it has opened it.
     """
 
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
@@ -160,7 +160,7 @@ class PostgresLeaseStore:
         is_free = (HeldLeaseRow.expires_at <= NOW) | (HeldLeaseRow.holder == EXCLUDED.holder)
         taking = HeldLeaseRow.insert(given).on_conflict(
             conflict_target=[HeldLeaseRow.key],
-            # The time is taken again, because the statement may have waited for the row.
+            # Not the inserted time, because the statement may have waited for the row.
             update={HeldLeaseRow.holder: EXCLUDED.holder, HeldLeaseRow.expires_at: NOW + ttl},
             where=is_free,
         )
@@ -168,7 +168,7 @@ class PostgresLeaseStore:
             for (holder,) in _in_main(taking.returning(HeldLeaseRow.holder)):
                 return str(holder)
             if (owner := self.owner(key)) is not None:
-                return owner  # otherwise it was released between the two statements
+                return owner  # if it is None, the lease was released between the two statements
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:
         renewed = HeldLeaseRow.update(expires_at=NOW + ttl).where(_is_held(key) & (HeldLeaseRow.holder == token))
@@ -269,7 +269,7 @@ class HeldLease:
 
 
 def held_leases(store: LeaseStore | None, only: str | None = None) -> list[HeldLease]:
-    """Return the held leases, and those that the store lost while their run is open, by key.
+    """Return the held leases, and leases that the store lost while their run is open, sorted by key.
 
     Parameters:
       store: None to read only the runs in the databases, if one is configured.
@@ -289,7 +289,7 @@ def held_leases(store: LeaseStore | None, only: str | None = None) -> list[HeldL
 
 
 def _in_store(key: str, token: str, left: timedelta, known: HeldLease | None) -> HeldLease:
-    """Return the lease in the store, with what the database knows of the same holder."""
+    """Return a lease of the store, completed with what the database has about the same holder."""
     lease = known if known is not None and known.token == token else HeldLease.of(key, token)
     return replace(lease, remaining_s=max(0.0, round(left.total_seconds(), 3)))
 

@@ -7,8 +7,8 @@ from typing import Final
 #: Applied in order, each once, in one transaction. A released migration is never changed.
 MIGRATIONS: Final = (
     # Pages of runs are ordered by start. Frequent outcomes and triggers need no index of their own: reading on from the
-    # last run of the page before finds them soon. `runs_began` is for the status and for the begin of a run: a paused
-    # worker has a skipped run for every tick, and they look past all of these (see `NEWEST_FIRST`).
+    # last run of the page before finds them soon. The status and the begin of a run use `runs_began` (`NEWEST_FIRST`)
+    # to avoid reading skipped runs, of which a paused worker has one for every tick.
     """
     CREATE TABLE {schema}.runs (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

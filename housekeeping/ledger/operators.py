@@ -137,7 +137,7 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
 
 
 def record_deployment(state: Mapping[str, str], user: str) -> None:
-    """Record in the log of actions what differs from the last process of the installation that booted.
+    """Record in the action log what differs from the last process of the installation that booted.
 
     Of processes that boot at the same time with the same difference one records it. The first process of an
     installation records nothing, as there is nothing to compare with.

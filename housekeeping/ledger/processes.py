@@ -153,9 +153,9 @@ class Processes:
 
     Attributes:
       every: All of them, also stopped ones, the last heartbeat first.
-      known: Whether the heartbeats could be read, and can be written.
-      full: Why Redis takes no heartbeats; None if it does, or did not answer.
-      alone: Whether PostgreSQL is the only server, so that one process is worker and scheduler.
+      known: Whether the heartbeats could be read, and the server accepts new ones.
+      full: Why Redis rejects heartbeats; None if it accepts them, or did not answer.
+      alone: Whether PostgreSQL is the only server, so that each process is worker and scheduler.
     """
 
     every: tuple[Process, ...] = ()
@@ -211,7 +211,7 @@ class Processes:
         return [each for each in self.every if each.heartbeat.kind == "worker" and queue in each.heartbeat.queues]
 
 
-#: The heartbeats were not read.
+#: Result if the heartbeats could not be read.
 UNKNOWN: Final = Processes(known=False)
 
 
@@ -232,7 +232,7 @@ class HeartbeatStore(Protocol):
         """Write a process's heartbeat, and remove entries that are a day old."""
 
     def read(self) -> LastHeartbeats:
-        """Return the newest heartbeats; invalid entries are passed over."""
+        """Return the newest heartbeats; invalid entries are skipped."""
 
     def reason_full(self) -> str | None:
         """Return why the server rejects writes although it answers; None if it accepts them, or is unavailable."""
@@ -273,7 +273,10 @@ class RedisHeartbeats:
 
 
 class PostgresHeartbeats:
-    """Heartbeats in the database ``main``. By them a process keeps its ticks; by its last one it returns them."""
+    """Heartbeats in the database ``main``.
+
+    A heartbeat also keeps the ticks of its process from becoming due for others; the last one releases them.
+    """
 
     server: ClassVar[str] = "PostgreSQL"
 
@@ -287,7 +290,7 @@ class PostgresHeartbeats:
             kept = {"holder": None, "due_at": NOW} if heartbeat.stopped else {"due_at": NOW + SILENCE}
             TickRow.update(**kept).where(TickRow.holder == process_id).execute()
             ProcessRow.delete().where(ProcessRow.at < NOW - KEPT_FOR).execute()
-            # The lease of a dead holder that nothing has acquired again.
+            # Leases of dead holders that no other holder has acquired.
             HeldLeaseRow.delete().where(HeldLeaseRow.expires_at < NOW - KEPT_FOR).execute()
 
     def read(self) -> LastHeartbeats:
@@ -300,7 +303,7 @@ class PostgresHeartbeats:
             return found
 
     def reason_full(self) -> str | None:
-        return None  # the databases are examined by themselves
+        return None  # full databases are detected elsewhere
 
 
 def heartbeat_store(settings: Settings) -> HeartbeatStore | None:
@@ -315,7 +318,7 @@ def read_processes(store: HeartbeatStore | None, now: datetime) -> Processes:
     """Read the heartbeats. Never raises.
 
     Parameters:
-      store: None: there is none.
+      store: None if none is configured; the processes are then unknown.
     """
     if store is None:
         return UNKNOWN
@@ -324,7 +327,7 @@ def read_processes(store: HeartbeatStore | None, now: datetime) -> Processes:
     try:
         last = store.read()
     except (ServerUnavailable, PeeweeException):
-        return UNKNOWN  # the caller reads more of that server and reports it as unavailable
+        return UNKNOWN  # other reads of the caller report the server as unavailable
     every = [Process(heartbeat, now - timedelta(seconds=age_s), age_s) for age_s, heartbeat in last.values()]
     alone = isinstance(store, PostgresHeartbeats)
     return Processes(tuple(sorted(every, key=lambda each: each.age_s)), alone=alone)

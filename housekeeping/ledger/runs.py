@@ -307,7 +307,7 @@ def last_predicate(worker: str) -> tuple[str, bool] | None:
 
 
 def _predicates(worker: Any, put: Callable[..., Any] | None = None) -> Any:
-    """Return the query of `last_predicate`, with both values put into one column by a function, if any is given."""
+    """Return the query of `last_predicate`; `put` combines both values into one column."""
     found = fn.JSONB_EXTRACT_PATH_TEXT(Run.counts, PREDICATE)
     columns = (found, Run.started_at > NOW - timedelta(days=1))
     rows = Run.select(*columns if put is None else [put(*columns)])
@@ -409,7 +409,7 @@ class RunStart:
       rejected: Whether an earlier run of the worker with the same argument has left rejected rows.
       rejected_until: Where the last such run ended.
       heartbeat_at: The row's first heartbeat, as PostgreSQL writes it.
-      predicate: As `last_predicate`; None if it was not read.
+      predicate: Result of `last_predicate`; None if it was not read.
     """
 
     run_id: int
@@ -483,7 +483,7 @@ def begin(
     )
 
 
-#: Text that `begin` casts to a boolean in order to fail, so that nothing of it is committed.
+#: Invalid boolean that the last statement of `begin` casts in order to fail, so that nothing is committed.
 _DONE: Final = "housekeeping: already done"
 #: Compiled statements of `begin`.
 _begins: Final = QueryCache()
@@ -492,11 +492,11 @@ _begins: Final = QueryCache()
 def _beginning(
     has_message: bool, has_lease: bool, resume: Resume, reads_predicate: bool, resumes: int | None = None
 ) -> Iterator[Query]:
-    """Yield the statements of `begin`, with the parameters in the first line."""
+    """Yield the statements of `begin`. Their parameters are numbered as in the first line."""
     worker, message_id, locked, tick, trigger, subject, key, token, counts, host, pid = map(Parameter, range(11))
     done: Any = SQL("false")
     if has_message:
-        # So that two deliveries cannot both begin.
+        # Locked, so that two deliveries cannot both begin.
         yield Select(columns=[_lock(locked)])
         done = fn.EXISTS(_completed(message_id))
     yield closing_dead_runs(worker, message_id if has_message else None)
@@ -505,7 +505,7 @@ def _beginning(
         # waits for a holder that is committing its last batch and may end as done.
         yield epoch_query(key, token)
     if resumes is not None:
-        # Locked, so that of two processes that resume it at the same time the second one sees the first.
+        # Locked, so that if two processes resume it at the same time, the second one sees the run of the first.
         yield Run.select(Run.id).where(Run.id == resumes).for_update()
         done = fn.EXISTS(_resuming(resumes))
         cursor: Any = Run.select(Run.cursor).where(Run.id == resumes)
@@ -514,7 +514,7 @@ def _beginning(
     else:
         last = _history(worker, Run.id).limit(1)
         cursor = Run.select(Run.cursor).where((Run.id == last) & _is_cut_off(resume))
-    # Only now: the first statements have waited for an earlier attempt that was committing its last batch.
+    # After the first statements, which have waited for an earlier attempt that was committing its last batch.
     past = fn.JSONB_BUILD_ARRAY(Run.outcome, Run.reason, Run.cursor, Run.counts)
     yield Run.insert(
         started_at=NOW,
@@ -575,13 +575,13 @@ def _history(worker: Any, *columns: Any) -> Any:
 
 
 def _rejections(worker: Any, subject: Any) -> tuple[Any, Any]:
-    """Return SQL that tells whether rows of the subject are rejected, and SQL for where the last such run ended."""
+    """Return SQL for whether rows of the subject are rejected, and SQL for the position of the last such run's end."""
     rejected = Rejection.select(Rejection.position).where((Rejection.worker == worker) & (Rejection.subject == subject))
     return fn.EXISTS(rejected), rejected.order_by(Rejection.last_at.desc()).limit(1)
 
 
 def _is_cut_off(resume: Resume) -> Expression:
-    """Return the condition that the next run resumes a run."""
+    """Return the condition of runs that the next run resumes."""
     interrupted: Expression = Run.outcome.in_(("lost", "lost_lease", "failed"))
     cut_off = Run.outcome == "partial"
     if resume != "cut_short":
@@ -624,7 +624,7 @@ def _process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
-#: Reasons of missed ticks: no scheduler ran, or one ran and could not reach Redis or the broker.
+#: Reasons of missed ticks: no scheduler ran, or one ran and could not reach a server that it needs.
 NO_SCHEDULER: Final = "no_scheduler"
 NOT_SENT: Final = "servers_unavailable"
 _MAX_COUNTED: Final = 600_000  # missed ticks of one gap: more than a year of minutes, counted within a second

@@ -96,8 +96,8 @@ class Run(BaseModel):
         schema = "housekeeping"
 
 
-#: Order of the runs of a worker that began, newest first. Only their index has it: for `id` PostgreSQL may take the
-#: primary key, and read the rows of all workers.
+#: Order of a worker's runs, newest first, which only the index `runs_began` has. If ordered by `id`, PostgreSQL may use
+#: the primary key and read the rows of all workers.
 NEWEST_FIRST: Final = NodeList((SQL("-"), Run.id))
 
 
@@ -121,7 +121,7 @@ class LeaseRow(BaseModel):
 class HeldLeaseRow(BaseModel):
     """Holder of a lease, in an installation without Redis.
 
-    Not in `LeaseRow`: a batch locks that row until its end, and a renewal would wait for it.
+    It is not in `LeaseRow`, because a batch locks that row until its end, and a renewal would wait for it.
     """
 
     key = TextField(primary_key=True)
@@ -137,11 +137,11 @@ class TickRow(BaseModel):
     """Sent tick of a worker, in an installation without Redis; the latest ones, and those that have not ended.
 
     Attributes:
-      holder: Process that runs it; NULL for none.
-      due_at: When a process may run it: a retry after its delay, and one with a holder once that holder sends no more
-        heartbeats. NULL once it has ended.
-      attempts: How often a process has begun it.
-      retries: How often it has failed.
+      holder: Process that runs it; NULL if there is none.
+      due_at: Time from which a process may run it: for a retry, the end of its delay; with a holder, the time at which
+        the holder counts as dead. NULL once the tick has ended.
+      attempts: Number of attempts that have begun.
+      retries: Number of attempts that have failed.
     """
 
     worker = TextField()
@@ -375,7 +375,7 @@ class Erasure(BaseModel):
       confirmed: Whether an operator has confirmed that it may change much of a table.
       counts: Rows by table: ``{"comment": {"deleted": 12}}``; ``objects`` and ``calls`` are counted likewise.
       kept: Reasons by table whose rows are kept.
-      proof: What was asked at the end: ``{"passes": 1, "left": {"comment": 0}, "kept": {"invoice": 2}}``.
+      proof: Result of the final check: ``{"passes": 1, "left": {"comment": 0}, "kept": {"invoice": 2}}``.
       outside: What the erasure could not reach, such as backups and other systems, as texts.
       error: Why it was refused, failed or is incomplete, without anything that identifies the subject.
     """
@@ -445,12 +445,12 @@ def use_schema(name: str) -> None:
 
 
 def statements(name: str, since: int = 0, to: int | None = None) -> list[str]:
-    """Return the statements that take the tables from a version to another one. They belong in one transaction.
+    """Return the statements that upgrade the tables from one version to another. Execute them in one transaction.
 
     Parameters:
       name: The schema.
-      since: Version that the tables have; 0 before they exist.
-      to: Version that they get; None for that of this release.
+      since: Current version of the tables; 0 if they do not exist.
+      to: New version of the tables; None for that of this release.
     """
     from housekeeping.ledger.migrations import MIGRATIONS
 
@@ -458,7 +458,7 @@ def statements(name: str, since: int = 0, to: int | None = None) -> list[str]:
         raise ValueError(
             f"there is no version {to} since {since}; this release has the versions 1 to {len(MIGRATIONS)}"
         )
-    schema = f'"{name}"'  # a name that the settings allow may be a reserved word
+    schema = f'"{name}"'  # quoted, because the settings allow reserved words
     found = []
     if since == 0:
         found.append(f"CREATE SCHEMA IF NOT EXISTS {schema}")
@@ -471,7 +471,7 @@ def statements(name: str, since: int = 0, to: int | None = None) -> list[str]:
 
 
 def missing_statements() -> tuple[int, list[str]]:
-    """Return the version of the current database's tables, 0 without tables, and the `statements` that they lack."""
+    """Return the version of the tables in the current database, 0 without tables, and the missing `statements`."""
     name: Any = Run._meta.schema
     version = version_of(name, lambda query: database.execute_sql(query).fetchone()[0])
     return version, statements(name, version)

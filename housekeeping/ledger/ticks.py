@@ -1,8 +1,8 @@
 """Ticks of an installation without Redis: which were sent, and which process runs them.
 
-They are in the database ``main``. A sent tick is a row, due at once. A process takes it, keeps it by its heartbeats,
-and ends it after the run. The tick of a dead process is due again. The run's own ledger decides that its work is done
-once: the message id is made of worker and tick, and the next attempt closes the row of the one before.
+The database ``main`` has a row for each sent tick, which is due at once. A process takes the tick, keeps it as long as
+it sends heartbeats, and ends it after the run. The tick of a dead process becomes due again. The ledger ensures that
+its work is done once: all attempts have the same message id, and each attempt closes the row of the previous one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class TakenTick(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What became of a worker's latest tick.
+    """Result of sending a worker's latest tick.
 
     Attributes:
-      reason: Why it will not run: ``deduplicated``, or None if it will.
-      missed: The missed ticks before it that were recorded, or with it.
+      is_sent: Whether it will run.
+      reason: ``deduplicated`` if it is skipped because an earlier tick still waits; otherwise None.
+      missed: Number of missed ticks that were recorded. Includes this one if it is neither sent nor skipped.
       missed_reason: Why they were missed.
     """
 
@@ -49,7 +50,7 @@ class Sent(NamedTuple):
 
 
 def last_sent() -> dict[str, datetime]:
-    """Return the last tick of each worker."""
+    """Return the last stored tick of each worker."""
     with database.using(MAIN):
         rows: Any = TickRow.select(TickRow.worker, fn.MAX(TickRow.tick)).group_by(TickRow.worker).tuples()
         return dict(rows)
@@ -58,13 +59,13 @@ def last_sent() -> dict[str, datetime]:
 def send(
     worker: str, cron: Cron, now: datetime, *, place: str = MAIN, catch_up: bool, unsent_since: datetime | None = None
 ) -> Sent | None:
-    """Send the worker's latest tick unless that has been done, and record the missed ticks before it; None if not new.
+    """Send the worker's latest tick and record the missed ticks before it; None if it was already sent or recorded.
 
     Parameters:
       now: The database's time.
       place: The database with the worker's ledger.
       catch_up: Whether to send a tick whose minute has passed.
-      unsent_since: Since when this process could not send ticks.
+      unsent_since: Time since which this process could not send ticks; None if it could.
     """
     tick = cron.latest(now)
     with database.using(MAIN), database.atomic():
@@ -98,7 +99,7 @@ def send(
 
 
 def _last(worker: str, tick: datetime, place: str) -> datetime | None:
-    """Return the worker's last tick up to this one, here or in its ledger, which has those of an earlier scheduler."""
+    """Return the worker's last tick up to this one. Its ledger has the ticks that a scheduler with Redis has sent."""
     sent = TickRow.select(fn.MAX(TickRow.tick)).where(TickRow.worker == worker).scalar()
     with database.using(place):
         recorded = runs.last_tick(worker, tick + MINUTE)
@@ -106,20 +107,20 @@ def _last(worker: str, tick: datetime, place: str) -> datetime | None:
 
 
 def _waits(worker: str) -> bool:
-    """Return whether a tick of the worker waits for its first run."""
+    """Return whether a tick of the worker still waits for its first run."""
     waits = (TickRow.worker == worker) & TickRow.due_at.is_null(False) & (TickRow.attempts == 0)
     return bool(TickRow.select(TickRow.worker).where(waits).exists())
 
 
 def remember(worker: str, tick: datetime) -> None:
-    """Let the worker's schedule begin after this tick."""
+    """Store the tick without sending it, so that the worker's schedule begins with the next one."""
     with database.using(MAIN), database.atomic():
         given = {"worker": worker, "tick": tick, "message_id": message_id_of(worker, tick)}
         TickRow.insert(**given).on_conflict_ignore().execute()
 
 
 def take(holder: str, workers: Collection[str], most: int) -> list[TakenTick]:
-    """Take ticks that are due, the longest waiting first, for a process that keeps them by its heartbeats."""
+    """Take due ticks for a process, the longest waiting first. It keeps them as long as it sends heartbeats."""
     with database.using(MAIN), database.atomic():
         due: Any = (
             TickRow.select(TickRow.worker, TickRow.tick)
@@ -140,15 +141,15 @@ def _take(holder: str, worker: str, tick: datetime) -> Iterable[TakenTick]:
 
 
 def end(holder: str, taken: TakenTick, again_in: timedelta | None, *, failed: bool) -> None:
-    """End a tick that the process still has, or let it run again after a delay."""
-    ours = (TickRow.worker == taken.worker) & (TickRow.tick == taken.tick) & (TickRow.holder == holder)
+    """End a tick, or let it run again after a delay. Does nothing if another process has taken it."""
+    own = (TickRow.worker == taken.worker) & (TickRow.tick == taken.tick) & (TickRow.holder == holder)
     due_at = None if again_in is None else NOW + again_in
     with database.using(MAIN), database.atomic():
-        TickRow.update(holder=None, due_at=due_at, retries=taken.retries + failed).where(ours).execute()
+        TickRow.update(holder=None, due_at=due_at, retries=taken.retries + failed).where(own).execute()
 
 
 def was_sent(worker: str, tick: datetime) -> bool | None:
-    """Return whether the tick was sent; None if that is no longer known."""
+    """Return whether the tick was sent; None if it is older than all stored ticks."""
     with database.using(MAIN):
         rows: Any = TickRow.select(TickRow.tick).where(TickRow.worker == worker).tuples()
         known = [at for (at,) in rows]

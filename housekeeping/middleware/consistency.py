@@ -1,8 +1,8 @@
 """Data consistency: a message reads from a replica that has caught up with its sender, or from the primary.
 
 The position in the primary's write-ahead log (WAL) is read when a message is sent, and the message carries it. At its
-first read a replica is chosen that has replayed it. `read_database` is the public server to read from. Worker threads
-have one database connection each, clean at the start of every message.
+first read, a replica is chosen that has replayed this position. `read_database` returns the database to read from.
+Worker threads have one database connection each, clean at the start of every message.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ _routing: Final[ContextVar[dict[str, ReadRouting]]] = ContextVar("read_routing",
 
 
 def routing_of(name: str) -> ReadRouting | None:
-    """Return where the current message reads the database; None: not chosen for any message."""
+    """Return the routing of the current message for the database; None if it has none."""
     return _routing.get().get(name)
 
 
@@ -311,7 +311,7 @@ def primary_named(name: str) -> Database:
     return databases[name]
 
 
-#: After a failure, a server is not asked again for this time, and no further warning is logged.
+#: Time for which a server is not used after a failure, and no further warning is logged.
 RETRY_AFTER: Final = timedelta(minutes=1)
 #: Neither a sender nor a message may wait as long for a position or a replica as a run may wait for its batch.
 _TIMEOUTS: Final = {"connect_timeout": "2", "tcp_user_timeout": "5000"}

@@ -490,7 +490,7 @@ class Admission(Middleware):
             try:
                 retry_redis(end)
             except RedisUnavailable as error:
-                logger.warning("End of a message could not be recorded, tried again", error=str(error))
+                logger.warning("End of a message could not be recorded; retrying", error=str(error))
                 # Without it, the keys would stop the worker's next messages until they expire.
                 name = f"the end of message {message.message_id}"
                 renewals.finish_later(name, lambda: retry_redis(end, tries=1), _FINISH_WITHIN)
@@ -513,7 +513,7 @@ class Admission(Middleware):
 
 def _when_available(end: Callable[[], None]) -> None:
     """Record the end of a message as soon as Redis answers. This thread gets no other message before that."""
-    retry_until_available(end, "End of a message could not be recorded, tried again")
+    retry_until_available(end, "End of a message could not be recorded; retrying")
 
 
 def _ends_as_done(broker: Broker, message: MessageProxy, delivery: Delivery, refusal: MiddlewareError) -> bool:

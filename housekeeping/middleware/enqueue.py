@@ -226,7 +226,7 @@ class EnqueuePath:
                 raise
             self._schedule.unsent()
             logger.error(
-                "Tick could not be sent, tried again in a minute", worker=message.actor_name, error=error_line(error)
+                "Tick could not be sent; retrying in a minute", worker=message.actor_name, error=error_line(error)
             )
             return message
         if isinstance(sent, SkipEnqueue):

@@ -227,7 +227,7 @@ def has_dependents(message: Message[Any] | MessageProxy) -> bool:
 
 
 def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
-    """Return the tick of a message; None if no schedule sent it."""
+    """Return the tick of a message; None if it was not sent by a schedule."""
     tick = message.options.get("tick")
     try:
         return datetime.fromisoformat(tick) if isinstance(tick, str) else None
@@ -236,7 +236,7 @@ def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
 
 
 def sent_by_scheduler(message: Message[Any]) -> bool:
-    """Return whether this message comes directly from periodiq and is no retry."""
+    """Return whether this message comes directly from periodiq and is not a retry."""
     return "scheduled_at" in message.options and "tick" not in message.options
 
 

@@ -279,7 +279,7 @@ class Sender:
         """Evaluate the alerts until the process stops, also while no page or command reads them."""
         failing = False
         while not self._stopping.wait(WATCHED.total_seconds()):
-            failing = _fails(watch, "PostgreSQL", "Alerts cannot be evaluated, tried again", failing)
+            failing = _fails(watch, "PostgreSQL", "Alerts cannot be evaluated; retrying", failing)
             close_databases()  # a connection used every few seconds need not stay open
 
     def stop(self) -> None:
@@ -293,7 +293,7 @@ class Sender:
             stopped = self._stopping.is_set()
             write = functools.partial(self._write, stopped)
             server, before = self._store.server, failing
-            failing = _fails(write, server, "Heartbeats cannot be sent, tried again", failing)
+            failing = _fails(write, server, "Heartbeats cannot be sent; retrying", failing)
             if before and not failing:
                 logger.info("Heartbeats are sent again")
             if not stopped:
@@ -325,7 +325,7 @@ class Sender:
 
 
 def _fails(step: Callable[[], None], server: str, trouble: str, failed_before: bool) -> bool:
-    """Return whether the step fails, and export that its server is unavailable; only a first failure is logged."""
+    """Run the step and export whether its server is available; return whether it failed. Log only the first failure."""
     try:
         step()
     except Exception as error:

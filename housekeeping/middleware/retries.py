@@ -156,7 +156,7 @@ def retry_until_available(step: Callable[[], T], event: str) -> T:
 def enqueue_reliably(broker: Broker, message: Message[Any] | MessageProxy, delay: int | None = None) -> None:
     """Enqueue a message, trying again until the broker answers."""
     # The same message each time: a new one would count as a duplicate of the first attempt's.
-    retry_until_available(lambda: broker.enqueue(message, delay=delay), "Message cannot be enqueued yet, tried again")  # type: ignore[arg-type]
+    retry_until_available(lambda: broker.enqueue(message, delay=delay), "Message cannot be enqueued yet; retrying")  # type: ignore[arg-type]
 
 
 def _wait(event: str, reason: str) -> None:
@@ -269,7 +269,7 @@ class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
         if exception is not None or message.failed or not (group and callbacks):
             return
         if retry_until_available(
-            lambda: self._is_last(group, message.message_id), "Group member cannot be counted yet, tried again"
+            lambda: self._is_last(group, message.message_id), "Group member cannot be counted yet; retrying"
         ):
             for callback in callbacks:
                 broker.enqueue(Message(**callback))

@@ -1,9 +1,9 @@
 """Schedules: actors that run at ticks, each tick with at most one message and exactly one outcome.
 
-Once a minute, when periodiq asks, `Schedule` decides whether an actor's latest tick is sent. `TickStore` claims it, and
-records in Redis that it was missed or belongs to the one message that may run. Ticks that start no run, such as skipped
-and missed ones, have rows in the ledger, which `TickRecorder` writes; rows that cannot be written are kept. Runs of
-sweeps write their own rows.
+Once a minute, when called by periodiq, `Schedule` decides whether to send an actor's latest tick. `TickStore` claims
+it, and records in Redis that it was missed, or which message may run. `TickRecorder` writes the ledger rows of ticks
+that start no run, such as skipped and missed ones, and keeps rows that cannot be written yet. Runs of sweeps write
+their own rows.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Schedule(Middleware):
                 due = self._is_due(name, cron, now)
         except Exception as error:
             self._unavailable_at, self._went_well = now, False
-            logger.error("Ticks could not be checked, tried again in a minute", worker=name, error=error_line(error))
+            logger.error("Ticks could not be checked; retrying in a minute", worker=name, error=error_line(error))
             return False
         if not due:
             self._unsent_since.pop(name, None)

@@ -259,7 +259,7 @@ class Delete:
         """Return the action that moves all columns which the table has now.
 
         Raises:
-          peewee.PeeweeException: When the database cannot be asked.
+          peewee.PeeweeException: If the database cannot be read.
         """
         if self.archive_to is None:
             return self

@@ -201,7 +201,7 @@ class CascadeStage(TableStage):
             yield ExplainQuery(f"the query of {link.name}", found, model)
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
-        """Return statements that need the rights of a run, without a graph only those on parents. Executes none."""
+        """Return statements that need the rights of a run; without a graph, only those on parents. Executes none."""
         root: Any = self.model
         found: list[Any] = [root.select(*self.key).where(self.stale(now)).for_update(), root.delete()]
         if self.graph is None:

@@ -1,6 +1,6 @@
-"""Conditions: `row` of a predicate, which rejects what Python would evaluate, and the SQL that operators give.
+"""Conditions of predicates: `row`, whose operators build SQL and reject expressions that Python would evaluate.
 
-Each operation on `row` returns a `Column` or a `Condition`, which contain a node of peewee. `bare` returns that node.
+Each operation on `row` returns a `Column` or a `Condition`, which wrap a peewee node. `bare` returns that node.
 `check_expression` checks a condition of ``--where``.
 """
 
@@ -73,14 +73,14 @@ _COMPARABLE: Final[Mapping[type[Field], tuple[tuple[type[Any], ...], str]]] = {
 
 
 def bare(part: Any) -> Any:
-    """Return the node of peewee in a part of a condition, and anything else unchanged."""
+    """Return the peewee node in a part of a condition, and anything else unchanged."""
     while isinstance(part, _Part):
         part = part.node
     return part
 
 
 class _Part(Node):
-    """Part of a condition; compiles as the node of peewee in it."""
+    """Part of a condition; compiles like the peewee node in it."""
 
     __hash__ = object.__hash__
 
@@ -216,7 +216,7 @@ class Column(_Part):
             self._check(sign, value)
 
     def _check(self, sign: str, value: Any) -> None:
-        """Reject a value that PostgreSQL would not compare with the column, or would compare in another way."""
+        """Reject a value that PostgreSQL cannot compare with the column, or would compare differently than Python."""
         if isinstance(value, Node | Model):
             return
         if value is None:
@@ -282,7 +282,7 @@ def _joined(join: Callable[[Any, Any], Any], left: Any, right: Any) -> Condition
 
 
 def _check_condition(side: Any, sign: str) -> None:
-    """Reject a value or a column that is joined to a condition but is none."""
+    """Reject an operand of `&` or `|` that is not a condition."""
     node = _plain(bare(side))
     if isinstance(node, Field):
         if type(node) in _COMPARABLE and not isinstance(node, BooleanField):

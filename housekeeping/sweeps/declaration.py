@@ -428,7 +428,7 @@ class Sweep:
         """Return why the worker is not set up; None when it is, or is disabled.
 
         Raises:
-          peewee.PeeweeException: When the database cannot be asked.
+          peewee.PeeweeException: If the database cannot be read.
         """
         if not self.setup.enabled or self.setup.problem is None:
             return None
@@ -440,7 +440,7 @@ class Sweep:
 
         Raises:
           DeclarationError: When a predicate fails.
-          peewee.PeeweeException: When the database cannot be asked.
+          peewee.PeeweeException: If the database cannot be read.
         """
         if self._unchecked:
             recheck_predicates(self)
@@ -506,7 +506,7 @@ class Sweep:
 
     @cached_property
     def texts(self) -> StatementTexts:
-        """SQL of the statements that runs of this process have compiled."""
+        """Compiled statements of this process's runs."""
         return StatementTexts()
 
     @property
@@ -523,7 +523,7 @@ class Sweep:
 
     @property
     def records_backlog(self) -> bool:
-        """Whether the end of a run records the backlog; that of a worker with an argument concerns other runs."""
+        """Whether a run records the backlog at its end. Not with an argument: several runs share the backlog then."""
         limits = (self.alerts.backlog, self.alerts.late)
         return self.argument is None and (bool(self.progress_counts) or limits != (None, None))
 

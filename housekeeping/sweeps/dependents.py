@@ -112,7 +112,7 @@ class Graph:
         reference is cleared, stays and is not among them.
       database: Name of the root's database.
       root_rows: Estimated rows of the root.
-      rights: Database and table -> the rights that are needed to read and change the dependents as decided.
+      rights: Database and table -> rights needed to read the dependents and change them as decided.
     """
 
     root: str
@@ -148,7 +148,7 @@ class Graph:
         return found
 
     def in_circles(self, without: Sequence[Link] = ()) -> tuple[Link, ...]:
-        """Return the foreign keys that may link the deleted rows of a table, or of several, in a circle."""
+        """Return the foreign keys that may link deleted rows of one or several tables in a circle."""
         return tuple(
             each
             for each in self.links
@@ -264,7 +264,7 @@ def _refuse_unarchivable(graph: Graph) -> None:
         )
 
 
-#: Database and table, by its name in SQL -> its facts, and each needed right with the columns that it updates.
+#: Database and SQL name of a table -> its facts, and its needed rights with the updated columns.
 NeededRights = dict[tuple[str, str], tuple[TableFacts, dict[str, Sequence[str]]]]
 #: A table: the name of its database, and its oid.
 _Node = tuple[str, int]
@@ -289,8 +289,8 @@ class GraphReader:
 
     Parameters:
       decisions: Decisions by the names of links.
-      otherwise: Decision about all other links; None for those of the constraints. With one, the table is read even if
-        nothing depends on it.
+      otherwise: Decision for all other links; None to follow the constraints. If it is given, the table is read even
+        without dependents.
     """
 
     def __init__(
@@ -491,7 +491,7 @@ class GraphReader:
         self._refuse_undecided(graph)
         self.refuse_unfit_names(graph, self._decisions, "dependents")
         if checks_rights:
-            self.refuse_missing_rights(self.needed_rights(graph))  # it tells which tables cannot be looked up
+            self.refuse_missing_rights(self.needed_rights(graph))  # first, because it names unreadable tables
             self.refuse_hidden_rows(graph)
         self._refuse_impossible(graph)
 
@@ -558,7 +558,7 @@ class GraphReader:
         """Return the rights on each table that are needed to read and change it as decided.
 
         Parameters:
-          with_root: Whether the root's rows are deleted by the same role.
+          with_root: Whether to include the rights to delete the root's rows.
         """
         found: NeededRights = {}
         for (name, _), facts in self._tables.items() if with_root else ():

@@ -477,7 +477,7 @@ class TableRows:
         """Return whether a position can be one of this stage: PostgreSQL can compare it with the `order`.
 
         Raises:
-          peewee.PeeweeException: When the database cannot be asked.
+          peewee.PeeweeException: If the database cannot be read.
         """
         if position == BEFORE_NULLS or len(position) != len(self.order):
             return position == BEFORE_NULLS

@@ -25,9 +25,9 @@ from housekeeping.database.queries import Recorder
 from housekeeping.ledger.schema import DetachedPartition
 from housekeeping.sweeps.keyset import is_not_true, is_nullable
 
-#: How the values of a partition key are times.
+#: Type of a partition key: how its values represent times.
 Key = Literal["time", "uuid7", "epoch_s", "epoch_ms", "text"]
-#: Key -> its types, and SQL for a bound of that type. PostgreSQL reads times, and `_time_of` the others.
+#: Key -> its column types, and SQL for a bound of that type. PostgreSQL converts times, and `_time_of` the others.
 _TYPES: Final[dict[Key, dict[str, str]]] = {
     "time": {
         "timestamp with time zone": "{}::timestamptz",
@@ -39,10 +39,10 @@ _TYPES: Final[dict[Key, dict[str, str]]] = {
     "epoch_ms": {"bigint": "{}"},
     "text": {"text": "{}", "character varying": "{}", "character": "{}"},
 }
-#: Largest values of their types, which are used in place of MAXVALUE.
+#: Largest values of their types, which some tables have instead of MAXVALUE.
 _OPEN: Final = ("ffffffff-ffff-ffff-ffff-ffffffffffff", str(2**63 - 1), str(2**31 - 1))
-#: An end outside of these years means that the values are of another key: milliseconds that are read as seconds are in
-#: the year 55000, seconds that are read as milliseconds are in 1970.
+#: An end outside of these years means that the declared key is wrong: milliseconds read as seconds are in the year
+#: 55000, seconds read as milliseconds in 1970.
 _YEARS: Final = range(1980, 2200)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTH: Final = re.compile(r"(\d{4})(?:-?(\d\d))?", re.ASCII)
@@ -82,7 +82,7 @@ SELECT id::bigint, name, bounds, pending, is_foreign, worker, LOWER, UPPER, (
     FROM (SELECT one.id AS each UNION SELECT relid FROM pg_partition_tree(one.id)) AS parts
 ) FROM (FOUND) AS one ORDER BY UPPER, name
 """
-#: The first value of a bound. Only integers are not in quotes.
+#: The first value of a bound. Only integers are not quoted.
 _LOWER: Final = r"btrim(substring(bounds FROM '^FOR VALUES FROM \((''[^'']*''|-?\d+)'), '''')"
 _UPPER: Final = r"btrim(substring(bounds FROM ' TO \((''[^'']*''|-?\d+)'), '''')"
 
@@ -137,7 +137,7 @@ class PartitionedTable:
       name: Schema and name, quoted for SQL.
       column: The first column of the partition key.
       kind: Its type.
-      key: How its values are times.
+      key: How its values represent times.
       several_columns: Whether the key has further columns, so that rows may be exactly at the upper bound.
       detaches_concurrently: Whether PostgreSQL can detach its partitions without an exclusive lock on the table.
     """
@@ -157,9 +157,9 @@ class PartitionedTable:
         return partition.upper < limit if self.several_columns else partition.upper <= limit
 
     def warning(self, now: datetime) -> str | None:
-        """Return that no partition follows the current one; None if one does, or if the last one has an open end."""
+        """Return a warning if no partition follows the current one; None if one does, or the last has an open end."""
         ranges = [each for each in self.partitions if each.bounds != "DEFAULT"]
-        # An infinite end is the last time that Python has.
+        # An infinite end is read as the latest time of Python.
         if not ranges or any(each.upper is None or each.upper.year == MAXYEAR for each in ranges):
             return None
         last = max(ranges, key=lambda each: each.upper or now)
@@ -224,7 +224,7 @@ def _read(found: str, kind: str, key: Key, table: str) -> tuple[Partition, ...]:
 
 
 def _time_of(key: Key, value: str) -> datetime | None:
-    """Return the time of a partition key's value; None if it is none that Python can have."""
+    """Return the time that a value of a partition key represents; None if it is not a valid time in Python."""
     try:
         if key == "uuid7":
             return _EPOCH + timedelta(milliseconds=int(UUID(value).hex[:12], 16))

@@ -65,8 +65,8 @@ class DropPartitions(OfTable):
       table: As in `Rows`. It is partitioned by range, by the column.
       column: Name of the column by which the table is partitioned.
       older_than: Age that the end of a partition's range must have.
-      older_than_months: The same in calendar months, instead: one month before 31 March is the last of February.
-      key: How the column's values are times. ``time``: date or timestamp. ``uuid7``: UUIDs of version 7. ``epoch_s``
+      older_than_months: Alternatively, the age in calendar months: one month before 31 March is the last of February.
+      key: How the column's values represent times. ``time``: date or timestamp. ``uuid7``: UUID version 7. ``epoch_s``
         and ``epoch_ms``: seconds or milliseconds since 1970. ``text``: ISO 8601, such as ``2026-01`` or ``20260131``.
       stale: Condition that every row of a partition must meet; None if the age of the range decides alone.
       hold: Returns the condition of rows that keep their partition, as in `Rows`.
@@ -103,14 +103,14 @@ class DropPartitions(OfTable):
 
     @property
     def age(self) -> str:
-        """The age that the end of a partition's range must have, for display."""
+        """Text of the age that the end of a partition's range must have."""
         return f"{self.older_than_months} months" if self.older_than is None else str(self.older_than)
 
     def limit(self, now: datetime) -> datetime:
-        """Return the latest end of a range that is over.
+        """Return the latest end of a range that may be dropped.
 
         Raises:
-          DeclarationError: It is before the year 1.
+          DeclarationError: The time is before the year 1.
         """
         try:
             if self.older_than is not None:
@@ -408,7 +408,7 @@ class PartitionStage:
                 case "attached":
                     logger.warning("Partition was attached again", partition=name, range=bounds, reason=reason)
                 case "busy":
-                    logger.info("Partition is locked and tried again", partition=name, range=bounds, reason=reason)
+                    logger.info("Partition is locked; retrying", partition=name, range=bounds, reason=reason)
                     partition.attempts += 1
                     assert self._queue is not None
                     self._queue.appendleft(partition)

@@ -1,6 +1,6 @@
-"""Actions of a restore: archived rows are inserted into their table again, and cleared columns get their values back.
+"""Actions of a restore: insert archived rows into their table again, and write cleared columns back.
 
-Each is one statement, which also deletes the rows from the archive.
+Each action is one statement, which also deletes the rows from the archive.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from housekeeping.sweeps.dependents import Link
 from housekeeping.sweeps.stage import Batch, BatchResult
 from housekeeping.sweeps.table_stage import AS_WRITTEN, TableStage, Write, count_of
 
-#: Column of a CTE: whether the row is restored before the one that it refers to.
+#: Column of a CTE: whether the row is restored before the row that it refers to.
 _IS_EARLY: Final = "housekeeping_is_early"
-#: The longest time between the first and the last row that one statement has archived: a microsecond for each.
+#: Maximum difference of `archived_at` within one statement, which adds a microsecond for each row.
 _STATEMENT: Final = "interval '1 second'"
 _MISSING_ROW: Final = "23503"  # SQLSTATE
-#: Counts of rows that are back in their table, of rows whose key exists there again, and of those that got their
-#: references after they were back.
+#: Counts of restored rows, of rows whose key exists in the table again, and of restored rows whose references were
+#: set afterwards.
 RESTORED: Final = "restored"
 CONFLICTS: Final = "conflicts"
 RELINKED: Final = "relinked"
@@ -110,7 +110,7 @@ class Restore:
         return _written(table, chosen, self.counted_as, [*before, restored, compared], restored, leaving)
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        """Restore the row by one statement with the rows that it depends on, which one statement has deleted."""
+        """Restore the row together with the rows that it depends on, which one statement has deleted."""
         links = [each for each in self.links if not each.cleared]
         if not links or sqlstate(error) != _MISSING_ROW:
             return None
@@ -118,7 +118,7 @@ class Restore:
         return table.apply(replace(batch, only=circle)) if len(circle) > 1 else None
 
     def _is_early(self, table: TableStage, batch: Batch, candidates: CTE) -> Any:
-        """Return whether a row refers to one that is restored after it."""
+        """Return SQL for whether a row refers to a row that is restored after it."""
         found: list[Any] = []
         for link in self.links:
             names = ", ".join(f"candidates.{quoted(name)}" for name in link.columns)
@@ -157,7 +157,7 @@ class Restore:
         return Select((circle,), positions).with_cte(nearby, circle)
 
     def _is_exact(self, restored: Any, candidates: Any) -> Any:
-        """Return whether a restored row has the archived values, times excepted, which a trigger may set."""
+        """Return SQL for whether a restored row has the archived values, except for times, which a trigger may set."""
         compared = [column for column in self.columns if not column.sql_type.startswith(("timestamp", "date", "time"))]
         archived = [self._value(candidates, column).cast(column.sql_type) for column in compared]
         texts = Select((candidates,), [fn.ROW(*archived).cast("text")])
@@ -177,15 +177,14 @@ class Restore:
 class RestoreCleared:
     """Write archived values back to columns that a cascade has cleared, or that `Restore` has left NULL.
 
-    Their rows are deleted from the archive.
-
-    They stay in the archive and count as a conflict if their row is gone, or has got other values meanwhile.
+    The archived rows are then deleted. One stays and counts as a conflict if the row in the table is missing, or has
+    other values by now.
 
     Attributes:
       source: The table.
       columns: The columns.
-      defaults: Whether they got their default, which looks like any other value.
-      restored: Name of the count of rows that got them back.
+      defaults: Whether the columns were set to their default instead of NULL; other values are then not recognized.
+      restored: Name of the count of rows whose columns were written.
     """
 
     source: type[Model]
@@ -234,7 +233,7 @@ def _written(
     restored: CTE,
     leaving: Sequence[Any],
 ) -> Write:
-    """Return the part of a statement in which each restored row leaves the archived rows that are to be restored."""
+    """Return the part of a statement that removes each restored row from the rows to restore."""
     archive: Any = table.model
     ctes = [each.returning(*table.key).cte(f"left_{number}") for number, each in enumerate(leaving)]
     keys = [Select((cte,), [Column(cte, column.column_name) for column in table.key]) for cte in ctes]
@@ -246,7 +245,7 @@ def _written(
 
 
 def _waiting_rows(table: TableStage, batch: Batch, names: Iterable[str], oldest: Any, newest: Any) -> Any:
-    """Return the query of these columns of rows to restore that were archived between these times or just before."""
+    """Return a query of columns of the rows to restore that were archived between two times or shortly before."""
     archive: Any = table.model
     stored = _table(archive)
     times = Column(stored, ARCHIVED_AT).between(Expression(oldest, OP.SUB, SQL(_STATEMENT)), newest)
@@ -256,7 +255,7 @@ def _waiting_rows(table: TableStage, batch: Batch, names: Iterable[str], oldest:
 def _hashed(condition: Expression) -> Any:
     """Return the condition in a form that PostgreSQL does not turn into a join.
 
-    It expects few rows from a CTE, and would compare each row of the batch with each other one.
+    PostgreSQL expects few rows from a CTE, and would compare each row of the batch with all others.
     """
     return fn.COALESCE(condition, False)
 

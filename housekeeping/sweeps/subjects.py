@@ -109,8 +109,8 @@ class Subject(OfTable):
       references: Links without a foreign key, also from other databases.
       objects: Objects of stores. They are deleted before any row.
       also: Functions for other systems, called with the subject's key as texts. They must be repeatable.
-      by: Further unique column of the root that can be given as key, such as ``email``. A value that several rows have
-        is refused.
+      by: Unique column of the root that can be given instead of the key, such as ``email``. A value that several rows
+        have is refused.
       database: Name of the root's database.
     """
 

@@ -123,9 +123,9 @@ def _has_dependents(action: Any) -> bool:
 
 
 _SAMPLES: Final = 5
-#: Condition in place of that of the chosen rows, where only the rest of an action's statements matters.
+#: Placeholder for the condition of the chosen rows, if only the other parts of an action's statements are needed.
 _ANY: Final = Expression(SQL("TRUE"), OP.AND, SQL("TRUE"))
-#: What a class derived from `TableStage` may define without a statement of a batch depending on it.
+#: Attributes that a subclass of `TableStage` may override without affecting the statement of a batch.
 _NOT_IN_STATEMENTS: Final = {
     "after_commit",
     "announcements",
@@ -205,7 +205,7 @@ class TableStage(TableRows):
         Its action may depend on the table's columns as well.
 
         Raises:
-          peewee.PeeweeException: When the database cannot be asked.
+          peewee.PeeweeException: If the database cannot be read.
         """
         remove_absent_fields(self.model)
         absent = {key for key, column in self.columns.items() if is_absent(column)}
@@ -243,7 +243,7 @@ class TableStage(TableRows):
         return []
 
     def links_in_circles(self) -> dict[type[Model], tuple[Link, ...]]:
-        """Return table -> links by which a restore may find a row before the one that it depends on."""
+        """Return table -> links by which a restore may reach a row before the row that it depends on."""
         return {}
 
     @property
@@ -273,13 +273,13 @@ class TableStage(TableRows):
         return None
 
     def builds_as_declared(self) -> bool:
-        """Return whether statements are built by this class alone, from the declaration and `inputs`."""
+        """Return whether statements depend only on the declaration and `inputs`, so that they can be reused."""
         above = type(self).__mro__[: type(self).__mro__.index(TableStage)]
         own = {name for kind in above for name in vars(kind) if not name.startswith("__") and hasattr(TableStage, name)}
         return own - {each.name for each in fields(self)} <= _NOT_IN_STATEMENTS
 
     def inputs(self, batch: Batch) -> Inputs:
-        """Return what predicate, hold and action put into the statements of a run, in which the columns are as well."""
+        """Return the inputs of predicate, hold and action in the statements of a run."""
 
         def compiled() -> Inputs:
             write = self.action.write(self, batch, _ANY)

@@ -279,7 +279,7 @@ def graph_of(stage: Stage) -> Graph | None:
 
     Raises:
       DependentsRefused: Its `Delete` cannot delete them like this.
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     delete = delete_of(stage)
     if not isinstance(stage, TableStage) or delete is None:
@@ -299,7 +299,7 @@ def branches_of(
 
     Raises:
       DependentsRefused: As `graph_of`.
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     found = []
     for stage in stages:
@@ -499,7 +499,7 @@ def backlog_of_dependents(stage: TableStage, now: datetime, stale: Backlog) -> B
     """Return the number of dependents that are deleted or cleared with these stale rows; many are estimated.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     graph = graph_of(stage)
     numbers = {} if graph is None else _numbers(stage, graph, now, stale)

@@ -83,7 +83,7 @@ def updated_columns(rights: Iterable[str]) -> set[str]:
     return {column for right in rights for named in re.findall(r"\((.*)\)", right) for column in named.split(", ")}
 
 
-#: Built-in types that are no text, whatever an application keeps in them.
+#: Built-in types that do not count as text, even if an application stores text in them.
 _NO_TEXTS: Final = {
     *(each for types in FITTING.values() if types != TEXTS for each in types),
     *("uuid", "json", "jsonb", "bytea", "real", "double precision", "interval"),
@@ -144,7 +144,7 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
       DeclarationError: The key of a stage is not unique in its table, the table lacks a column that the stage uses, or
         a statement of its action identifies rows by a part of their key.
       DependentsRefused: A `Delete` cannot delete the dependents of its rows as declared.
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     try:
         stages = sweep.stages_for_run()
@@ -267,7 +267,7 @@ def compared(stages: Iterable[Stage]) -> Iterator[tuple[type[Model], type[Model]
     """Yield each archive of these stages with its table and with what is wrong; None if nothing is.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     tables: dict[str, str] = {}
     for archive, (source, is_kept_for_a_time) in archives_of(stages).items():
@@ -284,7 +284,7 @@ def problems_of(stages: Iterable[Stage]) -> Iterator[ArchiveProblem]:
     """Yield what is wrong with the archives of these stages.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     for _, _, problem in compared(stages):
         if problem is not None:
@@ -298,7 +298,7 @@ def _problem_of(source: type[Model], archive: type[Model], is_kept_for_a_time: b
       is_kept_for_a_time: Whether a sweep deletes its rows by age, so that it needs an index for that.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     name, columns = quoted_name(archive), read_columns(source)
     if not columns:
@@ -380,7 +380,7 @@ def missing_key(source: type[Model], archive: type[Model]) -> str | None:
     """Return the statement that adds the key by which rows are restored; None if the archive has one.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     key = (ARCHIVED_BY_RUN, ARCHIVED_AT, *_key_columns(source))
     if read_table(archive).is_unique(key):
@@ -456,7 +456,7 @@ def triggers_of(stages: Iterable[Stage], now: datetime) -> list[Trigger]:
     """Return the triggers and rules that the statements of the stages fire, without executing the statements.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     found = []
     for stage in stages:

@@ -93,7 +93,7 @@ def housekeeping_settings(
 
 @pytest.fixture(scope="session")
 def _housekeeping_administrator() -> Iterator[_Administrator]:
-    """Connection for all tests of the session, because to connect takes longer than the statements."""
+    """Yield one connection for all tests of the session, because connecting takes longer than the statements."""
     administrator = _Administrator()
     yield administrator
     administrator.close()
@@ -104,7 +104,7 @@ class _Administrator:
         self._open: tuple[str, Connection] | None = None
 
     def execute(self, url: str, statements: str) -> None:
-        """Run statements that may be repeated, on a new connection if the last one is lost."""
+        """Execute repeatable statements, on a new connection if the last one is lost."""
         import psycopg2
 
         if self._open is None or self._open[0] != url:
@@ -113,7 +113,7 @@ class _Administrator:
             self._run(statements)
         except psycopg2.errors.LockNotAvailable:
             raise
-        except psycopg2.Error:  # a test has restarted the server, or another one has taken its place
+        except psycopg2.Error:  # a test has restarted or replaced the server
             self._connect(url)
             self._run(statements)
 

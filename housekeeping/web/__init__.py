@@ -31,18 +31,18 @@ def wsgi_app(
 ) -> WSGIApplication:
     """Return the dashboard as a WSGI application, to be mounted into an application under any path.
 
-    It uses the databases of the settings in this process, like `housekeeping.install`. Nothing is connected yet, and no
-    thread keeps a connection between requests. Requires the extra ``web``.
+    Configures the databases of the settings for this process, like `housekeeping.install`. It opens no connection yet,
+    and no thread keeps a connection between requests. Requires the extra ``web``.
 
     Parameters:
       settings: Read from the environment unless given.
-      user: Returns the name of the user who has sent the request with this WSGI environ, for the log of actions. None
-        or an empty text refuses the request. It is called for each page and form, and replaces the login with a token.
-        If it raises, the request fails with status 500. Without `user`, ``HOUSEKEEPING_WEB_TOKEN`` is required, and
-        logins are kept in this process.
-      may_change: Returns whether this user may pause, run or release something, too. Without it, users only read.
-      secret_key: The application's secret, from which the key of the dashboard's cookie is derived. Required if several
-        processes serve the application: a random key makes each reject the forms of the others.
+      user: Called with the WSGI environ of each request. Returns the user's name for the action log; None or an empty
+        string rejects the request with status 403. If it raises, the request fails with status 500. Without `user`,
+        the dashboard has its own login: it requires ``HOUSEKEEPING_WEB_TOKEN`` and keeps logins in this process.
+      may_change: Called likewise. Returns whether the user may make changes, such as to pause or run a worker. Without
+        it, users can only read.
+      secret_key: The application's secret; the key of the dashboard's cookie is derived from it. Required if several
+        processes serve the application, because with random keys they reject each other's forms.
       sweeps: The application's sweeps that ``HOUSEKEEPING_SWEEPS`` does not name.
 
     Raises:
@@ -50,7 +50,7 @@ def wsgi_app(
       DeclarationError: Two sweeps have the same name.
 
     Note:
-      ``/-/live`` and ``/-/ready`` below the path need no login. They tell only whether something works.
+      ``/-/live`` and ``/-/ready`` below the path need no login. They show only whether the servers answer.
     """
     try:
         from housekeeping.web.application import create_app
@@ -66,7 +66,7 @@ def wsgi_app(
         login = settings.web_token
     else:
         raise SettingsError("HOUSEKEEPING_WEB_TOKEN is not set; set it, or give wsgi_app() a function `user`")
-    # Another key than the application's, so that neither accepts the cookies of the other.
+    # Not the application's own key, so that neither accepts the other's cookies.
     key = None if secret_key is None else hmac.digest(secret_key.encode(), b"housekeeping.web cookie", "sha256")
     declared = configured_sweeps(settings, sweeps)
     use_database(settings)

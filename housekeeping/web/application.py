@@ -225,10 +225,10 @@ def create_app(
     """Return the application. The database must be configured; nothing is connected yet.
 
     Parameters:
-      login: Token that allows changes, and reading unless `open_to_read`. ``web_read_token`` of the settings allows
-        only reading. Or the login of the application that the dashboard is mounted into.
+      login: Token that allows changes and, unless `open_to_read`, is needed to read (``web_read_token`` of the settings
+        allows only reading); or the login of the application that the dashboard is mounted into.
       open_to_read: Whether pages can be read without the token.
-      mounted: Whether the threads belong to another application, so that they keep no connections.
+      mounted: Whether the threads belong to another application and must not keep connections.
       secret_key: Signs the cookies; None for a random one.
     """
     app = Flask("housekeeping.web")

@@ -120,7 +120,7 @@ class _Choice:
 
 
 class BackgroundChange:
-    """Background change of many dead letters, one at a time. Its progress is also in the log of actions.
+    """Background change of many dead letters, one at a time. Its progress is also in the action log.
 
     Attributes:
       text: The running change and its progress; None if none is running.
@@ -143,7 +143,7 @@ class BackgroundChange:
 
             try:
                 choice.apply(store, user, report)
-            except Exception as error:  # also in the log of actions
+            except Exception as error:  # also in the action log
                 logger.error("Dead letters could not be changed", error=error_line(error))
             finally:
                 close_databases()

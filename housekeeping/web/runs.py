@@ -71,7 +71,7 @@ def add_erasures(app: Flask, settings: Settings) -> None:
 
 
 _RUNS: Final = 500  # open runs that are read
-#: Redis dates the start of a process and the database that of a run, and their clocks differ a little.
+#: The start of a process may be by Redis's clock, that of a run is by the database's. The clocks differ a little.
 _CLOCK_NOISE: Final = timedelta(seconds=5)
 
 

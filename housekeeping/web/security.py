@@ -97,8 +97,9 @@ class ApplicationLogin:
     """Login of the application that the dashboard is mounted into.
 
     Attributes:
-      user: Returns the name of a request's user; None or an empty text if it may not read the dashboard.
-      may_change: Returns whether a request's user may also change something.
+      user: Returns the name of the user who sent a request; None or an empty string if the user may not read the
+        dashboard.
+      may_change: Returns whether the user who sent a request may make changes.
     """
 
     user: Callable[[WSGIEnvironment], str | None]
@@ -184,9 +185,9 @@ def protect(
     """Require a login for changes, and for every page unless `open_to_read` is set.
 
     Parameters:
-      login: Token that allows everything; registers the pages of its login. Or the application's login.
+      login: Token that allows everything, for which a login page is added; or the application's login.
       open_to_read: Whether everyone who reaches the dashboard may read it; for loopback addresses only.
-      secret_key: Signs the cookies. None for a random one: cookies of another process are then not valid in this one.
+      secret_key: Key that signs the cookies; None for a random one, with which other processes reject the cookies.
     """
     logins, attempts, proxies = Logins(), Attempts(), Proxies(settings)
     application = login if isinstance(login, ApplicationLogin) else None
@@ -210,7 +211,7 @@ def protect(
             abort(403, "this dashboard only serves this machine: open it as localhost or 127.0.0.1")
         g.address, changes = proxies.client_address(), request.method not in ("GET", "HEAD", "OPTIONS")
         if application is not None:
-            if request.endpoint not in _OPEN_ENDPOINTS:  # an error page needs its style, too
+            if request.endpoint not in _OPEN_ENDPOINTS:  # such as the style sheet of error pages
                 g.login = application.require()
                 if changes:
                     _reject_foreign_form()
@@ -307,7 +308,7 @@ class Form:
 
 
 def current_user(given: str = "") -> str:
-    """Return who sends this request, for the log of actions: ``user@address``, as on the command line.
+    """Return who sends this request, for the action log: ``user@address``, as on the command line.
 
     The user is the one that a trusted proxy names, or that of the login.
 
@@ -354,7 +355,7 @@ def _reject_foreign_form() -> None:
 
 def _reject_reader(login: Login | None) -> None:
     if login is not None and login.role == "read" and request.endpoint not in ("log_out", *_OPEN_ENDPOINTS):
-        abort(403, "this login may only read; nothing was changed: log in as a user who may change something")
+        abort(403, "this login may only read; nothing was changed: log in as a user who may make changes")
 
 
 class Proxies:
@@ -417,7 +418,7 @@ def _subscriber(address: str) -> str:
 def _limited_role(attempts: Attempts, role: Callable[[str], Role | None], given: str, user: str = "") -> Role | None:
     """Return what a token allows; None if it is wrong, or the client has sent too many wrong ones.
 
-    Each wrong token is in the log of actions. A token that is not looked at is not, so that a client cannot fill the
+    Each wrong token is in the action log. A token that is not looked at is not, so that a client cannot fill the
     log; the request then has the time until the next attempt.
     """
     wait_s = attempts.begin(g.address)
@@ -439,7 +440,7 @@ def _wrong_token() -> str:
 
 
 class _Sessions(SecureCookieSessionInterface):
-    """Cookies for the dashboard's path, which a browser sends by TLS only if it reaches the dashboard by TLS."""
+    """Cookies for the dashboard's path; restricted to TLS if the browser reaches the dashboard by TLS."""
 
     def __init__(self, settings: Settings, proxies: Proxies) -> None:
         self._always = settings.web_https

@@ -329,7 +329,7 @@ def _add_changes_of_all(app: Flask, snapshots: SnapshotCache) -> None:
         for text in told[:_TOLD]:
             flash(text)
         if len(told) > _TOLD:
-            flash(f"{len(told) - _TOLD:,} more results are in the log of actions.")
+            flash(f"{len(told) - _TOLD:,} more results are in the action log.")
         return redirect(url_for("front"), 303)
 
     @app.get("/all/pause")

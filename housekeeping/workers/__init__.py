@@ -260,7 +260,7 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
 
 
 def _lack_of_redis(family: Family, sweep: Sweep) -> tuple[str, str] | None:
-    """Return the family and why the sweep cannot run where PostgreSQL is the only server; None if it can."""
+    """Return the family, and why the sweep cannot run without Redis; None if it can."""
     needs = next((getattr(stage, "needs_redis", None) for stage in sweep.known_stages()), None)
     return None if needs is None else (family.name, f"{needs}, and HOUSEKEEPING_REDIS_URL is not set")
 

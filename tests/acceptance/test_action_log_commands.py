@@ -1,4 +1,4 @@
-"""Every command that changes something is in the log of actions."""
+"""Every command that changes something is in the action log."""
 
 from __future__ import annotations
 

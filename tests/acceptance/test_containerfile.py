@@ -1,4 +1,4 @@
-"""The Containerfile: built where a builder can reach its base image, else checked line by line and executed here."""
+"""The Containerfile: built if a builder can pull its base image, otherwise checked line by line and executed here."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ from housekeeping import ExclusiveLease, Settings
 from tests.acceptance.browser import chromium, looks, misfits, require_chromium
 from tests.acceptance.conftest import Command
 from tests.integration.web.serving import serving_in_a_thread
-from tests.internals.ledger import Override
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import Override, operators
 from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
 
@@ -194,7 +193,7 @@ def test_concurrent_pause_is_shown_and_keeps_an_open_form(
     browser.execute_script(use, reason)
     before = focused(browser)
 
-    overrides.switch(Override(WORKER, "paused", said_by="kim"))
+    operators.switch(Override(WORKER, "paused", said_by="kim"))
     wait.until(until.text_to_be_present_in_element((By.ID, "status"), "paused"))
 
     assert [each.get_attribute("id") for each in browser.find_elements(By.CSS_SELECTOR, ".forms form")] == [

@@ -26,8 +26,7 @@ from tests.acceptance.test_dashboard import wait as wait
 from tests.integration.middleware.step_worker import StepWorker, close
 from tests.integration.web.serving import serving_in_a_thread
 from tests.internals.app import broker_without_database
-from tests.internals.ledger import Override
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import Override, operators
 from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
 
@@ -121,7 +120,7 @@ def test_live_updates_keep_search_order_and_an_open_form(
     search = browser.find_element(By.NAME, "q")
     search.send_keys("7")
 
-    overrides.switch(Override("audit.job_00", "paused"))
+    operators.switch(Override("audit.job_00", "paused"))
     wait.until(until.text_to_be_present_in_element((By.ID, "worker-audit.job_00"), "paused"))
 
     rows = browser.find_elements(By.CSS_SELECTOR, "#workers tbody th")

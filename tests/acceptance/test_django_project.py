@@ -127,7 +127,7 @@ class Tests(TransactionTestCase):
     def test_user_who_may_read_changes_nothing(self):
         self.enter("eve", "view_dashboard")
         page = self.client.get("/ops/workers/shop.old_events")
-        self.assertContains(page, "You may not pause, narrow or resume it.")
+        self.assertContains(page, "You do not have permission to pause, narrow or resume it.")
         self.assertEqual(self.client.post(PAUSE).status_code, 403)
 
     def test_user_who_may_change_pauses_a_sweep(self):

@@ -18,7 +18,7 @@ from tests.acceptance.examples import client as client
 from tests.acceptance.examples import redis_url as redis_url
 from tests.acceptance.processes import started
 from tests.internals.database import Database
-from tests.internals.leases import Lease
+from tests.internals.leases import LeaseRow
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ def test_leased_actor_commits_on_its_applications_connection(
         reminding.wait_until_done(worker)
 
     assert sent(reminding, admin) == [("due", True), ("later", False)]
-    assert [lease.key for lease in Lease.select()] == ["reminders"]
+    assert [lease.key for lease in LeaseRow.select()] == ["reminders"]
 
 
 def test_actor_whose_lease_passed_on_cannot_commit_on_its_connection(

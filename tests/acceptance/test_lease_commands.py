@@ -11,7 +11,7 @@ import redis
 from housekeeping import ExclusiveLease
 from tests.acceptance.conftest import Command
 from tests.internals.database import Database, database
-from tests.internals.leases import Lease
+from tests.internals.leases import LeaseRow
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def test_release_changes_nothing_while_a_server_is_unavailable(
     assert (finished.returncode, finished.stdout, finished.stderr.count("\n")) == (1, "", 1)
     assert line in finished.stderr
     assert held.exists()
-    assert Lease.get().epoch == 1
+    assert LeaseRow.get().epoch == 1
 
 
 def test_release_without_database_warns_about_missing_fencing(command: Command, held: ExclusiveLease) -> None:

@@ -40,7 +40,7 @@ def test_mounted_page_works_behind_the_login_of_the_application(
         assert "you are not logged in to the application" in text_of(browser, "main")
         browser.get(f"{reader.address}{login}eve")
         browser.get(f"{page}workers/{WORKER}")
-        assert "You may not pause, narrow or resume it." in text_of(browser, "main")
+        assert "You do not have permission to pause, narrow or resume it." in text_of(browser, "main")
         browser.get(f"{reader.address}{login}kim")
         browser.get_log("browser")
         browser.get(page.rstrip("/"))

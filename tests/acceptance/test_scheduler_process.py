@@ -18,7 +18,7 @@ from tests.acceptance.processes import PATIENCE_S, SCHEDULER, WORKER, eventually
 from tests.acceptance.queues import Queues
 from tests.internals.database import Database
 from tests.internals.embedded import embedded
-from tests.internals.ledger import Run, run_start
+from tests.internals.ledger import Run, runs
 from tests.internals.workers import BUILT_IN
 
 APP = "housekeeping.app"
@@ -90,7 +90,7 @@ def test_scheduler_catches_up_after_an_outage(  # S4, S5
 ) -> None:
     environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
     environment["HOUSEKEEPING_BUILT_IN"] = "all"  # also without their tables
-    run_start.record(
+    runs.record(
         STATUSES,
         "skipped",
         "paused",
@@ -156,7 +156,7 @@ def _kill_and_restart_a_scheduler(
     environment["HOUSEKEEPING_WORKERS"] = json.dumps({**others, STATUSES: {"schedule": "0 0 1 1 *"}})
     new_year = datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC)
     two_years_before = new_year.replace(year=new_year.year - 2)
-    run_start.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
+    runs.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
     in_the_folder = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH", "")]))
 
     with started(

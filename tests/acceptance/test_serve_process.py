@@ -102,7 +102,7 @@ def test_two_processes_share_the_schedule_and_commands_show_it(
     assert names.isdisjoint({"unavailable", "no_worker", "no_scheduler", "overdue"}), status["alerts"]
     why, plan, doctor, leases = outputs
     assert why.stdout.splitlines()[1] == "it completed" and why.stdout.splitlines()[-1] == "a run now would start"
-    assert "8 of 8 threads are free; no queue is needed" in plan.stdout
+    assert "8 of 8 threads are free; runs need no queue" in plan.stdout
     assert "leases, ticks and heartbeats are in the database" in " ".join(doctor.stdout.split())
     assert doctor.returncode == 0, doctor.stdout
     assert leases.stdout == "no leases are held\n"
@@ -178,7 +178,7 @@ def test_paused_worker_is_skipped(calls: dict[str, str], command: Command, tmp_p
     assert (of(CALLS)[0].outcome, of(CALLS)[0].reason) == ("skipped", "paused")
 
 
-def test_what_needs_messages_says_so_in_one_line(command: Command) -> None:
+def test_features_that_need_messages_fail_in_one_line(command: Command) -> None:
     sent = command("enqueue", STATUSES)
     assert (sent.returncode, sent.stderr.count("\n")) == (2, 1)
     assert "HOUSEKEEPING_REDIS_URL is not set" in sent.stderr
@@ -193,4 +193,4 @@ def test_serve_refuses_an_installation_with_redis(command: Command) -> None:
     refused = command("serve", REDIS_URL="redis://localhost:1/0")
 
     assert refused.returncode == 2
-    assert refused.stderr.startswith("housekeeping: housekeeping serve is for an installation without Redis")
+    assert refused.stderr.startswith("housekeeping: housekeeping serve works without Redis, but")

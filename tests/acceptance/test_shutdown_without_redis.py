@@ -80,7 +80,7 @@ def test_worker_that_cannot_release_a_key_stops_and_is_redelivered(
             eventually(began.exists, first)
             servers.stop("redis")
             may_end.touch()
-            eventually(lambda: first.said("End of a message could not be recorded, tried again"), first)
+            eventually(lambda: first.said("End of a message could not be recorded; retrying"), first)
 
             assert first.terminate() == 0
 

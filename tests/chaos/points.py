@@ -21,7 +21,7 @@ from dramatiq import Broker, MessageProxy, Middleware
 from housekeeping import ExclusiveLease
 from tests.internals.database import Database
 from tests.internals.engine import Commit
-from tests.internals.ledger import run_start, runs
+from tests.internals.ledger import runs
 from tests.internals.sweeps import CascadeStage, PartitionStage, TableStage
 from tests.internals.workers import Deletion, GitCli, PendingDeletions, PendingProjects, PendingUploadsStage
 
@@ -97,7 +97,7 @@ def install(broker: Broker) -> None:
 
     _after(ExclusiveLease, "try_obtain", lambda: reached("acquire"), given=True)
     _after(ExclusiveLease, "cancel", lambda: reached("release"), given=True)
-    _after(run_start, "begin", lambda: reached("begin"), given=True)
+    _after(runs, "begin", lambda: reached("begin"), given=True)
     for name in ("advance", "finish"):
         _after(runs, name, cursor)
     _after(Database, "commit", commit)

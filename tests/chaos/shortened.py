@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tests.internals.brokers import redis as redis_broker
 from tests.internals.ledger import runs
-from tests.internals.middleware import idempotency, middleware, retries
+from tests.internals.middleware import deduplication, delivery, retries
 
 #: Environment variable that shortens the waits.
 SHORTENED: Final = "CHAOS_SHORTENED"
@@ -20,9 +20,9 @@ _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (redis_broker, "HEARTBEAT_TIMEOUT_MS", 2000),
     (runs, "HEARTBEAT", timedelta(seconds=0.5)),
     (runs, "SILENCE", timedelta(seconds=2)),
-    (idempotency, "RUNNING_TTL", timedelta(seconds=2)),
-    (idempotency, "_RUNNING_DELAY", timedelta(seconds=0.5)),
-    (middleware, "_KEY_IN_USE_DELAY", timedelta(seconds=0.5)),
+    (delivery, "RUNNING_TTL", timedelta(seconds=2)),
+    (delivery, "_RUNNING_DELAY", timedelta(seconds=0.5)),
+    (deduplication, "_KEY_IN_USE_DELAY", timedelta(seconds=0.5)),
     (retries, "delay_before", lambda retry: timedelta(seconds=0.5)),
 )
 

@@ -11,7 +11,7 @@ from tests.chaos.conftest import MakeTrial
 from tests.chaos.families import BUILDS
 from tests.chaos.trial import Trial
 from tests.internals.database import database
-from tests.internals.ledger import run_start, runs, use_database
+from tests.internals.ledger import runs, use_database
 
 KEY = "ci/stuck_builds/drop_canceling"
 
@@ -26,8 +26,8 @@ def trial(make_trial: MakeTrial) -> Iterator[Trial]:
     database.close()
 
 
-def begun() -> run_start.RunStart:
-    attempt = run_start.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
+def begun() -> runs.RunStart:
+    attempt = runs.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
     assert attempt is not None
     return attempt
 

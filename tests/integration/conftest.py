@@ -19,7 +19,7 @@ from tests.conftest import Urls
 from tests.integration.statements import watch_statements
 from tests.internals.core import SystemClock, error_reporting, metrics
 from tests.internals.database import Database
-from tests.internals.engine import rejection_store
+from tests.internals.engine import failures
 from tests.internals.ledger import Heartbeat, RedisHeartbeats, Run
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
@@ -115,7 +115,7 @@ def error_hooks() -> Iterator[list[error_reporting.Hook]]:
     """The error hooks of this process, without those of other tests. No cause has been reported yet."""
     before = error_reporting.hooks[:]
     error_reporting.hooks.clear()
-    rejection_store.reported_at.clear()
+    failures.reported_at.clear()
     yield error_reporting.hooks
     error_reporting.hooks[:] = before
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from housekeeping import doctor
 from housekeeping.database.queries import explain
-from housekeeping.doctor import examine, stages, tables
-from housekeeping.doctor import servers as brokers
-from housekeeping.doctor import servers as postgres
-from housekeeping.doctor import servers as redis_server
-from housekeeping.doctor import stages as throttles
-from housekeeping.doctor import tables as archives
-from housekeeping.doctor import tables as columns
-from housekeeping.doctor import tables as partitions
+from housekeeping.doctor import examine, servers, stages, tables
 from housekeeping.doctor.servers import _memory, _persistence
 from housekeeping.doctor.stages import examine_stages, fault_of
 from housekeeping.doctor.tables import (
     grants,
+    lone_partitions,
     missing_rights,
     name_in_sql,
     needed_rights,
@@ -24,4 +18,3 @@ from housekeeping.doctor.tables import (
     tables_of,
     users_of,
 )
-from housekeeping.doctor.tables import lone_partitions as partition_findings

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from housekeeping.engine import RunResult, added, batches
-from housekeeping.engine import failures as rejection_store
-from housekeeping.engine import guard as bounded_counts
-from housekeeping.engine import guard as breaker
-from housekeeping.engine import run as run_end
+from housekeeping.engine import RunResult, added, batches, failures, guard, run
 from housekeeping.engine.commit import REFUSED, Commit
 from housekeeping.engine.failures import CAUSES, LINES, OTHER_CAUSES, SAMPLES, Rejected, Rejections, record
 from housekeeping.engine.guard import AT_LEAST, FLOOR, ONE_IN, RowGuard, fingerprint, in_numbers, stale_if_outgrown
@@ -15,7 +11,7 @@ from housekeeping.engine.registry import archive_sweep, by_database, declared_by
 from housekeeping.engine.restore import restoration_of
 from housekeeping.engine.run import record_run, run_sweep, stored_traceback
 from housekeeping.engine.speed import DbHealth, Speed, Throttle, WalRate, WalState, read_health, read_wal
-from housekeeping.sweeps import send as actor_registry
+from housekeeping.sweeps import send
 from housekeeping.sweeps.restored_rows import Restore
 from housekeeping.sweeps.send import actor_named
 from housekeeping.sweeps.values import Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from housekeeping.engine import alerts as run_metrics
+from housekeeping.engine import alerts
 from housekeeping.engine.alerts import (
     Alert,
     Observation,

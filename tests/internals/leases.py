@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from housekeeping.leases import lease, renewal
-from housekeeping.leases import renewal as renewal_threads
-from housekeeping.leases import renewal as store
 from housekeeping.leases.lease import acquire_epoch, check_epoch, current_lease
 from housekeeping.leases.renewal import RedisLeaseStore, Renewal, Renewals, elapsed
 from housekeeping.ledger.leases import Fence, Holder, LeaseStore, PostgresLeaseStore, holder_of, new_token
-from housekeeping.ledger.schema import HeldLeaseRow as HeldLease
-from housekeeping.ledger.schema import LeaseRow as Lease
+from housekeeping.ledger.schema import HeldLeaseRow, LeaseRow

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from housekeeping.ledger import history, migrations, outbox, runs, schema, ticks
-from housekeeping.ledger import operators as action_log
-from housekeeping.ledger import operators as override_rows
-from housekeeping.ledger import processes as heartbeats
-from housekeeping.ledger import runs as batch_row
-from housekeeping.ledger import runs as run_queries
-from housekeeping.ledger import runs as run_start
+from housekeeping.ledger import history, migrations, operators, outbox, processes, runs, schema, ticks
 from housekeeping.ledger.alerts import Acknowledged, Reconciled, acknowledge, claim_evaluation, reconcile
 from housekeeping.ledger.erasures import key_hmac
 from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunRecord, read_page

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from housekeeping.middleware import deduplication as middleware
-from housekeeping.middleware import deduplication as steps
-from housekeeping.middleware import delivery as admission
-from housekeeping.middleware import delivery as exclusive_lease
-from housekeeping.middleware import delivery as idempotency
-from housekeeping.middleware import enqueue as enqueue_scripts
-from housekeeping.middleware import enqueue as path
-from housekeeping.middleware import interrupts as statements
-from housekeeping.middleware import keys, retries
-from housekeeping.middleware import keys as call_keys
-from housekeeping.middleware import keys as deduplication_scripts
-from housekeeping.middleware import observe as heartbeats
-from housekeeping.middleware import retries as dead_letters
-from housekeeping.middleware import retries as group_callbacks
-from housekeeping.middleware import retries as reliable_enqueue
-from housekeeping.middleware import schedule as tick_store
+from housekeeping.middleware import deduplication, delivery, enqueue, interrupts, keys, observe, retries, schedule
 from housekeeping.middleware.consistency import Connections, DataConsistency
 from housekeeping.middleware.deduplication import Deduplication
 from housekeeping.middleware.delivery import Admission

@@ -11,7 +11,7 @@ from typing import Any, Final
 import dramatiq.middleware.retries
 
 from tests.internals.core import Cron
-from tests.internals.middleware import dead_letters
+from tests.internals.middleware import retries
 
 _FEW_OBJECTS: Final = 100_000  # objects per garbage collection; a schedule makes about as many
 
@@ -24,7 +24,7 @@ def install() -> None:
     without: Any = SimpleNamespace(
         format_exc=lambda limit: repr(sys.exception()), format_exception=lambda error, limit: [repr(error)]
     )
-    modules: tuple[Any, ...] = (dramatiq.middleware.retries, dead_letters)
+    modules: tuple[Any, ...] = (dramatiq.middleware.retries, retries)
     for module in modules:
         module.traceback = without
     # Dramatiq imports it for every broker, and would search the path each time.

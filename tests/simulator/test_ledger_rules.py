@@ -12,7 +12,7 @@ from peewee import OperationalError
 
 from tests.internals.core import LeaseLost, RunTakenOver
 from tests.internals.database import CompiledQuery, Database, PreparedQuery, database
-from tests.internals.ledger import Run, run_queries, run_start, runs
+from tests.internals.ledger import Run, runs
 from tests.simulator import virtual_time
 from tests.simulator.database import SimulatedDatabase
 from tests.simulator.postgres import Postgres
@@ -112,13 +112,13 @@ def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     database.initialize(None)
 
 
-def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") -> run_start.RunStart | None:
-    return run_start.begin(
+def begun(message_id: str = "m1", token: str = "t1", lease: str | None = "k") -> runs.RunStart | None:
+    return runs.begin(
         "w", message_id=message_id, tick=_TICK, trigger="enqueue", lease=None if lease is None else (lease, token)
     )
 
 
-def in_batch(attempt: run_start.RunStart, then: Callable[[], None] = lambda: None) -> None:
+def in_batch(attempt: runs.RunStart, then: Callable[[], None] = lambda: None) -> None:
     with database.atomic():
         runs.advance(attempt.run_id, {"settled": 1}, {"pass": "rows", "after": [1]}, attempt.fence)
         then()
@@ -206,14 +206,14 @@ def test_rolled_back_changes_are_invisible(two: Two) -> None:
 def test_holder_is_gone_after_its_run_ended(two: Two) -> None:
     def work() -> None:
         run = _sure(begun())
-        assert not run_queries.holder_is_gone("w", "k", "t1")
-        assert not run_queries.holder_is_gone("w", "k", "another")
+        assert not runs.holder_is_gone("w", "k", "t1")
+        assert not runs.holder_is_gone("w", "k", "another")
         runs.fail(run.run_id, "failed", "why", None, {})
-        assert run_queries.holder_is_gone("w", "k", "t1")
+        assert runs.holder_is_gone("w", "k", "t1")
 
     assert alone(two, work) == ["first"]
 
 
-def _sure(attempt: run_start.RunStart | None) -> run_start.RunStart:
+def _sure(attempt: runs.RunStart | None) -> runs.RunStart:
     assert attempt is not None
     return attempt

@@ -10,10 +10,9 @@ from dramatiq.brokers.redis import RedisBroker
 from tests.internals.brokers import ReliableRedisBroker
 from tests.internals.database import database
 from tests.internals.engine import Commit
-from tests.internals.leases import store
+from tests.internals.leases import renewal
 from tests.internals.ledger import runs
-from tests.internals.middleware import Admission, idempotency, reliable_enqueue, tick_store
-from tests.internals.middleware import deduplication_scripts as scripts
+from tests.internals.middleware import Admission, delivery, keys, retries, schedule
 
 Twin = Callable[[], None]
 
@@ -35,12 +34,12 @@ def epoch_not_checked() -> None:
 
 def held_lease_granted() -> None:
     """Grant a lease that another run holds."""
-    _without(store, "_OBTAIN", ("if holder and holder ~= given.token then return holder end", ""))
+    _without(renewal, "_OBTAIN", ("if holder and holder ~= given.token then return holder end", ""))
 
 
 def lease_released_without_its_token() -> None:
     """Release a lease without its holder's token."""
-    _without(store, "_RELEASE", ('if redis.call("get", KEYS[1]) ~= given.token then return 0 end', ""))
+    _without(renewal, "_RELEASE", ('if redis.call("get", KEYS[1]) ~= given.token then return 0 end', ""))
 
 
 def unavailable_redis_grants_leases() -> None:
@@ -61,13 +60,13 @@ def unavailable_redis_grants_leases() -> None:
 
 def duplicates_enqueued() -> None:
     """Grant a key that another message holds."""
-    _without(scripts, "CLAIM", ("if holder and holder ~= message_id then", "if false then"))
+    _without(keys, "CLAIM", ("if holder and holder ~= message_id then", "if false then"))
 
 
 def key_released_by_another_message() -> None:
     """Release the key of another message at the end."""
     _without(
-        scripts,
+        keys,
         "RELEASE",
         ("if holder ~= given.message_id then return run and 2 or 0 end", ""),
         ("if held_by ~= run and (given.started or held_by) then return 0 end", ""),
@@ -76,22 +75,22 @@ def key_released_by_another_message() -> None:
 
 def key_never_released() -> None:
     """Never release a key before its ttl ends."""
-    scripts.RELEASE = "return 0"  # type: ignore[misc]
+    keys.RELEASE = "return 0"  # type: ignore[misc]
 
 
 def rerun_not_requested() -> None:
     """Ignore a duplicate during a run."""
-    _without(scripts, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))
+    _without(keys, "CLAIM", ('redis.call("hset", KEYS[1], "again", "1")', ""))
 
 
 def completed_message_runs_again() -> None:
     """Run a redelivery of a completed message."""
-    _without(idempotency, "_BEGIN", ('if completed then return "completed:" .. completed end', ""))
+    _without(delivery, "_BEGIN", ('if completed then return "completed:" .. completed end', ""))
 
 
 def second_delivery_runs() -> None:
     """Run two deliveries of a message at the same time."""
-    _without(idempotency, "_BEGIN", ("if running and running ~= given.token then return running end", ""))
+    _without(delivery, "_BEGIN", ("if running and running ~= given.token then return running end", ""))
 
 
 def counts_outside_the_transaction() -> None:
@@ -133,10 +132,10 @@ def retry_lost_while_redis_is_away() -> None:
     def once(step: Callable[[], Any], event: str) -> Any:
         try:
             return step()
-        except reliable_enqueue._AWAY:
+        except retries._AWAY:
             return None
 
-    reliable_enqueue.retry_until_available = once
+    retries.retry_until_available = once
 
 
 def lost_deliveries_never_requeued() -> None:
@@ -146,7 +145,7 @@ def lost_deliveries_never_requeued() -> None:
 
 def tick_sent_by_every_scheduler() -> None:
     """Ignore the claim of a tick."""
-    vars(tick_store)["CLAIM"] = "return 1"
+    vars(schedule)["CLAIM"] = "return 1"
 
 
 def missed_ticks_not_recorded() -> None:

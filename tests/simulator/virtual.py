@@ -23,7 +23,7 @@ import dramatiq.worker
 import periodiq
 
 from tests.internals.core import thread_interrupt
-from tests.internals.leases import renewal, renewal_threads
+from tests.internals.leases import renewal
 from tests.simulator.virtual_threads import (
     Threading,
     VirtualConsumer,
@@ -75,7 +75,7 @@ def install(further: dict[Any, Any]) -> None:
         id(time.sleep): _sleep,
         id(uuid.uuid4): _uuid4,
         id(dramatiq.middleware.threading.raise_thread_exception): _interrupt,
-        id(renewal_threads.renewals): VirtualRenewals(),
+        id(renewal.renewals): VirtualRenewals(),
         id(datetime_module.datetime): VirtualDatetime,
         id(threading): Threading(),
         **{id(original): other for original, other in further.items()},

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from tests.internals.database import database
-from tests.internals.ledger import Run, run_queries, runs
+from tests.internals.ledger import Run, runs
 from tests.twins import Twin
 from tests.twins.scenarios import deletes_dependents_of_fresh_parents
 
@@ -26,7 +26,7 @@ def _counts_a_begun_run_as_done(patch: pytest.MonkeyPatch) -> None:
     def begun(message_id: str) -> Any:
         return Run.select(Run.id).where((Run.message_id == message_id) & Run.outcome.is_null(False))
 
-    patch.setattr(run_queries, "_completed", begun)
+    patch.setattr(runs, "_completed", begun)
 
 
 def _discards_counts_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.internals.middleware import EnqueuePath, call_keys, config_of, digest, middleware, path, steps
+from tests.internals.middleware import EnqueuePath, config_of, deduplication, digest, enqueue
+from tests.internals.middleware import deduplication as steps
+from tests.internals.middleware import keys as call_keys
 from tests.twins import Twin
 from tests.twins.planting import Breaks, in_script, instead
 
@@ -17,7 +19,7 @@ _ENDINGS: Final = "tests/integration/middleware/deduplication/test_endings.py::"
 ANOTHER_HOLDS_IT: Final = "if holder and holder ~= message_id then"
 _ENQUEUEING: Final = "tests/integration/middleware/deduplication/test_enqueueing.py::"
 _BULK: Final = "tests/integration/middleware/enqueue_many/test_bulk.py::"
-_TAKE_TURNS: Final = instead(path, "share_redis", lambda queues, keys: False)
+_TAKE_TURNS: Final = instead(enqueue, "share_redis", lambda queues, keys: False)
 _TURNS: Final = "tests/integration/middleware/deduplication/test_turns.py::"
 _ONE_MORE: Final = "tests/integration/middleware/deduplication/test_reschedule_once.py::"
 _ASKS: Final = 'if given.ask_for_rerun and running then redis.call("hset", KEYS[1], "again", "1") end'
@@ -28,7 +30,7 @@ def _config(**other: Any) -> Breaks:
         config = config_of(actor)
         return config and dataclasses.replace(config, **other)
 
-    return lambda patch: patch.setattr(middleware, "config_of", broken)
+    return lambda patch: patch.setattr(deduplication, "config_of", broken)
 
 
 def _ping_for_each(patch: pytest.MonkeyPatch) -> None:
@@ -89,7 +91,7 @@ TWINS: Final[list[Twin]] = [
         "D2",
         "answers_no_duplicate",
         "tests/integration/middleware/test_results.py::test_group_with_a_dropped_duplicate_completes",
-        instead(path, "note_duplicates", lambda broker, dropped: None),
+        instead(enqueue, "note_duplicates", lambda broker, dropped: None),
     ),
     Twin(
         "D3",

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from housekeeping import Delete
-from tests.internals.middleware import idempotency
+from tests.internals.middleware import delivery
 from tests.internals.sweeps import Write
 from tests.twins import Twin
 
@@ -15,7 +15,7 @@ _ONCE: Final = "tests/integration/middleware/test_idempotency.py::"
 
 
 def _records_no_completion(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(idempotency, "_END", 'redis.call("del", KEYS[2])')
+    patch.setattr(delivery, "_END", 'redis.call("del", KEYS[2])')
 
 
 def _runs_a_second_delivery(patch: pytest.MonkeyPatch) -> None:
@@ -25,11 +25,11 @@ def _runs_a_second_delivery(patch: pytest.MonkeyPatch) -> None:
     redis.call("set", KEYS[2], given.token, "px", given.ttl)
     return given.token
     """
-    patch.setattr(idempotency, "_BEGIN", begin)
+    patch.setattr(delivery, "_BEGIN", begin)
 
 
 def _ignores_idempotency_keys_of_messages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(idempotency, "_name", lambda message: f"{message.actor_name}:{message.message_id}")
+    patch.setattr(delivery, "_name", lambda message: f"{message.actor_name}:{message.message_id}")
 
 
 def _updates_rows_instead_of_deleting_them(patch: pytest.MonkeyPatch) -> None:
@@ -42,9 +42,7 @@ def _updates_rows_instead_of_deleting_them(patch: pytest.MonkeyPatch) -> None:
 
 
 def _completes_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        idempotency, "_COMPLETE", idempotency._COMPLETE.replace("WHERE earlier.expires_at <=", "WHERE now() <=")
-    )
+    patch.setattr(delivery, "_COMPLETE", delivery._COMPLETE.replace("WHERE earlier.expires_at <=", "WHERE now() <="))
 
 
 TWINS: Final[list[Twin]] = [

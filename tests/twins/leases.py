@@ -11,9 +11,9 @@ import pytest
 from tests.internals.brokers import StoreUnavailable
 from tests.internals.core import LeaseLost
 from tests.internals.database import database
-from tests.internals.leases import Fence, Holder, Lease, lease
-from tests.internals.leases import store as lease_store
-from tests.internals.middleware import Admission, admission
+from tests.internals.leases import Fence, Holder, LeaseRow, lease, renewal
+from tests.internals.middleware import Admission
+from tests.internals.middleware import delivery as admission
 from tests.twins import Twin
 from tests.twins.planting import instead
 
@@ -24,11 +24,11 @@ _FENCES: Final = "tests/integration/leases/test_fences.py::"
 
 
 def _grants_a_held_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease_store, "_OBTAIN", 'redis.call("set", KEYS[1], given.token, "px", given.ttl) return given.token')
+    patch.setattr(renewal, "_OBTAIN", 'redis.call("set", KEYS[1], given.token, "px", given.ttl) return given.token')
 
 
 def _renews_the_lease_of_another(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease_store, "_RENEW", 'redis.call("pexpire", KEYS[1], given.ttl) return 1')
+    patch.setattr(renewal, "_RENEW", 'redis.call("pexpire", KEYS[1], given.ttl) return 1')
 
 
 def _starts_without_its_lease(patch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def _passes_over_errors(patch: pytest.MonkeyPatch) -> None:
 
 def _checks_the_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
     def check_epoch(fence: Fence, connection: Any = None) -> None:
-        query = f'SELECT 1 FROM "{Lease._meta.schema}".leases WHERE key = %s AND epoch = %s AND holder = %s'
+        query = f'SELECT 1 FROM "{LeaseRow._meta.schema}".leases WHERE key = %s AND epoch = %s AND holder = %s'
         if database.execute_sql(query, fence).fetchone() is None:
             raise LeaseLost
 

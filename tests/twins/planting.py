@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.internals.middleware import deduplication_scripts as scripts
-from tests.internals.middleware import enqueue_scripts as enqueueing_scripts
+from tests.internals.middleware import enqueue, keys
 
 Breaks = Callable[[pytest.MonkeyPatch], None]
 
@@ -31,4 +30,4 @@ def in_text(owner: Any, name: str, right: str, wrong: str) -> Breaks:
 
 def in_script(name: str, right: str, wrong: str) -> Breaks:
     """Replace a text in a script of deduplication or of enqueueing."""
-    return in_text(scripts if hasattr(scripts, name) else enqueueing_scripts, name, right, wrong)
+    return in_text(keys if hasattr(keys, name) else enqueue, name, right, wrong)

@@ -7,13 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.internals.middleware import (
-    Schedule,
-    group_callbacks,
-    idempotency,
-    retries,
-    statements,
-)
+from tests.internals.middleware import Schedule, delivery, interrupts, retries
 from tests.twins import Twin
 from tests.twins.planting import in_text, instead
 
@@ -74,13 +68,13 @@ TWINS: Final[list[Twin]] = [
         "R4",
         "counts_a_second_delivery",
         f"{_FOLLOW_UPS}test_group_member_delivered_twice_counts_once",
-        in_text(group_callbacks, "_COUNT", "if answered then return tonumber(answered) end", ""),
+        in_text(retries, "_COUNT", "if answered then return tonumber(answered) end", ""),
     ),
     Twin(
         "F10",
         "executes_completed_messages",
         f"{_STORMS}test_redeliveries_of_a_completed_message_have_no_effect",
-        in_text(idempotency, "_BEGIN", 'if completed then return "completed:" .. completed end', ""),
+        in_text(delivery, "_BEGIN", 'if completed then return "completed:" .. completed end', ""),
     ),
     Twin(
         "R5",
@@ -92,7 +86,7 @@ TWINS: Final[list[Twin]] = [
         "R5",
         "does_not_cancel_the_statement",
         f"{_STATEMENTS}test_actor_that_translates_the_cancellation_is_requeued_too",
-        instead(statements, "_cancel", lambda connection: False),
+        instead(interrupts, "_cancel", lambda connection: False),
         slow=True,
     ),
 ]

@@ -10,7 +10,7 @@ from peewee import SQL
 
 from tests.internals.database import connection
 from tests.internals.engine import Restore
-from tests.internals.ledger import Run, action_log, run_queries
+from tests.internals.ledger import Run, operators, runs
 from tests.internals.sweeps import CascadeStage, Statements, Write, actions, moved, partition_catalog
 from tests.internals.workers import Deletion
 from tests.twins import Twin
@@ -139,7 +139,7 @@ TWINS: Final[list[Twin]] = [
         "P1",
         "resumes_a_purge_twice",
         f"{_PURGE}test_of_two_processes_that_resume_a_purge_one_begins",
-        instead(run_queries, "_resuming", lambda run_id: Run.select(Run.id).where(SQL("false"))),
+        instead(runs, "_resuming", lambda run_id: Run.select(Run.id).where(SQL("false"))),
     ),
     Twin(
         "F3",
@@ -151,6 +151,6 @@ TWINS: Final[list[Twin]] = [
         "O1",
         "logs_no_action",
         f"{_LOG}test_action_is_logged_with_user_target_and_result",
-        instead(action_log, "_in_main", lambda write: (None, None)),
+        instead(operators, "_in_main", lambda write: (None, None)),
     ),
 ]

@@ -13,7 +13,7 @@ from dramatiq import Message, MessageProxy, Middleware
 
 from tests.internals.brokers import Skip
 from tests.internals.core import shared_redis
-from tests.internals.middleware import Deduplication, RunLog, idempotency
+from tests.internals.middleware import Deduplication, RunLog, delivery
 from tests.twins import Twin
 from tests.twins.planting import in_text
 
@@ -59,7 +59,7 @@ def _leaves_a_key_per_message(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_completions_forever(patch: pytest.MonkeyPatch) -> None:
-    in_text(idempotency, "_END", 'given.completed_by, "px", given.ttl', "given.completed_by")(patch)
+    in_text(delivery, "_END", 'given.completed_by, "px", given.ttl', "given.completed_by")(patch)
 
 
 def _remembers_every_message_id(patch: pytest.MonkeyPatch) -> None:

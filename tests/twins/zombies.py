@@ -8,7 +8,7 @@ import pytest
 
 from housekeeping import ExclusiveLease
 from tests.internals.core import RedisUnavailable
-from tests.internals.engine import run_end
+from tests.internals.engine import run
 from tests.internals.ledger import Run, runs
 from tests.twins import Twin
 
@@ -36,14 +36,14 @@ def _treats_no_answer_as_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_the_unanswered_batch_twice(patch: pytest.MonkeyPatch) -> None:
-    close_row = run_end._close_row
+    close_row = run._close_row
 
     def counting_again(request: Any, state: Any, run_id: int) -> None:
         close_row(request, state, run_id)
         state.counts["deleted_rows"] += 10
         Run.update(counts=state.counts).where(Run.id == run_id).execute()
 
-    patch.setattr(run_end, "_close_row", counting_again)
+    patch.setattr(run, "_close_row", counting_again)
 
 
 TWINS: Final[list[Twin]] = [

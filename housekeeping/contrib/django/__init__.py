@@ -1,7 +1,7 @@
-"""Django app: settings from Django's, sweeps in ``<app>/sweeps.py``, ``manage.py housekeeping``, checks, dashboard.
+"""Django app: settings, sweeps of ``<app>/sweeps.py``, ``manage.py housekeeping``, migrations, checks, dashboard.
 
-Add ``"housekeeping.contrib.django"`` to ``INSTALLED_APPS``. Django's settings become those of the library in one
-place, `variables`: the commands get them as environment variables, code of the project by `load_settings`.
+Add ``"housekeeping.contrib.django"`` to ``INSTALLED_APPS``. `variables` converts Django's settings to those of the
+library. The commands get them as environment variables, and code of the project by `load_settings`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from django.apps import apps as django_apps  # there is a module `apps` here, too
+from django.apps import apps as django_apps  # renamed, because this package has a module `apps`
 from django.conf import settings as django_settings
 
 from housekeeping.core.errors import SettingsError
@@ -25,12 +25,12 @@ _NOT_LIBPQS: Final = {
 
 
 def load_settings() -> Settings:
-    """Return the library's settings of the Django project, such as for `housekeeping.install`.
+    """Return the library's settings of the Django project, for example for `housekeeping.install`.
 
-    ``HOUSEKEEPING`` in Django's settings has them by their names without the prefix, such as ``REDIS_URL``. There,
-    ``DATABASES`` lists aliases of Django's ``DATABASES``, by default ``default``: the first one is the database
-    ``main``, the others keep their names. Environment variables apply to settings that are not in ``HOUSEKEEPING``,
-    except for databases and sweeps.
+    Django's setting ``HOUSEKEEPING`` contains them by their names without the prefix, such as ``REDIS_URL``. Its key
+    ``DATABASES`` lists aliases of Django's ``DATABASES``, by default only ``default``. The first one is the database
+    ``main``, the others keep their names. Environment variables apply to settings that are missing in
+    ``HOUSEKEEPING``, except for databases and sweeps.
 
     Raises:
       SettingsError: A setting is missing or wrong.
@@ -40,10 +40,10 @@ def load_settings() -> Settings:
 
 
 def variables() -> dict[str, str]:
-    """Return the settings of `load_settings` that are Django's, as environment variables.
+    """Return the settings that Django's settings define, as environment variables.
 
     Raises:
-      SettingsError: A name is no setting, or an alias is no PostgreSQL database.
+      SettingsError: A name is not a setting, or an alias is not a PostgreSQL database.
     """
     given = dict(getattr(django_settings, "HOUSEKEEPING", {}))
     place = " (in HOUSEKEEPING of Django's settings)"
@@ -54,7 +54,7 @@ def variables() -> dict[str, str]:
         "DATABASE_URL": database_url(main),
         **given,
         "DATABASES": {alias: database_url(alias) for alias in others},
-        # First, because each process that imports sweeps needs Django's models.
+        # Django's setup comes first, because every process that imports sweeps needs the models.
         "SWEEPS": [f"{__name__}.setup", *_discovered(), *([sweeps] if isinstance(sweeps, str) else sweeps)],
     }
     texts = {name: each if isinstance(each, str) else json.dumps(each, default=str) for name, each in values.items()}
@@ -62,10 +62,10 @@ def variables() -> dict[str, str]:
 
 
 def aliases() -> tuple[str, ...]:
-    """Return the aliases of the library's databases, that of ``main`` first.
+    """Return the aliases of the library's databases; the first one is ``main``.
 
     Raises:
-      SettingsError: ``HOUSEKEEPING`` has no list of aliases.
+      SettingsError: ``DATABASES`` in ``HOUSEKEEPING`` is not a list of aliases.
     """
     given = getattr(django_settings, "HOUSEKEEPING", {}).get("DATABASES", ["default"])
     if not isinstance(given, list | tuple) or not given:
@@ -79,7 +79,7 @@ def database_url(alias: str = "default") -> str:
     """Return the URL of ``DATABASES[alias]``, with the server, user and options of Django's connections.
 
     Raises:
-      SettingsError: There is no such database, or it is not PostgreSQL.
+      SettingsError: The alias does not exist, or its database is not PostgreSQL.
     """
     database = django_settings.DATABASES.get(alias)
     if database is None:

@@ -1,4 +1,4 @@
-"""Configuration of the app."""
+"""Configuration of the Django app."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.core.checks import Tags, register
 
 
 class HousekeepingConfig(AppConfig):
-    """The app ``housekeeping``."""
+    """Configuration of the app ``housekeeping``."""
 
     name = "housekeeping.contrib.django"
     label = "housekeeping"

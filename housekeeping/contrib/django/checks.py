@@ -1,4 +1,4 @@
-"""System checks: settings and declarations always; sweeps and tables with ``manage.py check --database default``."""
+"""System checks of settings and declarations, and with ``manage.py check --database default`` of sweeps and tables."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def check_declarations(app_configs: Any, **options: Any) -> list[CheckMessage]:
 def check_databases(app_configs: Any, databases: Sequence[str] | None, **options: Any) -> list[CheckMessage]:
     """Return warnings about sweeps, such as a missing index, and about tables without a decision.
 
-    They are no errors, because ``migrate`` checks before it creates tables and indexes. A sweep without its table gets
-    no warning: the table may be about to be created.
+    They are not errors, because ``migrate`` runs the checks before it creates tables and indexes. For the same reason,
+    a sweep whose table is missing gets no warning.
     """
     try:
         if not set(databases or ()) & set(aliases()):
@@ -45,12 +45,12 @@ def check_databases(app_configs: Any, databases: Sequence[str] | None, **options
         settings = load_settings()
         sweeps = configured_sweeps(settings)
     except HousekeepingError:
-        return []  # an error of the other check
+        return []  # `check_declarations` reports it
     use_database(settings)
     try:
         return _warnings(settings, sweeps)
     finally:
-        close_databases()  # the test runner drops its databases
+        close_databases()  # otherwise Django's test runner could not drop its databases
 
 
 def _warnings(settings: Settings, sweeps: dict[str, Sweep]) -> list[CheckMessage]:
@@ -70,12 +70,12 @@ def _warnings(settings: Settings, sweeps: dict[str, Sweep]) -> list[CheckMessage
 
 
 def _has_tables(sweep: Sweep) -> bool:
-    """Return whether the tables of the sweep's stages exist, or cannot be read."""
+    """Return whether the tables of the sweep's stages exist; True if the catalog cannot be read."""
     try:
         with database.using(sweep.database):
             stages = sweep.declared_stages()
             return all(table_of(each.model).exists for each in stages if isinstance(each, TableStage | PartitionStage))
-    except DeclarationError:  # no table has the given name
+    except DeclarationError:  # a table that was declared by name does not exist
         return False
     except PeeweeException:  # the findings report it
         return True

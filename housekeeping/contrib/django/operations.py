@@ -1,4 +1,4 @@
-"""Operation of Django's migrations that creates and upgrades the library's own tables."""
+"""Django migration operation that creates and upgrades the library's own tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from housekeeping.ledger.schema import statements, version_of
 
 
 class UpgradeHousekeeping(Operation):
-    """Take the tables to a version, in the databases of ``HOUSEKEEPING``.
+    """Operation that upgrades the tables to a version, in the databases of ``HOUSEKEEPING``.
 
-    What ``housekeeping init`` has applied already is omitted. Reversing leaves the tables, whose rows may be needed.
+    It skips what ``housekeeping init`` has already applied. Reversing it keeps the tables, whose rows may be needed.
 
     Parameters:
       to: The new version.
@@ -25,10 +25,10 @@ class UpgradeHousekeeping(Operation):
         self.to = to
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change nothing: the tables have no models of Django."""
+        """Change nothing, because the tables have no Django models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Execute the statements of ``housekeeping init`` that are missing."""
+        """Execute the statements of ``housekeeping init`` that were not applied yet."""
         connection = schema_editor.connection
         if connection.alias not in aliases():
             return
@@ -43,8 +43,8 @@ class UpgradeHousekeeping(Operation):
             schema_editor.execute(statement, None)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Leave the tables."""
+        """Keep the tables."""
 
     def describe(self) -> str:
         """Return the line that ``migrate`` prints."""
-        return f"Take the tables of housekeeping to version {self.to}"
+        return f"Upgrade the tables of housekeeping to version {self.to}"

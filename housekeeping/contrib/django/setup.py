@@ -1,6 +1,6 @@
-"""First module of ``HOUSEKEEPING_SWEEPS``: sets Django up in processes that Django has not started.
+"""First module of ``HOUSEKEEPING_SWEEPS``: sets up Django in processes that Django has not started.
 
-It also decides about tables of Django that keep their rows.
+It also declares the tables of Django that keep their rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if not apps.ready:
 KEPT = [
     Kept(table, reason)
     for app, table, reason in (
-        (None, "django_migrations", "Django reads all of its migrations"),
+        (None, "django_migrations", "Django reads all applied migrations"),
         ("django.contrib.contenttypes", "django_content_type", "one row for each model"),
         ("django.contrib.auth", "auth_permission", "a few rows for each model"),
     )

@@ -1,6 +1,6 @@
-"""The dashboard, for ``path("ops/housekeeping/", include("housekeeping.contrib.django.urls"))``.
+"""URLs of the dashboard, for ``path("ops/housekeeping/", include("housekeeping.contrib.django.urls"))``.
 
-Users need the permission ``housekeeping.view_dashboard``, and to change something ``housekeeping.change_dashboard``.
+Users need the permission ``housekeeping.view_dashboard``, and ``housekeeping.change_dashboard`` to make changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _page() -> WSGIApplication:
 
 def _show(request: HttpRequest, path: str) -> HttpResponse:
     """Return a page of the dashboard."""
-    with _MAKING:  # the first two requests may come at once
+    with _MAKING:  # two first requests may arrive at the same time
         page = _page()
     environ: dict[str, Any] = {
         **request.META,
@@ -57,16 +57,16 @@ def _show(request: HttpRequest, path: str) -> HttpResponse:
     cookies = answer.headers.getlist("Set-Cookie")
     del answer.headers["Set-Cookie"]
     response = HttpResponse(answer.get_data(), status=answer.status_code, headers=dict(answer.headers))
-    for cookie in cookies:  # where Django's middleware and test client expect them
+    for cookie in cookies:  # Django's middleware and test client expect them there
         response.cookies.load(cookie)
     return response
 
 
 def _latin_1(text: str) -> str:
-    """Return a text as WSGI passes it."""
+    """Return a text in the encoding of WSGI: its UTF-8 bytes read as Latin-1."""
     return text.encode().decode("latin-1")
 
 
 _permitted: Any = login_required(permission_required("housekeeping.view_dashboard", raise_exception=True)(_show))
-# The page's forms have tokens of their own.
+# The dashboard's forms have their own CSRF tokens.
 urlpatterns = [re_path(r"^(?P<path>.*)$", csrf_exempt(_permitted), name="dashboard")]

@@ -488,7 +488,7 @@ def _is_missing(answer: BaseException) -> bool:
 
 def _concurrently(keys: Sequence[str], request: Callable[[str], Awaitable[object]]) -> Answers:
     """Send a request for each key; return its error, or None."""
-    # Imported here, because every command imports this module, and only a run of its worker sends requests.
+    # Imported here, because every command imports this module, but only runs of its worker send requests.
     import asyncio
 
     async def send() -> list[Any]:

@@ -83,7 +83,7 @@ STATES: Final = (
             TICK: Answer(
                 ("whether it was sent is unknown", "Redis did not answer", "No run can be sent or received"),
                 ("No run can be sent or received",),
-                ("it is being sent", "Redis has no record of it"),
+                ("it is being sent", "it is not stored"),
                 type=(f"why {ORDERS}",),
                 look=("/", WORKER, f"{WORKER}/plan"),
             ),

@@ -19,8 +19,7 @@ from tests.internals.database import database
 from tests.internals.engine import restoration_of, run_sweep
 from tests.internals.leases import RedisLeaseStore
 from tests.internals.ledger import NOW as DATABASE_NOW
-from tests.internals.ledger import Run, runs
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import Run, operators, runs
 from tests.session_settings import NEEDS_SESSION
 
 #: Many processes, or many rows.
@@ -46,7 +45,7 @@ def killed_at_each_point(of: Sweep) -> Iterator[Ended]:
     """Archive, then kill a restore before each of its points; yield what is there then."""
     alive = random.getrandbits(62)
     for number in itertools.count():
-        overrides.resume(of.name)
+        operators.resume(of.name)
         run_id = run_sweep(of, clock=CLOCK).run_id
         assert run_id is not None
         ended = run_in_process(lambda run=run_id: restore(of, run), number, alive)  # type: ignore[misc]
@@ -81,7 +80,7 @@ def test_sweep_stays_paused_after_the_first_restored_row(
     archive: None, housekeeping_redis: redis.Redis, of: Sweep
 ) -> None:
     for _ in killed_at_each_point(of):
-        override = overrides.override_of(of.name)
+        override = operators.override_of(of.name)
         assert value("SELECT count(*) FROM old_tickets") == 5 or (override is not None and override.state == "paused")
 
 

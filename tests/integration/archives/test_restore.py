@@ -15,8 +15,7 @@ from tests.internals.core import WrongArgument, shared_redis
 from tests.internals.database import Database, database
 from tests.internals.engine import RunResult, restoration_of, run_sweep
 from tests.internals.leases import RedisLeaseStore
-from tests.internals.ledger import Override, Run
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import Override, Run, operators
 
 CLOCK = ManualClock(NOW)
 
@@ -142,7 +141,7 @@ def test_sweep_is_paused_afterward(archive: None) -> None:
 
     restore(run_id)
 
-    override = overrides.override_of("tickets.closed")
+    override = operators.override_of("tickets.closed")
     assert override is not None and override.state == "paused" and f"restore of run {run_id};" in str(override.reason)
     assert run_sweep(sweep(), clock=CLOCK).reason == "paused"
 
@@ -150,17 +149,17 @@ def test_sweep_is_paused_afterward(archive: None) -> None:
 def test_sweep_is_not_paused_if_so_asked(archive: None) -> None:
     restore(archived(), pause=False)
 
-    assert overrides.override_of("tickets.closed") is None
+    assert operators.override_of("tickets.closed") is None
     assert run_sweep(sweep(), clock=CLOCK).counts["deleted_rows"] == 5
 
 
 def test_override_of_the_sweep_returns_after_a_restore_that_does_not_pause(archive: None) -> None:
     run_id = archived()
-    overrides.switch(Override("tickets.closed", "narrow", "slowly", batch_size=1))
+    operators.switch(Override("tickets.closed", "narrow", "slowly", batch_size=1))
 
     restore(run_id, pause=False)
 
-    override = overrides.override_of("tickets.closed")
+    override = operators.override_of("tickets.closed")
     assert override is not None and (override.state, override.reason, override.batch_size) == ("narrow", "slowly", 1)
 
 
@@ -256,14 +255,14 @@ def test_rows_that_reference_rows_of_their_table_are_restored_after_those(archiv
 def test_pause_by_an_operator_during_a_restore_stays(archive: None, before: Override | None) -> None:
     run_id = archived()
     if before is not None:
-        overrides.switch(before)
+        operators.switch(before)
 
     def pause(counts: Any) -> None:
-        overrides.switch(Override("tickets.closed", "paused", "an incident"))
+        operators.switch(Override("tickets.closed", "paused", "an incident"))
 
     result = restoration_of(sweep(), run_id).carry_out(pause=False, on_batch=pause)
 
-    left = overrides.override_of("tickets.closed")
+    left = operators.override_of("tickets.closed")
     assert (result.outcome, left and (left.state, left.reason)) == ("done", ("paused", "an incident"))
 
 

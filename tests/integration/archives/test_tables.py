@@ -11,7 +11,7 @@ from housekeeping import Call, Delete, Settings, Sweep
 from housekeeping.testing.stubs import ManualClock
 from tests.integration.archives.tickets import NOW, Ticket, create, fill, rows, sweep
 from tests.internals.database import Database, database
-from tests.internals.doctor import archives
+from tests.internals.doctor import tables
 from tests.internals.engine import Finding, run_sweep
 from tests.internals.insight import dry_run, plan
 from tests.internals.sweeps import Batch, TableStage, Write, problems_of
@@ -20,7 +20,7 @@ CLOCK = ManualClock(NOW)
 
 
 def findings(settings: Settings, of: Sweep) -> list[Finding]:
-    return list(archives.examine_archives(settings, {of.name: of}))
+    return list(tables.examine_archives(settings, {of.name: of}))
 
 
 @pytest.mark.parametrize("other", ["numeric(8,1)", "numeric(12,2)", "integer", "text", "double precision[]"])

@@ -18,8 +18,7 @@ from tests.integration.cascades.shop import NOW, execute, ids, sweep, value
 from tests.integration.statements import watch_statements
 from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
-from tests.internals.ledger import Override
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import Override, operators
 
 
 def _statements(run: Any) -> int:
@@ -141,7 +140,7 @@ def test_large_parent_is_continued_after_the_others(postgres: Database, caplog: 
 
 
 def test_narrowed_batches_have_fewer_rows(accounts: None) -> None:
-    overrides.switch(Override("shop.closed_accounts", "narrow", batch_size=1))
+    operators.switch(Override("shop.closed_accounts", "narrow", batch_size=1))
     sizes: list[int] = []
     before = 0
 

@@ -30,7 +30,7 @@ from tests.integration.middleware.step_worker import close
 from tests.internals.brokers import message_broker
 from tests.internals.core import shared_redis
 from tests.internals.database import Database
-from tests.internals.engine import RunResult, actor_registry, register, run_sweep
+from tests.internals.engine import RunResult, register, run_sweep, send
 from tests.internals.ledger import Run as RunRow
 from tests.internals.workers import backends, configured_sweeps, stores
 
@@ -73,7 +73,7 @@ def sweeps(counted: Database, settings: Settings, meter_client: redis.Redis, tmp
     yield composed
     for broker in brokers:
         close(broker)
-    actor_registry.forget_all()
+    send.forget_all()
     backends.replace()
     backends.use_root(None)
     stores.configured.clear()

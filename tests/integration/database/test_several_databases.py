@@ -31,7 +31,7 @@ from tests.internals.core import (
 from tests.internals.database import connect_to, database, handle_of
 from tests.internals.engine import by_database, register, run_sweep
 from tests.internals.insight import as_json, plan
-from tests.internals.leases import Lease, RedisLeaseStore
+from tests.internals.leases import LeaseRow, RedisLeaseStore
 from tests.internals.ledger import Run, held_leases, release_lease
 from tests.internals.middleware import Connections, Schedule, TickRecorder
 from tests.internals.workers import configured_sweeps
@@ -150,7 +150,7 @@ def test_lease_is_fenced_in_its_database_with_the_applications_connection(
     own.close()
 
     assert len(rows(CI, "SELECT id FROM entries")) == 2
-    assert not Lease.select().exists()
+    assert not LeaseRow.select().exists()
 
 
 def test_lease_released_by_hand_is_fenced_off_in_its_database(two: Settings, redis_client: redis.Redis) -> None:

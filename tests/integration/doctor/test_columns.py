@@ -19,8 +19,8 @@ from tests.integration.doctor.conftest import Found
 from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED
 from tests.internals.core import error_line
 from tests.internals.database import Database, restore_declared_key
-from tests.internals.doctor import columns, stages
-from tests.internals.doctor import partition_findings as partitions
+from tests.internals.doctor import lone_partitions, stages
+from tests.internals.doctor import tables as columns
 from tests.internals.engine import Finding
 from tests.internals.insight import plan
 from tests.internals.workers import BUILT_IN, configured_sweeps
@@ -161,7 +161,7 @@ def test_table_with_partitions_is_no_warning(complete: Settings, partition: None
     given: dict[str, Any] = {"ci.stuck_jobs": {"table": "p_ci_builds"}}
     settings = Settings.load(**complete.model_dump(exclude={"workers"}), workers=given)
 
-    assert list(partitions(settings, configured_sweeps(settings))) == []
+    assert list(lone_partitions(settings, configured_sweeps(settings))) == []
 
 
 @pytest.mark.slow

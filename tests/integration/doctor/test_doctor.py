@@ -18,8 +18,7 @@ from tests.command_processes import CommandProcesses
 from tests.integration.doctor.conftest import Found
 from tests.internals.core import PREFIX, how_to_install, redis_client
 from tests.internals.database import Database, connect_to, database
-from tests.internals.doctor import _memory, _persistence, doctor
-from tests.internals.doctor import postgres as server
+from tests.internals.doctor import _memory, _persistence, doctor, servers
 from tests.internals.ledger import Run
 from tests.internals.workers import configured_sweeps
 from tests.pgbouncer_server import PgBouncer
@@ -118,7 +117,7 @@ def test_missing_schema_is_an_error_and_other_checks_run(found: Found, settings:
 
 @pytest.fixture
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LONG", timedelta())
+    monkeypatch.setattr(servers, "LONG", timedelta())
 
 
 def test_long_transaction_is_reported_with_its_remedy(found: Found, application_url: str, long_ago: None) -> None:

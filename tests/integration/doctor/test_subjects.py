@@ -100,7 +100,10 @@ def test_materialized_view_that_stores_rows_of_a_subject_is_a_warning(
 
     (found,) = [each for each in _found(settings, monkeypatch, PERSON) if each.level != "fine"]
 
-    assert (found.level, found.text) == ("warning", "the materialized view mails has erased rows until it is refreshed")
+    assert (found.level, found.text) == (
+        "warning",
+        "the materialized view mails keeps erased rows until it is refreshed",
+    )
     assert found.way_out == "REFRESH MATERIALIZED VIEW mails; see docs/howto/erase-a-person.md"
 
 

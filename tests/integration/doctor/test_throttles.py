@@ -7,16 +7,14 @@ import pytest
 from housekeeping import Settings, Throttle
 from tests.declarations import changed
 from tests.internals.database import Database
-from tests.internals.doctor import examine, throttles
+from tests.internals.doctor import examine, stages
 from tests.internals.workers import status_sweep as sweep
 from tests.session_settings import set_in_session
 
 
 def findings(settings: Settings, limits: Throttle) -> list[tuple[str, str, str]]:
     limited = changed(sweep, throttle=limits)
-    return [
-        (each.level, each.subject, each.text) for each in throttles.examine_throttles(settings, {sweep.name: limited})
-    ]
+    return [(each.level, each.subject, each.text) for each in stages.examine_throttles(settings, {sweep.name: limited})]
 
 
 def test_default_limits_have_no_finding(settings: Settings, postgres: Database) -> None:

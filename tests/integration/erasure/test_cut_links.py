@@ -1,4 +1,4 @@
-"""Sweeps after which an erasure does not find rows of its subject any more."""
+"""Sweeps after which an erasure no longer finds rows of its subject."""
 
 from __future__ import annotations
 
@@ -97,9 +97,7 @@ ORPHANED = "shop.old deletes rows of account, but not those that refer to them b
         ([_overwriting("comment", parent_id=None)], {}),  # replies of others
     ],
 )
-def test_sweep_that_leaves_rows_to_which_no_link_leads_is_named(
-    settings: Settings, parts: list[Rows], cuts: dict[str, str]
-) -> None:
+def test_sweep_that_cuts_links_is_named(settings: Settings, parts: list[Rows], cuts: dict[str, str]) -> None:
     found = {each.text: each.way_out for each in cut_links(read_reach(PERSON), [_sweep(*parts)])}
 
     expected = {f"{text}; erasures no longer find these rows": way_out for text, way_out in cuts.items()}

@@ -1,4 +1,4 @@
-"""Materialized views that have rows of a subject after its erasure."""
+"""Materialized views that still contain rows of a subject after its erasure."""
 
 from __future__ import annotations
 

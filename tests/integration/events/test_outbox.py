@@ -15,7 +15,7 @@ from tests.integration.events.conftest import On
 from tests.integration.events.orders import NOW, Order, left, orders_expired, sweep
 from tests.internals.core import DeclarationError
 from tests.internals.database import database
-from tests.internals.doctor import postgres as doctor
+from tests.internals.doctor import servers
 from tests.internals.engine import run_sweep
 from tests.internals.ledger import NOW as DATABASE_NOW
 from tests.internals.ledger import OutboxRow, outbox
@@ -201,7 +201,7 @@ def test_rows_without_a_handler_stay_and_raise_an_alert(
     OutboxRow.update(due_at=DATABASE_NOW - outbox.OVERDUE - timedelta(seconds=1)).execute()
 
     result = run_sweep(outbox_sweep)
-    findings = list(doctor.outbox(settings, {outbox_sweep.name: outbox_sweep}))
+    findings = list(servers.outbox(settings, {outbox_sweep.name: outbox_sweep}))
 
     assert (result.outcome, result.counts["no_handler"], OutboxRow.select().count()) == ("done", 10, 10)
     assert [vars(record)["alarm"] for record in caplog.records if record.message == "Alert"] == ["most_no_handler"]
@@ -214,13 +214,13 @@ def test_rows_without_a_handler_stay_and_raise_an_alert(
 
 def test_doctor_names_a_subscription_that_keeps_failing(orders: type[Order], on: On, settings: Settings) -> None:
     examined = {outbox_sweep.name: outbox_sweep}
-    (before,) = doctor.outbox(settings, examined)
+    (before,) = servers.outbox(settings, examined)
     on(orders_expired, Handler("c1"), outbox="mails")
     expire_orders()
     OutboxRow.update(attempts=5).where(OutboxRow.error.is_null()).execute()
     sweep_outbox()
 
-    (finding,) = doctor.outbox(settings, examined)
+    (finding,) = servers.outbox(settings, examined)
 
     assert (before.level, finding.level) == ("fine", "warning")
     assert finding.text == (

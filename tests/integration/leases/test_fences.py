@@ -20,9 +20,9 @@ from tests.integration.leases.own_connection import own_connection
 from tests.integration.middleware.applications import eventually
 from tests.internals.core import DatabaseUnavailable, HousekeepingError, LeaseLost
 from tests.internals.database import Database, connect_to, database
-from tests.internals.leases import Lease, renewal
+from tests.internals.leases import LeaseRow, renewal
 from tests.internals.leases import lease as lease_module
-from tests.internals.ledger import run_start
+from tests.internals.ledger import runs
 from tests.session_settings import set_in_session
 
 TTL = timedelta(minutes=10)
@@ -174,14 +174,14 @@ def test_holder_that_renews_too_late_is_fenced_off_before_another_begins(
 def test_sweeps_and_code_take_their_epochs_from_one_row(postgres: Database, redis_client: redis.Redis) -> None:
     # L3: one name space
     obtained().cancel()
-    first = Lease.get(key=KEY).epoch
-    begun = run_start.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
-    second = Lease.get(key=KEY).epoch
+    first = LeaseRow.get(key=KEY).epoch
+    begun = runs.begin("any", message_id=None, tick=None, trigger="cli", lease=(KEY, "token"))
+    second = LeaseRow.get(key=KEY).epoch
     obtained()
 
     assert begun is not None and begun.fence == (KEY, second, "token")
-    assert first < second < Lease.get().epoch
-    assert [lease.key for lease in Lease.select()] == [KEY]
+    assert first < second < LeaseRow.get().epoch
+    assert [lease.key for lease in LeaseRow.select()] == [KEY]
 
 
 def test_fenced_lease_without_a_database_names_the_missing_setting(redis_client: redis.Redis) -> None:

@@ -13,7 +13,7 @@ from housekeeping import Settings
 from tests.integration.leases.own_connection import own_connection
 from tests.internals.core import LeaseLost
 from tests.internals.database import Database, database
-from tests.internals.leases import Fence, Lease, acquire_epoch, check_epoch
+from tests.internals.leases import Fence, LeaseRow, acquire_epoch, check_epoch
 from tests.internals.ledger import NOW
 
 PATIENCE_S = 20
@@ -21,7 +21,7 @@ LONG_AGO = NOW - timedelta(days=29)
 
 
 def forget(key: str) -> None:
-    assert Lease.delete().where(Lease.key == key).execute() == 1
+    assert LeaseRow.delete().where(LeaseRow.key == key).execute() == 1
 
 
 def acquired(holder: str) -> Fence:
@@ -34,7 +34,9 @@ def fence(holder: Fence) -> None:
 
 
 def is_recent(key: str) -> bool:
-    return bool(Lease.select().where((Lease.key == key) & (Lease.used_at > NOW - timedelta(minutes=5))).exists())
+    return bool(
+        LeaseRow.select().where((LeaseRow.key == key) & (LeaseRow.used_at > NOW - timedelta(minutes=5))).exists()
+    )
 
 
 def test_epoch_is_higher_than_before_its_row_was_deleted(postgres: Database) -> None:
@@ -63,7 +65,7 @@ def test_holder_whose_epoch_row_was_deleted_cannot_commit(postgres: Database) ->
 def test_holder_whose_epoch_was_issued_again_cannot_commit(postgres: Database) -> None:
     # L3: a failover to a replica that has not received the last acquisition
     sleeper = acquired("sleeper")
-    Lease.update(holder="successor on the new primary").execute()
+    LeaseRow.update(holder="successor on the new primary").execute()
 
     with pytest.raises(LeaseLost):
         fence(sleeper)
@@ -103,7 +105,7 @@ def wait_for_a_lock(admin: Connection, settings: Settings) -> None:
 def test_fence_keeps_the_epoch_row_of_a_long_held_lease(postgres: Database) -> None:
     # L3
     holder = acquired("holder for months")
-    Lease.update(used_at=LONG_AGO).execute()
+    LeaseRow.update(used_at=LONG_AGO).execute()
 
     fence(holder)
 
@@ -113,7 +115,7 @@ def test_fence_keeps_the_epoch_row_of_a_long_held_lease(postgres: Database) -> N
 def test_transactions_of_one_holder_do_not_wait_for_each_others_fences(postgres: Database, settings: Settings) -> None:
     # L3: both would note that the lease is in use
     holder = acquired("holder for months")
-    Lease.update(used_at=LONG_AGO).execute()
+    LeaseRow.update(used_at=LONG_AGO).execute()
     own = own_connection(settings)
     try:
         with postgres.atomic():

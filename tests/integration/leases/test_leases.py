@@ -19,7 +19,7 @@ from tests.faults import lose_connection, once, redis_fault
 from tests.internals.core import MAIN, DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
 from tests.internals.core import redis_client as make_redis_client
 from tests.internals.database import Database, database
-from tests.internals.leases import HeldLease, LeaseStore, PostgresLeaseStore, RedisLeaseStore
+from tests.internals.leases import HeldLeaseRow, LeaseStore, PostgresLeaseStore, RedisLeaseStore
 from tests.internals.ledger import NOW
 from tests.sentinel_servers import applications_client
 
@@ -41,7 +41,7 @@ def store_and_expire(request: pytest.FixtureRequest) -> Any:
 
         def end(key: str) -> None:
             with database.using(MAIN):
-                HeldLease.update(expires_at=NOW).where(HeldLease.key == key).execute()
+                HeldLeaseRow.update(expires_at=NOW).where(HeldLeaseRow.key == key).execute()
 
         yield PostgresLeaseStore(), end
         return

@@ -15,7 +15,7 @@ from datetime import timedelta
 import pytest
 
 from tests.internals.core import RedisUnavailable
-from tests.internals.leases import Renewal, Renewals, elapsed, renewal_threads
+from tests.internals.leases import Renewal, Renewals, elapsed, renewal
 
 TTL = timedelta(seconds=30)
 DUE_S = 10  # a third of the ttl: asked for so long ago, it is due now and good for long enough
@@ -192,7 +192,7 @@ def test_an_error_of_one_does_not_end_the_renewal_of_others(caplog: pytest.LogCa
 
 def test_failing_lost_lease_callback_does_not_block_the_others() -> None:
     renewals, tried, told, logged = Renewals(), threading.Event(), threading.Event(), _Logged("Could not renew bad")
-    logging.getLogger(renewal_threads.__name__).addHandler(logged)
+    logging.getLogger(renewal.__name__).addHandler(logged)
 
     def too_many_threads() -> None:
         tried.set()
@@ -204,7 +204,7 @@ def test_failing_lost_lease_callback_does_not_block_the_others() -> None:
 
     assert told.wait(PATIENCE_S)
     assert logged.event.wait(PATIENCE_S)
-    logging.getLogger(renewal_threads.__name__).removeHandler(logged)
+    logging.getLogger(renewal.__name__).removeHandler(logged)
     renewals.stop(bad)
     renewals.stop(late)
 

@@ -12,7 +12,7 @@ from housekeeping import Delete, ExclusiveLease, Limits, Row, Rows, Settings, Sw
 from housekeeping import Lease as DeclaredLease
 from tests.internals.core import MAIN, DatabaseUnavailable, LeaseLost, SettingsError
 from tests.internals.database import Database, database
-from tests.internals.leases import HeldLease, PostgresLeaseStore
+from tests.internals.leases import HeldLeaseRow, PostgresLeaseStore
 from tests.internals.ledger import NOW, Run, held_leases, release_lease
 
 KEY, TTL = "expired", timedelta(minutes=10)
@@ -65,7 +65,7 @@ def test_suspended_holder_cannot_commit_after_its_successor_began(postgres: Data
     first, second = (ExclusiveLease(KEY, TTL, fenced=True) for _ in range(2))
     first.try_obtain()
     with database.using(MAIN):
-        HeldLease.update(expires_at=NOW).execute()
+        HeldLeaseRow.update(expires_at=NOW).execute()
     second.try_obtain()
 
     with pytest.raises(LeaseLost), postgres.atomic():

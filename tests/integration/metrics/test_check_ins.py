@@ -17,7 +17,7 @@ from tests.integration.middleware.applications import at, close_all, installed, 
 from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.sweeps.engine.sizing import LONG_DUE, SMALL, past_runs
 from tests.internals.core import HousekeepingError
-from tests.internals.engine import breaker, register
+from tests.internals.engine import guard, register
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_run_stopped_by_its_breaker_checks_in_as_an_error(
     add_statuses: AddStatuses,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(breaker, "FLOOR", 10)
+    monkeypatch.setattr(guard, "FLOOR", 10)
     past_runs(10, 2)
     add_statuses(999, LONG_DUE)
     register(broker, changed(SMALL, guard_action="stop", schedule="0 * * * *"))

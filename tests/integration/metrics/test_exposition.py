@@ -26,7 +26,7 @@ from tests.integration.metrics.pages import (
     shows,
 )
 from tests.internals.database import Database
-from tests.internals.ledger import run_start
+from tests.internals.ledger import runs
 from tests.internals.workers import BUILT_IN
 
 #: Starts many processes.
@@ -166,7 +166,7 @@ def test_scheduler_page_shows_sent_and_missed_ticks(
     environment["HOUSEKEEPING_BUILT_IN"] = "all"  # their tables are missing
     this_minute = datetime.now(UTC).replace(second=0, microsecond=0)
     earlier: dict[str, Any] = {"tick": this_minute - timedelta(minutes=10), "trigger": "schedule", "message_id": None}
-    run_start.record(STATUSES, "skipped", "paused", **earlier)
+    runs.record(STATUSES, "skipped", "paused", **earlier)
     port, of_others = free_port(), tmp_path / "of_others"
     of_others.mkdir()
     own = {"HOUSEKEEPING_SCHEDULER_METRICS_PORT": str(port), "PROMETHEUS_MULTIPROC_DIR": str(of_others)}

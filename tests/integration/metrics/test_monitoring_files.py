@@ -18,7 +18,7 @@ from tests.integration.metrics.pages import STATUSES, Page, due_statuses, metere
 from tests.integration.metrics.promql import faults
 from tests.internals.core import Cron, metrics
 from tests.internals.database import Database
-from tests.internals.insight import run_metrics
+from tests.internals.insight import alerts
 from tests.internals.workers import BUILT_IN
 
 #: Starts many processes.
@@ -115,7 +115,7 @@ def test_each_documented_alert_has_a_rule() -> None:
 def test_limits_in_the_rules_match_the_documents(exported: Any) -> None:
     for family in BUILT_IN:
         for sweep in family.SWEEPS:
-            run_metrics.declare_metrics(sweep, Cron(sweep.schedule) if sweep.schedule else None)
+            alerts.declare_metrics(sweep, Cron(sweep.schedule) if sweep.schedule else None)
 
     def limit(worker: str, alarm: str) -> Any:
         return exported("housekeeping_alarm_limit", worker=worker, alarm=alarm)

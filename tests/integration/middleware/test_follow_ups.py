@@ -25,7 +25,7 @@ from tests.integration.middleware.step_worker import StepWorker, delivered_again
 from tests.internals.brokers import Requeue, redis_broker
 from tests.internals.core import shared_redis
 from tests.internals.embedded import embedded
-from tests.internals.middleware import reliable_enqueue
+from tests.internals.middleware import retries
 
 pytestmark = pytest.mark.redis_broker_only(reason="Redis is what goes away and comes back")
 
@@ -72,7 +72,7 @@ def refused(settings: Settings) -> Iterator[RedisBroker]:
 @pytest.fixture
 def never_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if it waits for the broker."""
-    monkeypatch.setattr(reliable_enqueue, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waits")))
+    monkeypatch.setattr(retries, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waits")))
 
 
 def piped(first: Actor[..., Any], then: Actor[..., Any]) -> None:

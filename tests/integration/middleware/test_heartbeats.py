@@ -19,16 +19,15 @@ from dramatiq import Worker
 from housekeeping import Settings
 from tests.acceptance.processes import eventually
 from tests.faults import at_step, lose_connection
-from tests.internals.ledger import Heartbeat, RedisHeartbeats, heartbeats
-from tests.internals.middleware import SchedulerHeartbeats
-from tests.internals.middleware import heartbeats as middleware
+from tests.internals.ledger import Heartbeat, RedisHeartbeats, processes
+from tests.internals.middleware import SchedulerHeartbeats, observe
 
 PATIENCE_S = 20.0
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "INTERVAL", timedelta(seconds=0.05))
+    monkeypatch.setattr(processes, "INTERVAL", timedelta(seconds=0.05))
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_heartbeat_names_queues_and_counts_busy_threads(broker: Any, read: Calla
 def test_heartbeat_says_where_a_thread_is_that_hangs(
     broker: Any, read: Callable[[], list[Heartbeat]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeats, "LONG_BUSY", timedelta(seconds=0.1))
+    monkeypatch.setattr(processes, "LONG_BUSY", timedelta(seconds=0.1))
     go_on = threading.Event()
 
     @dramatiq.actor(broker=broker)
@@ -131,7 +130,7 @@ def test_unavailable_redis_is_logged_once_and_retried(
         away.clear()
         eventually(lambda: len(read()) == 1)
 
-    said = [line.getMessage() for line in caplog.records if line.name == middleware.__name__]
+    said = [line.getMessage() for line in caplog.records if line.name == observe.__name__]
     assert [sum(text in line for line in said) for text in ("cannot be sent", "sent again")] == [1, 1]
 
 

@@ -21,7 +21,7 @@ from tests.integration.middleware.endless import Endless
 from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.core import LostLease, MessageContext, RedisUnavailable, current_message
 from tests.internals.database import Database, connect_to, database
-from tests.internals.leases import Lease, RedisLeaseStore, current_lease
+from tests.internals.leases import LeaseRow, RedisLeaseStore, current_lease
 from tests.internals.ledger import Run
 
 KEY = "報告/夜"
@@ -222,7 +222,7 @@ def written(broker: Any, postgres: Database) -> Iterator[Callable[[], list[Any]]
 def write() -> None:
     with database.atomic():
         housekeeping.fence()
-        epoch = Lease.get(Lease.key == KEY).epoch
+        epoch = LeaseRow.get(LeaseRow.key == KEY).epoch
         database.execute_sql("INSERT INTO written VALUES (%s)", (epoch,))
 
 
@@ -236,7 +236,7 @@ def test_each_run_of_an_actor_has_a_higher_epoch_and_may_commit(
         step_worker.run()
 
     assert len(set(written())) == 3
-    assert [(lease.key, lease.epoch) for lease in Lease.select()] == [(KEY, written()[-1])]
+    assert [(lease.key, lease.epoch) for lease in LeaseRow.select()] == [(KEY, written()[-1])]
 
 
 def test_actor_that_slept_cannot_commit_once_another_began(
@@ -266,7 +266,7 @@ def test_actor_that_slept_cannot_commit_once_another_began(
     second = actor.send()
     step_worker.run(fetched)
 
-    assert written() == [Lease.get(Lease.key == KEY).epoch]
+    assert written() == [LeaseRow.get(LeaseRow.key == KEY).epoch]
     assert sorted(ends(caplog)) == ["done", "lost_lease"]
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 

@@ -15,7 +15,7 @@ from tests.faults import exchanges
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.endless import LONG_ENOUGH_S, Endless
 from tests.integration.middleware.step_worker import StepWorker, delivered_again
-from tests.internals.middleware import idempotency
+from tests.internals.middleware import delivery
 
 SHORT = timedelta(seconds=3)
 PATIENCE_S = 20
@@ -24,7 +24,7 @@ PATIENCE_S = 20
 @pytest.fixture
 def short_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a running mark expire after seconds, so that it is renewed every second."""
-    monkeypatch.setattr(idempotency, "RUNNING_TTL", SHORT)
+    monkeypatch.setattr(delivery, "RUNNING_TTL", SHORT)
 
 
 @pytest.mark.usefixtures("short_mark")

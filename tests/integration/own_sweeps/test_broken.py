@@ -18,7 +18,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.internals.cli import workers_table
 from tests.internals.core import DeclarationError, SchemaMissing
 from tests.internals.database import Database, restore_declared_key
-from tests.internals.doctor import columns, stages, tables_of, users_of
+from tests.internals.doctor import stages, tables, tables_of, users_of
 from tests.internals.engine import declared_by, run_sweep
 from tests.internals.insight import plan, translate_table_errors, worker_status
 from tests.internals.web import create_app
@@ -70,7 +70,7 @@ BROKEN: Final = [
     (sweep("shop.divides", lambda row, now: (row.touched_at < now) & (row.id / 0 > 1)), "division by zero"),
     (sweep("shop.nowhere", lambda row, now: row.touched_at < now, Nowhere), 'relation "nowhere" does not exist'),
 ]
-PARTS: Final = (columns.examine_columns, stages.examine_stages)
+PARTS: Final = (tables.examine_columns, stages.examine_stages)
 EACH: Final = pytest.mark.parametrize(("broken", "said"), BROKEN, ids=[broken.name for broken, _ in BROKEN])
 
 

@@ -16,8 +16,7 @@ from tests.internals.core import WrongArgument
 from tests.internals.database import Database, database
 from tests.internals.engine import PurgeRequest, recorded_request, request_of, restoration_of, sweep_of
 from tests.internals.insight import plan_purge
-from tests.internals.ledger import Counts, Override, history
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import Counts, Override, history, operators
 
 CLOSED = PurgeRequest(table="account", where="closed_at IS NOT NULL", cascade={}, batch_size=2)
 
@@ -72,10 +71,10 @@ def test_purge_with_dependents_is_resumed_with_them() -> None:
 
     def pause(counts: Counts) -> None:
         if counts["batches"] == 2:
-            overrides.switch(Override("purge:account", "paused"))
+            operators.switch(Override("purge:account", "paused"))
 
     first = purge(request, on_batch=pause)
-    overrides.resume("purge:account")
+    operators.resume("purge:account")
     resumed = request_of(first.run_id or 0)
     second = purge(resumed)
 

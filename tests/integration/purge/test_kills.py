@@ -13,8 +13,7 @@ from housekeeping.testing.points import Ended, run_in_process
 from tests.integration.purge.conftest import ADD_SESSIONS, EXPIRED, Left, purge
 from tests.internals.database import Database
 from tests.internals.engine import PurgeRequest, request_of, sweep_of
-from tests.internals.ledger import NOW, SILENCE, Override, Run
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import NOW, SILENCE, Override, Run, operators
 from tests.session_settings import NEEDS_SESSION
 
 #: A new process for each point.
@@ -25,8 +24,8 @@ REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=3, max_rows=8
 
 def paused_after_a_batch() -> PurgeRequest:
     """Purge until the first batch is committed, and return the request that resumes it."""
-    result = purge(REQUEST, on_batch=lambda counts: overrides.switch(Override(REQUEST.worker, "paused")))
-    overrides.resume(REQUEST.worker)
+    result = purge(REQUEST, on_batch=lambda counts: operators.switch(Override(REQUEST.worker, "paused")))
+    operators.resume(REQUEST.worker)
     assert result.run_id is not None and result.reason == "paused"
     return request_of(result.run_id)
 

@@ -16,8 +16,7 @@ from tests.internals.core import RunTakenOver, WrongArgument
 from tests.internals.database import Database
 from tests.internals.engine import PurgeRequest, request_of, sweep_of
 from tests.internals.insight import SORTED_ROWS, Batching, Plan, PurgePlan, plan_purge
-from tests.internals.ledger import NOW, Override, Run, runs
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import NOW, Override, Run, operators, runs
 from tests.internals.sweeps import Backlog, StagePlan
 
 
@@ -90,7 +89,7 @@ def test_table_with_any_name_and_key_is_purged(postgres: Database, settings: Set
 
 
 def test_paused_purge_is_skipped(sessions: Left) -> None:
-    overrides.switch(Override("purge:sessions", "paused"))
+    operators.switch(Override("purge:sessions", "paused"))
 
     result = purge(PurgeRequest(table="sessions", where=EXPIRED))
 
@@ -99,7 +98,7 @@ def test_paused_purge_is_skipped(sessions: Left) -> None:
 
 def test_interrupted_purge_is_resumed_from_its_cursor(sessions: Left, postgres: Database) -> None:
     first = purge(PurgeRequest(table="sessions", where=EXPIRED, batch_size=2, max_rows=8), on_batch=_pause_after(2))
-    overrides.resume("purge:sessions")
+    operators.resume("purge:sessions")
     assert (first.outcome, first.reason, first.run_id is not None) == ("partial", "paused", True)
 
     request = request_of(first.run_id or 0)
@@ -114,7 +113,7 @@ def test_interrupted_purge_is_resumed_from_its_cursor(sessions: Left, postgres: 
 
 def test_resumed_purge_begins_behind_the_last_committed_batch(sessions: Left, postgres: Database) -> None:
     first = purge(PurgeRequest(table="sessions", where=EXPIRED, batch_size=2), on_batch=_pause_after(2))
-    overrides.resume("purge:sessions")
+    operators.resume("purge:sessions")
     postgres.execute_sql("INSERT INTO sessions VALUES (0, 'older', now() - interval '1 day')")
     assert sessions()[:2] == [0, 7]
 
@@ -134,7 +133,7 @@ def test_time_limit_ends_a_purge_which_is_then_resumed(sessions: Left) -> None:
 
 def test_of_two_processes_that_resume_a_purge_one_begins(sessions: Left) -> None:
     first = purge(PurgeRequest(table="sessions", where=EXPIRED, batch_size=2, max_rows=8), on_batch=_pause_after(2))
-    overrides.resume("purge:sessions")
+    operators.resume("purge:sessions")
     request = request_of(first.run_id or 0)  # both have found it open
 
     one, other = purge(request), purge(request)
@@ -263,7 +262,7 @@ def test_order_of_a_large_table_needs_an_index(sessions: Left, postgres: Databas
 def _pause_after(batches: int) -> Any:
     def pause(counts: dict[str, Any]) -> None:
         if counts["batches"] == batches:
-            overrides.switch(Override("purge:sessions", "paused"))
+            operators.switch(Override("purge:sessions", "paused"))
 
     return pause
 

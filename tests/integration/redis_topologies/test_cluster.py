@@ -18,7 +18,7 @@ import housekeeping
 from housekeeping import Settings
 from tests.installation import Installation
 from tests.internals.core import SettingsError, redis_client
-from tests.internals.doctor import redis_server
+from tests.internals.doctor import servers
 from tests.internals.embedded import find_redis
 from tests.rabbitmq_server import free_ports
 from tests.sentinel_servers import SAYS_WHAT_IT_IS
@@ -88,7 +88,7 @@ def test_plain_url_of_a_cluster_is_rejected_with_the_first_command(url: str) -> 
 
 def test_doctor_rejects_a_cluster_that_the_connection_did_not_recognize(url: str) -> None:
     with pytest.raises(SettingsError, match="^this Redis is a node of a Redis Cluster, and "):
-        list(redis_server.examine_redis(Settings.load(redis_url=f"{url}?protocol=2"), {}))
+        list(servers.examine_redis(Settings.load(redis_url=f"{url}?protocol=2"), {}))
 
 
 @SAYS_WHAT_IT_IS

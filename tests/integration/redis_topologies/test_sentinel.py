@@ -19,7 +19,7 @@ from housekeeping.workers.object_storage import pending_uploads
 from tests.integration.middleware.applications import eventually
 from tests.integration.middleware.step_worker import StepWorker, installed
 from tests.internals.core import SettingsError, redis_client, shared_redis
-from tests.internals.doctor import redis_server
+from tests.internals.doctor import servers as redis_server
 from tests.internals.workers import Claims, pending_entry
 from tests.sentinel_servers import SAYS_WHAT_IT_IS, SERVICE, SentinelServers, applications_client, sentinel_servers
 

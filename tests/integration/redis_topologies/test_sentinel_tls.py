@@ -12,7 +12,7 @@ import redis
 
 from housekeeping import Settings
 from tests.internals.core import redis_client
-from tests.internals.doctor import redis_server
+from tests.internals.doctor import servers as redis_server
 from tests.sentinel_servers import Encryption, SentinelServers, sentinel_servers
 
 pytestmark = pytest.mark.slow

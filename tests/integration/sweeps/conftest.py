@@ -8,7 +8,7 @@ import pytest
 
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.sweeps.engine.sizing import past_runs
-from tests.internals.engine import breaker
+from tests.internals.engine import guard
 
 #: Adds runs that ended before, with the number of rows that each processed.
 History = Callable[..., None]
@@ -22,4 +22,4 @@ def history(statuses: type[UserStatus]) -> History:
 @pytest.fixture
 def low_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten records are enough to trip a breaker."""
-    monkeypatch.setattr(breaker, "FLOOR", 10)
+    monkeypatch.setattr(guard, "FLOOR", 10)

@@ -1,4 +1,4 @@
-"""Every change on the dashboard is in the log of actions."""
+"""Every change on the dashboard is in the action log."""
 
 from __future__ import annotations
 

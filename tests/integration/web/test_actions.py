@@ -14,7 +14,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.faults import at_step
 from tests.integration.conftest import AddStatuses
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
-from tests.internals.leases import Lease, new_token
+from tests.internals.leases import LeaseRow, new_token
 from tests.internals.ledger import Override, Run, logged_actions, override_of, switch
 from tests.internals.web import create_app, plans
 from tests.internals.workers import status_sweep as sweep
@@ -178,7 +178,7 @@ def test_plan_with_a_wrong_argument_is_rejected(client: FlaskClient) -> None:
 
 
 def test_first_page_without_redis_shows_a_warning_and_the_rest(client: FlaskClient, settings: Settings) -> None:
-    Lease.create(key="nightly", epoch=7, holder=new_token(WORKER))
+    LeaseRow.create(key="nightly", epoch=7, holder=new_token(WORKER))
     now = datetime.now(UTC)
     Run.create(worker=WORKER, trigger="schedule", epoch=7, started_at=now, heartbeat_at=now)
     away = {"redis_url": "unix:///nowhere/redis.sock", "broker_url": None}

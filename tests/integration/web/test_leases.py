@@ -13,7 +13,7 @@ from housekeeping import ExclusiveLease
 from tests.faults import at_step
 from tests.integration.web.conftest import LogIn, form_token
 from tests.internals.database import database
-from tests.internals.leases import Lease
+from tests.internals.leases import LeaseRow
 from tests.internals.web import actions
 
 TTL = timedelta(minutes=10)
@@ -55,7 +55,7 @@ def test_lease_is_released_after_a_confirmation_page(client: FlaskClient, log_in
     assert ">Release</button>" not in open_to_all
     assert "can no longer commit to the database" in page and "reports on " in page
     assert (done.status_code, done.location, held.exists()) == (303, "/", False)
-    assert Lease.get(Lease.key == HOSTILE).epoch == 2
+    assert LeaseRow.get(LeaseRow.key == HOSTILE).epoch == 2
     assert "was released." in client.get("/").get_data(as_text=True)
 
 

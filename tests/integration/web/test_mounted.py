@@ -113,8 +113,8 @@ def test_form_is_valid_in_another_process_with_the_same_secret(
     ("parameters", "user", "read", "changed", "shown"),
     [
         ({"may_change": _is_operator}, "kim", 200, 303, "<button>Pause"),
-        ({"may_change": _is_operator}, "eve", 200, 403, "You may not pause, narrow or resume it."),
-        ({}, "kim", 200, 403, "You may not pause, narrow or resume it."),
+        ({"may_change": _is_operator}, "eve", 200, 403, "You do not have permission to pause, narrow or resume it."),
+        ({}, "kim", 200, 403, "You do not have permission to pause, narrow or resume it."),
         ({"may_change": _is_operator}, " ", 403, 403, "you are not logged in to the application"),
     ],
     ids=["may change", "may read", "without may_change", "without a name"],

@@ -14,7 +14,7 @@ from dramatiq.errors import ConnectionClosed
 from housekeeping import Settings, install
 from tests.integration.middleware.applications import close_all, eventually, working
 from tests.internals.brokers import message_broker
-from tests.internals.doctor import brokers
+from tests.internals.doctor import servers
 from tests.rabbitmq_server import Node, cluster
 
 pytestmark = pytest.mark.slow
@@ -82,6 +82,6 @@ def test_classic_queues_on_several_nodes_are_a_warning(
     urls = ";".join(each.url for each in nodes)
     given = settings.model_copy(update={"broker_url": urls, "rabbitmq_queue_type": queue_type})
 
-    found = [each for each in brokers.examine_broker(given, {}) if each.subject in ("queues", "defaults")]
+    found = [each for each in servers.examine_broker(given, {}) if each.subject in ("queues", "defaults")]
 
     assert [(each.level, text in each.text, "3 nodes" in each.text) for each in found] == [(level, True, True)]

@@ -9,7 +9,7 @@ from tests.integration.database.replicas.conftest import Application, MakeApplic
 from tests.integration.database.replicas.standby import Standby
 from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.database import Database
-from tests.internals.engine import actor_registry, register
+from tests.internals.engine import register, send
 from tests.internals.workers import cleanup_scheduler, project_cleanup
 
 
@@ -22,7 +22,7 @@ def application(make_application: MakeApplication, standby: Standby, postgres: D
         Deletion.create(project_id=project, ref="refs/heads/gone")
     register(application.broker, project_cleanup)
     yield application
-    actor_registry.forget_all()
+    send.forget_all()
 
 
 def ended(application: Application) -> tuple[Any, ...]:

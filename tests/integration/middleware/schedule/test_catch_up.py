@@ -18,7 +18,7 @@ from tests.integration.middleware.applications import (
     wake_up,
 )
 from tests.internals.database import Database
-from tests.internals.ledger import run_start
+from tests.internals.ledger import runs
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_tick_missed_soon_after_the_first_start_is_caught_up(own: Settings) -> N
 
 
 def test_ledger_remembers_ticks_when_redis_lost_its_data(own: Settings) -> None:  # S4, S5
-    run_start.record("swept", "skipped", "paused", message_id=None, tick=at(10), trigger="schedule")
+    runs.record("swept", "skipped", "paused", message_id=None, tick=at(10), trigger="schedule")
 
     broker = scheduler(own)
     wake_up(broker, at(14, 20))
@@ -89,7 +89,7 @@ def test_ledger_remembers_ticks_when_redis_lost_its_data(own: Settings) -> None:
 
 
 def test_tick_in_the_ledger_is_not_repeated_when_redis_lost_its_data(own: Settings) -> None:  # S1, S4
-    run_start.record("swept", "skipped", "paused", message_id=None, tick=at(14), trigger="schedule")
+    runs.record("swept", "skipped", "paused", message_id=None, tick=at(14), trigger="schedule")
 
     broker = scheduler(own)
     wake_up(broker, at(14, 20))
@@ -101,7 +101,7 @@ def test_tick_in_the_ledger_is_not_repeated_when_redis_lost_its_data(own: Settin
 def test_missed_ticks_are_recorded_when_the_database_returns(own: Settings) -> None:
     wake_up(scheduler(own), at(10))
     late = scheduler(own)
-    with at_step(run_start, "record", "before", lose_database):  # S5
+    with at_step(runs, "record", "before", lose_database):  # S5
         wake_up(late, at(14))
 
     wake_up(late, at(14, 1))

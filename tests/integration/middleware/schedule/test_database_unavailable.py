@@ -21,7 +21,7 @@ from tests.integration.middleware.schedule.ticking import Account
 from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.database import Database, connect_to, database
 from tests.internals.engine import register
-from tests.internals.ledger import run_start
+from tests.internals.ledger import runs
 from tests.internals.middleware import TickStore
 from tests.internals.workers import status_sweep as sweep
 
@@ -151,4 +151,4 @@ def test_failed_sweep_with_its_own_row_has_one_row(own: Settings) -> None:
 
 def _database_away() -> AbstractContextManager[None]:
     """Lose the database whenever an outcome is written."""
-    return at_step(run_start, "record", "before", lose_database)
+    return at_step(runs, "record", "before", lose_database)

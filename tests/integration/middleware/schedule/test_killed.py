@@ -14,7 +14,7 @@ from tests.faults import at_step, elsewhere, once, redis_fault
 from tests.integration.middleware.applications import at, close_all, queued, rows, wake_up
 from tests.integration.middleware.schedule.ticking import Account, Killed, expire_claims
 from tests.internals.database import Database
-from tests.internals.ledger import run_start
+from tests.internals.ledger import runs
 from tests.internals.middleware import Schedule, TickStore
 
 #: A point at which a scheduler dies.
@@ -37,7 +37,7 @@ POINTS: Final[dict[str, Dies]] = {
     "within_the_enqueue": lambda: redis_fault("enqueue", "before", _die),
     "between_enqueue_and_confirm": lambda: at_step(Schedule, "sent", "before", _die),
     "between_confirm_and_ledger": lambda: at_step(TickStore, "record", "after", _die),
-    "before_the_note_is_written": lambda: at_step(run_start, "record", "before", _die),
+    "before_the_note_is_written": lambda: at_step(runs, "record", "before", _die),
     "between_ledger_and_note": lambda: at_step(TickStore, "remove", "before", _die),
 }
 

@@ -27,7 +27,7 @@ from tests.integration.sweeps.orders import Order, Outside, add, sweep
 from tests.internals.core import MessageContext, current_message
 from tests.internals.database import Database, database
 from tests.internals.engine import REFUSED, Commit, RunResult, run_sweep
-from tests.internals.ledger import Run, batch_row, run_start
+from tests.internals.ledger import Run, runs
 from tests.internals.sweeps import Batch, TableStage, stages_of
 
 #: A pooler would use another server, so that the client keeps its connection.
@@ -130,14 +130,14 @@ def test_statement_that_outlives_its_connection_commits_nothing(
 ) -> None:
     # The server still executes a batch when the run already continues on a new connection.
     add_statuses(5, DUE)
-    begun = run_start.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
+    begun = runs.begin("w", message_id=None, tick=None, trigger="cli", lease=None)
     assert begun is not None and begun.heartbeat_at is not None
     late = Commit("w", begun, LEASED.texts)
     (stage,) = [each for each in stages_of(LEASED) if isinstance(each, TableStage)]
     batch = Batch("w", begun.run_id, begun.started_at)
     counts = {"deleted_rows": 0, "batches": 0}
 
-    assert batch_row.resynchronize(begun.run_id, begun.heartbeat_at) is None
+    assert runs.resynchronize(begun.run_id, begun.heartbeat_at) is None
     with pytest.raises(DataError, match=REFUSED):
         late.in_one_statement(stage, batch, counts=counts, cursor=None, ends_run=True, all_stages=())
 

@@ -16,16 +16,7 @@ from tests.integration.middleware.applications import close_all, eventually, ins
 from tests.integration.sweeps.orders import Order, add, sweep
 from tests.internals.core import error_reporting
 from tests.internals.database import Database
-from tests.internals.engine import (
-    CAUSES,
-    LINES,
-    OTHER_CAUSES,
-    SAMPLES,
-    Rejections,
-    register,
-    rejection_store,
-    run_sweep,
-)
+from tests.internals.engine import CAUSES, LINES, OTHER_CAUSES, SAMPLES, Rejections, failures, register, run_sweep
 from tests.internals.ledger import Rejection, Run, deferred, history
 from tests.internals.sweeps import BatchResult, Failure, TableStage
 
@@ -58,8 +49,8 @@ def refuse_most(order: Order) -> None:
 
 
 def let_an_hour_pass() -> None:
-    for cause in rejection_store.reported_at:
-        rejection_store.reported_at[cause] -= 3600
+    for cause in failures.reported_at:
+        failures.reported_at[cause] -= 3600
 
 
 def standing() -> list[tuple[str, int]]:
@@ -308,8 +299,8 @@ def test_rejected_records_of_a_run_are_bounded(clock: ManualClock, postgres: Dat
 
 def test_recorded_causes_are_bounded() -> None:
     for number in range(0, 90, 10):
-        found = {f"cause {n}": rejection_store.Rejected(1, {}) for n in range(number, number + 10)}
-        rejection_store.record("shop.stuck_orders", "", found, complete=False, delayed=False, position=None)
+        found = {f"cause {n}": failures.Rejected(1, {}) for n in range(number, number + 10)}
+        failures.record("shop.stuck_orders", "", found, complete=False, delayed=False, position=None)
 
     newest: datetime = Rejection.select(fn.MAX(Rejection.last_at)).scalar()
     assert Rejection.select().count() == 50
@@ -318,7 +309,7 @@ def test_recorded_causes_are_bounded() -> None:
 
 @pytest.mark.parametrize(("times", "minutes"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (5000, 60)])
 def test_delay_doubles_from_a_minute_to_an_hour(times: int, minutes: int) -> None:
-    assert rejection_store.delay_after(times) == timedelta(minutes=minutes)
+    assert failures.delay_after(times) == timedelta(minutes=minutes)
 
 
 def test_error_hook_that_raises_does_not_block_other_causes(

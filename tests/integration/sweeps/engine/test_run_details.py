@@ -12,7 +12,7 @@ from dramatiq.middleware import Shutdown
 from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.internals.engine import run_sweep, stored_traceback
-from tests.internals.ledger import Counts, Run, history, run_start
+from tests.internals.ledger import Counts, Run, history, runs
 from tests.internals.workers import status_sweep as sweep
 
 DUE = "now() - interval '1 hour'"
@@ -25,7 +25,7 @@ def fail(counts: Counts) -> None:
 def test_run_and_skipped_tick_name_their_process(add_statuses: AddStatuses) -> None:
     add_statuses(1, DUE)
     run_sweep(sweep)
-    run_start.record(sweep.name, "skipped", "paused", message_id=None, tick=None, trigger="schedule")
+    runs.record(sweep.name, "skipped", "paused", message_id=None, tick=None, trigger="schedule")
 
     found = [(each.host, each.pid) for each in history.recent(sweep.name, 5)]
 

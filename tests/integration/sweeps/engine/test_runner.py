@@ -17,8 +17,8 @@ from tests.internals.core import MessageContext, current_message, shared_redis
 from tests.internals.core import redis_client as make_redis_client
 from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
-from tests.internals.leases import Lease as LeaseRow
-from tests.internals.ledger import Counts, Run, run_start
+from tests.internals.leases import LeaseRow
+from tests.internals.ledger import Counts, Run, runs
 from tests.internals.workers import status_sweep as sweep
 
 TTL = timedelta(minutes=10)
@@ -134,7 +134,7 @@ def dead_attempt(redis_client: redis.Redis, settings: Settings, message_id: str,
     """Row, lease and message of a worker that was killed during its run."""
     token = ExclusiveLease("statuses", TTL, worker=LEASED.name).try_obtain()
     assert token is not None
-    run_start.begin(
+    runs.begin(
         LEASED.name,
         message_id=message_id,
         tick=None,

@@ -10,13 +10,13 @@ from psycopg2.extensions import connection as Connection
 
 from tests.internals.core import RunTakenOver
 from tests.internals.database import Database
-from tests.internals.ledger import RunStart, run_start, runs
+from tests.internals.ledger import RunStart, runs
 
 PATIENCE_S = 20
 
 
 def begin() -> RunStart | None:
-    return run_start.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
+    return runs.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
 
 
 def test_delayed_delivery_of_a_completed_message_starts_no_run(postgres: Database) -> None:
@@ -61,7 +61,7 @@ def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, 
     place = {"pass": "rows", "after": [3]}
 
     def of(message_id: str) -> RunStart:
-        begun = run_start.begin(
+        begun = runs.begin(
             "worker", message_id=message_id, tick=None, trigger="enqueue", lease=("worker", f"token of {message_id}")
         )
         assert begun is not None and begun.fence is not None

@@ -20,7 +20,7 @@ from tests.integration.sweeps.engine.test_narrowing import Outside, said
 from tests.internals.core import MessageContext, current_message
 from tests.internals.database import Database
 from tests.internals.engine import PurgeRequest, restoration_of, run_sweep, sweep_of
-from tests.internals.ledger import NOW, Override, Run, action_log, history, runs, switch
+from tests.internals.ledger import NOW, Override, Run, history, operators, runs, switch
 
 ANNA = "anna@ops"
 
@@ -244,7 +244,7 @@ def test_paused_worker_stays_paused_when_its_run_is_stopped(add_statuses: AddSta
 
     run_sweep(SMALL, on_batch=said(after=10, say=say))
 
-    override = action_log.override_of(SMALL.name)
+    override = operators.override_of(SMALL.name)
     assert override is not None and override.state == "paused"
     assert run_sweep(SMALL).reason == "paused"
 

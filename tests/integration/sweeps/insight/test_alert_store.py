@@ -20,10 +20,10 @@ from tests.integration.middleware.step_worker import close
 from tests.internals.brokers import message_broker
 from tests.internals.core import MAIN
 from tests.internals.database import Database, database
-from tests.internals.engine import actor_registry
+from tests.internals.engine import send
 from tests.internals.insight import Alert
-from tests.internals.ledger import AlertRow, Reconciled, Run, acknowledge, claim_evaluation, heartbeats, reconcile
-from tests.internals.middleware import heartbeats as observe
+from tests.internals.ledger import AlertRow, Reconciled, Run, acknowledge, claim_evaluation, processes, reconcile
+from tests.internals.middleware import observe
 from tests.internals.web import SnapshotReader
 from tests.internals.workers import status_sweep as sweep
 from tests.session_settings import set_in_session
@@ -268,7 +268,7 @@ def test_process_that_nobody_looks_at_stores_alerts(
     reader: SnapshotReader, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observe, "WATCHED", timedelta(seconds=0.05))
-    monkeypatch.setattr(heartbeats, "INTERVAL", timedelta(seconds=0.05))
+    monkeypatch.setattr(processes, "INTERVAL", timedelta(seconds=0.05))
     ended()
     broker = message_broker(settings)
     install(broker, settings, workers=False, sweeps=[sweep])
@@ -280,6 +280,6 @@ def test_process_that_nobody_looks_at_stores_alerts(
     finally:
         worker.stop()
         close(broker)
-        actor_registry.forget_all()
+        send.forget_all()
 
     assert [row.worker for row in rows()] == [sweep.name]

@@ -18,8 +18,7 @@ from tests.integration.sweeps.engine.sizing import DUE, SMALL, past_runs
 from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
 from tests.internals.insight import Check, Plan, as_json, dry_run, plan
-from tests.internals.ledger import Counts, Override, Run, schema
-from tests.internals.ledger import override_rows as overrides
+from tests.internals.ledger import Counts, Override, Run, operators, schema
 
 FREE = changed(SMALL, throttle=Throttle(None, None))
 
@@ -33,7 +32,7 @@ def check(found: Plan, name: str) -> Check:
 
 
 def pause(sweep: Sweep) -> Sweep:
-    overrides.switch(Override(sweep.name, "paused", "a migration"))
+    operators.switch(Override(sweep.name, "paused", "a migration"))
     return sweep
 
 
@@ -108,7 +107,7 @@ def test_breaker_without_a_history_says_so(statuses: None) -> None:
 
 
 def test_narrowed_worker_is_forecast_as_slower(statuses: None) -> None:
-    overrides.switch(Override(FREE.name, "narrow", batch_size=3))
+    operators.switch(Override(FREE.name, "narrow", batch_size=3))
 
     found = check(forecast_of(FREE), "override")
 
@@ -158,7 +157,7 @@ def test_schedule_names_the_next_tick_that_is_not_skipped(
 ) -> None:
     hourly = dataclasses.replace(FREE, schedule="30 * * * *")
     free = as_json(plan(hourly, clock=clock, settings=settings))
-    overrides.switch(Override(FREE.name, "paused", until=clock.now() + timedelta(days=9000)))
+    operators.switch(Override(FREE.name, "paused", until=clock.now() + timedelta(days=9000)))
     paused = as_json(plan(hourly, clock=clock, settings=settings))
 
     assert free["next_tick"] == "2026-01-01T00:30:00+00:00"

@@ -28,7 +28,7 @@ from tests.internals.core import shared_redis
 from tests.internals.database import Database
 from tests.internals.embedded import embedded
 from tests.internals.insight import Check, Plan, as_json, dry_run, plan
-from tests.internals.leases import Lease as LeaseRow
+from tests.internals.leases import LeaseRow
 from tests.internals.ledger import NOW, SILENCE, Heartbeat, Override, Run, switch
 
 WORKER = replace(changed(SMALL, throttle=Throttle(None, None)), schedule="0 3 * * *")

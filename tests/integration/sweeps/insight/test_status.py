@@ -27,7 +27,7 @@ from tests.internals.ledger import (
     Run,
     Switch,
     overrides,
-    run_start,
+    runs,
     switch,
 )
 from tests.internals.web import alert_help
@@ -105,7 +105,7 @@ def test_counts_of_the_last_run_keep_the_workers_order(statuses: type[UserStatus
 
 
 def test_open_run_has_no_outcome(statuses: type[UserStatus]) -> None:
-    run_start.begin(sweep.name, message_id=None, tick=None, trigger="cli", lease=None)
+    runs.begin(sweep.name, message_id=None, tick=None, trigger="cli", lease=None)
 
     last = worker_status(sweep, _NOW, ZoneInfo("UTC")).last_run
 

@@ -20,7 +20,7 @@ from tests.internals.core import ClocksDiffer
 from tests.internals.database import database_now
 from tests.internals.engine import run_sweep
 from tests.internals.insight import dry_run, plan, why, worker_status
-from tests.internals.ledger import Run, run_start
+from tests.internals.ledger import Run, runs
 from tests.internals.workers import status_sweep as sweep
 
 TWO_DAYS = timedelta(days=2)
@@ -136,7 +136,7 @@ def test_runs_rejected_for_clock_skew_are_no_history_and_keep_the_cursor(
     refused = [run_sweep(SMALL).reason for _ in range(3)]
     set_ahead(timedelta())
 
-    attempt = run_start.begin(SMALL.name, message_id=None, tick=None, trigger="cli", lease=None)
+    attempt = runs.begin(SMALL.name, message_id=None, tick=None, trigger="cli", lease=None)
 
     assert refused == ["clock"] * 3 and attempt is not None
     assert [past.counts["deleted_rows"] for past in attempt.history] == [5, 7]

@@ -1,4 +1,4 @@
-"""Deployments in the log of actions: new versions, settings and declarations, once for the installation."""
+"""Deployments in the action log: new versions, settings and declarations, once for the installation."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.statements import read_rows, watch_statements
 from tests.internals.database import Database
 from tests.internals.insight import explain_run
-from tests.internals.ledger import NOW, Run, history, run_start, runs
+from tests.internals.ledger import NOW, Run, history, runs
 
 WORKER: Final = "test.history"
 RESTORED: Final = {"restore": {"run_id": 7, "where": "id = 1"}}
@@ -83,10 +83,10 @@ def test_open_run_without_heartbeats_is_lost(postgres: Database) -> None:
 def test_takeover_is_known_from_both_sides(postgres: Database) -> None:
     dead = _begun(heartbeat_at=NOW - 2 * runs.SILENCE)
     _record("skipped")
-    taker = run_start.begin(WORKER, message_id="m", tick=None, trigger="enqueue", lease=None)
+    taker = runs.begin(WORKER, message_id="m", tick=None, trigger="enqueue", lease=None)
     assert taker is not None
     _record("skipped")
-    later = run_start.begin(WORKER, message_id="n", tick=None, trigger="enqueue", lease=None)
+    later = runs.begin(WORKER, message_id="n", tick=None, trigger="enqueue", lease=None)
     assert later is not None
 
     lost, took, other = (history.find(run_id) for run_id in (dead, taker.run_id, later.run_id))
@@ -185,4 +185,4 @@ def _begun(**columns: Any) -> int:
 
 
 def _record(outcome: runs.Outcome) -> None:
-    run_start.record(WORKER, outcome, "paused", message_id=None, tick=None, trigger="enqueue")
+    runs.record(WORKER, outcome, "paused", message_id=None, tick=None, trigger="enqueue")

@@ -15,8 +15,8 @@ from tests.integration.leases.own_connection import own_connection
 from tests.internals.core import HousekeepingError, LeaseLost, MessageContext, RedisUnavailable, current_message
 from tests.internals.database import Database
 from tests.internals.insight import as_json
-from tests.internals.leases import Lease, RedisLeaseStore
-from tests.internals.ledger import HeldLease, Run, UnknownLease, held_leases, release_lease, run_start, runs
+from tests.internals.leases import LeaseRow, RedisLeaseStore
+from tests.internals.ledger import HeldLease, Run, UnknownLease, held_leases, release_lease, runs
 from tests.session_settings import set_in_session
 
 TTL = timedelta(minutes=10)
@@ -28,14 +28,14 @@ Release = Callable[[], HeldLease]
 
 
 @pytest.fixture
-def run_at_work(postgres: Database, redis_client: redis.Redis) -> run_start.RunStart:
+def run_at_work(postgres: Database, redis_client: redis.Redis) -> runs.RunStart:
     """A run that holds the lease, as a worker process has it."""
     message = current_message.set(MessageContext("message-1"))
     lease = ExclusiveLease(KEY, TTL, worker=WORKER)
     token = lease.try_obtain()
     current_message.reset(message)
     assert token is not None
-    begun = run_start.begin(WORKER, message_id="message-1", tick=None, trigger="enqueue", lease=(KEY, token))
+    begun = runs.begin(WORKER, message_id="message-1", tick=None, trigger="enqueue", lease=(KEY, token))
     assert begun is not None
     return begun
 
@@ -50,7 +50,7 @@ def release(redis_client: redis.Redis, settings: Settings) -> Release:
     return lambda: release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY)
 
 
-def commits_nothing(postgres: Database, run: run_start.RunStart) -> bool:
+def commits_nothing(postgres: Database, run: runs.RunStart) -> bool:
     """Whether the run's next batch is refused."""
     try:
         with postgres.atomic():
@@ -60,7 +60,7 @@ def commits_nothing(postgres: Database, run: run_start.RunStart) -> bool:
     return False
 
 
-def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: run_start.RunStart) -> None:
+def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work: runs.RunStart) -> None:
     (held,) = listed()
 
     assert (held.key, held.worker, held.message_id) == (KEY, WORKER, "message-1")
@@ -86,7 +86,7 @@ def test_leases_of_application_code_are_listed(
 
 
 def test_foreign_redis_keys_do_not_hide_leases(
-    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     prefix = f"{settings.namespace}:lease:".encode()
     redis_client.set(prefix + b"\xff", b"\xfe", ex=60)
@@ -100,7 +100,7 @@ def test_foreign_redis_keys_do_not_hide_leases(
 
 
 def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
-    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
     assert [(held.remaining_s, held.run_id) for held in listed()] == [(None, run_at_work.run_id)]
@@ -110,7 +110,7 @@ def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
 
 
 def test_lost_lease_and_its_successor_are_both_listed(
-    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
     ExclusiveLease(KEY, TTL).try_obtain()
@@ -119,20 +119,20 @@ def test_lost_lease_and_its_successor_are_both_listed(
 
 
 def test_holder_of_a_released_lease_commits_nothing(
-    release: Release, run_at_work: run_start.RunStart, postgres: Database
+    release: Release, run_at_work: runs.RunStart, postgres: Database
 ) -> None:
     # L3: whether it still lives or only sleeps
     assert release().run_id == run_at_work.run_id
 
     assert commits_nothing(postgres, run_at_work)
     assert ExclusiveLease(KEY, TTL, fenced=True).try_obtain() is not None
-    assert run_at_work.fence is not None and Lease.get().epoch > run_at_work.fence.epoch + 1
+    assert run_at_work.fence is not None and LeaseRow.get().epoch > run_at_work.fence.epoch + 1
     # It closes its own row, or the next run does, so that the next run resumes from its cursor.
     assert Run.get().outcome is None
 
 
 def test_holder_is_fenced_off_before_redis_releases_the_lease(
-    release: Release, run_at_work: run_start.RunStart, postgres: Database, redis_client: redis.Redis
+    release: Release, run_at_work: runs.RunStart, postgres: Database, redis_client: redis.Redis
 ) -> None:
     # L3: else it could commit beside its successor
     harmless: list[bool] = []
@@ -151,7 +151,7 @@ def test_holder_is_fenced_off_before_redis_releases_the_lease(
 
 
 def test_release_leaves_a_successor_that_began_meanwhile(
-    release: Release, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
+    release: Release, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     # L1, L3
     successors: list[ExclusiveLease] = []
@@ -169,11 +169,11 @@ def test_release_leaves_a_successor_that_began_meanwhile(
         release()
 
     assert successors[0].renew()
-    assert Lease.get().holder == successors[0].owner()
+    assert LeaseRow.get().holder == successors[0].owner()
 
 
 def test_release_of_an_expected_holder_leaves_its_successor(
-    listed: List, run_at_work: run_start.RunStart, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
 ) -> None:
     [meant] = listed()
     redis_client.delete(f"{settings.namespace}:lease:{KEY}")
@@ -184,7 +184,7 @@ def test_release_of_an_expected_holder_leaves_its_successor(
         release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY, expected=meant.token)
 
     assert successor.renew()
-    assert Lease.get().holder == successor.owner()
+    assert LeaseRow.get().holder == successor.owner()
 
 
 def test_two_holders_in_one_process_are_distinguished(
@@ -205,7 +205,7 @@ def test_two_holders_in_one_process_are_distinguished(
 
 def test_lease_known_only_from_its_open_run_can_be_released(
     release: Release,
-    run_at_work: run_start.RunStart,
+    run_at_work: runs.RunStart,
     redis_client: redis.Redis,
     settings: Settings,
     postgres: Database,
@@ -235,7 +235,7 @@ def test_release_of_a_free_lease_is_rejected(release: Release, postgres: Databas
         release()
 
     assert held.exists()
-    assert not Lease.select().exists(), "nobody was fenced off"
+    assert not LeaseRow.select().exists(), "nobody was fenced off"
 
 
 def test_release_fences_off_a_plain_holder(release: Release, postgres: Database, redis_client: redis.Redis) -> None:
@@ -251,7 +251,7 @@ def test_release_fences_off_a_plain_holder(release: Release, postgres: Database,
 
 
 def test_open_transaction_of_the_holder_prevents_the_release(
-    release: Release, run_at_work: run_start.RunStart, settings: Settings, postgres: Database
+    release: Release, run_at_work: runs.RunStart, settings: Settings, postgres: Database
 ) -> None:
     # L3: it has asked for its epoch, and may commit at any moment
     own = own_connection(settings)

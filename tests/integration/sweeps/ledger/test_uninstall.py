@@ -1,4 +1,4 @@
-"""``housekeeping uninstall`` removes what is the library's, and nothing while it is in use."""
+"""``housekeeping uninstall`` removes only the library's objects, and nothing while the library is in use."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_interrupted_removal_is_repeated(
     first, second = uninstall("--yes"), uninstall("--yes")
 
     assert (first.exit_code, second.exit_code) == (0, 0), first.output
-    assert f"schema {settings.schema_name}: is not there" in second.output
+    assert f"schema {settings.schema_name}: does not exist" in second.output
     assert keys_of(redis_client, settings) == 0
 
 
 @pytest.mark.parametrize("kind", ["worker", "scheduler"])
 @pytest.mark.parametrize("server", ["Redis", "PostgreSQL"])
 @pytest.mark.parametrize("stopped", [False, True])
-def test_living_process_prevents_it(
+def test_living_process_prevents_the_removal(
     uninstall: Uninstall, settings: Settings, redis_client: redis.Redis, kind: Any, server: str, stopped: bool
 ) -> None:
     heartbeat = Heartbeat(kind=kind, host="a", pid=7, version="1", up_s=1, stopped=stopped)
@@ -111,7 +111,7 @@ def test_installation_without_redis_is_removed(
     assert postgres.execute_sql("SELECT to_regnamespace(%s)", (settings.schema_name,)).fetchone() == (None,)
 
 
-def test_run_in_progress_prevents_it(uninstall: Uninstall) -> None:
+def test_run_in_progress_prevents_the_removal(uninstall: Uninstall) -> None:
     run = Run.insert(worker="shop.old", trigger="cli", started_at=NOW, heartbeat_at=NOW).execute()
 
     refused = uninstall("--yes")
@@ -120,7 +120,7 @@ def test_run_in_progress_prevents_it(uninstall: Uninstall) -> None:
     schema.require()
 
 
-def test_unavailable_redis_prevents_it(uninstall: Uninstall, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_redis_prevents_the_removal(uninstall: Uninstall, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOUSEKEEPING_REDIS_URL", "redis://:hunter2@localhost:1/0")
 
     refused = uninstall("--yes")
@@ -135,7 +135,7 @@ def test_unavailable_redis_prevents_it(uninstall: Uninstall, monkeypatch: pytest
     ["CREATE VIEW history AS SELECT id FROM {}.runs", "CREATE TABLE {}.own (id int)"],
     ids=["view elsewhere", "table in the schema"],
 )
-def test_objects_of_others_prevent_it_and_keep_everything(
+def test_dependent_objects_prevent_the_removal(
     uninstall: Uninstall, settings: Settings, postgres: Database, redis_client: redis.Redis, statement: str
 ) -> None:
     postgres.execute_sql(statement.format(settings.schema_name))

@@ -26,16 +26,8 @@ from tests.integration.sweeps.engine.sizing import past_runs
 from tests.integration.sweeps.limits.visits import NAME, OLD, Visit, old
 from tests.integration.sweeps.limits.visits import visits as visits
 from tests.internals.database import Database, database
-from tests.internals.engine import (
-    AT_LEAST,
-    FLOOR,
-    ONE_IN,
-    RowGuard,
-    bounded_counts,
-    register,
-    run_sweep,
-    stale_if_outgrown,
-)
+from tests.internals.engine import AT_LEAST, FLOOR, ONE_IN, RowGuard, register, run_sweep, stale_if_outgrown
+from tests.internals.engine import guard as bounded_counts
 from tests.internals.insight import Alert, Observation, plan, why, worker_alerts, worker_status
 from tests.internals.ledger import Run, RunRow
 from tests.internals.sweeps import Backlog, TableStage, stages_of

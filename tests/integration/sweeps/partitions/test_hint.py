@@ -12,7 +12,7 @@ from housekeeping import Delete, Rows, Settings, Sweep
 from housekeeping.testing.stubs import ManualClock
 from tests.integration.sweeps.partitions.events import NOW, Event, create, sweep
 from tests.internals.database import Database, database
-from tests.internals.doctor import partitions as doctor
+from tests.internals.doctor import tables
 from tests.internals.insight import hint_of, plan
 from tests.session_settings import set_in_session
 
@@ -60,7 +60,7 @@ def test_table_without_partitions_has_no_hint(postgres: Database) -> None:
 
 
 def _findings(settings: Settings, of: Sweep) -> list[Any]:
-    return list(doctor.examine_partitions(settings, {of.name: of}))
+    return list(tables.examine_partitions(settings, {of.name: of}))
 
 
 def test_doctor_names_partitions_that_a_delete_could_drop(postgres: Database, settings: Settings) -> None:

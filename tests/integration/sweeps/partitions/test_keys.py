@@ -1,4 +1,4 @@
-"""Partition keys whose values are times of another type, ages in months, and the last partition."""
+"""Partition keys of other types than times, ages in months, and a missing next partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from housekeeping import BaseModel, DropPartitions, Settings, Sweep
 from tests.integration.sweeps.partitions.events import run
 from tests.internals.core import DeclarationError
 from tests.internals.database import Database, database
-from tests.internals.doctor import partitions as doctor
+from tests.internals.doctor import tables
 from tests.internals.engine import run_sweep
 from tests.internals.insight import plan
 
@@ -209,7 +209,7 @@ def test_plan_doctor_and_run_warn_if_no_partition_follows(
     create("timestamptz", **{name: bounds(of) for name, of in partitions.items()})
 
     planned = [each for each in plan(sweep()).warnings if "the last partition" in each]
-    found = [each.text for each in doctor.examine_partitions(settings, {"shop.old_logs": sweep()}) if each.way_out]
+    found = [each.text for each in tables.examine_partitions(settings, {"shop.old_logs": sweep()}) if each.way_out]
     run_sweep(sweep())
 
     logged = [each for each in caplog.messages if "No partition follows" in each]

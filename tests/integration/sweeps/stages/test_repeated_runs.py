@@ -1,4 +1,4 @@
-"""Later runs of one process, which use the statements that earlier ones have compiled."""
+"""Later runs of a process, which reuse the statements that earlier runs have compiled."""
 
 from __future__ import annotations
 

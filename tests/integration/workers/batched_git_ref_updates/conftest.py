@@ -18,7 +18,7 @@ from tests.integration.middleware.applications import close_all, installed
 from tests.integration.statements import watch_statements
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository, made
 from tests.internals.database import Database
-from tests.internals.engine import actor_registry, register
+from tests.internals.engine import register, send
 from tests.internals.workers import GIT_SWEEPS as SWEEPS
 from tests.internals.workers import GitCli, backends
 
@@ -55,7 +55,7 @@ def unbound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
     backends.use_root(None)
     Deletion._meta.schema = None
     Deletion._meta.set_table_name("batched_git_ref_updates_deletions")
-    actor_registry.forget_all()
+    send.forget_all()
 
 
 @pytest.fixture

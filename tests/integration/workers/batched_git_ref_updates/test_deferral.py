@@ -23,7 +23,7 @@ from tests.integration.workers.batched_git_ref_updates.scheduled import drain, e
 from tests.integration.workers.batched_git_ref_updates.test_statement_costs import INDEX
 from tests.internals.core import Exporter
 from tests.internals.database import database
-from tests.internals.engine import rejection_store, run_sweep
+from tests.internals.engine import failures, run_sweep
 from tests.internals.insight import Alert, dry_run, worker_status
 from tests.internals.ledger import NOW, Rejection, Run
 from tests.internals.workers import (
@@ -97,8 +97,8 @@ def let_a_minute_pass() -> None:
     """Move what is remembered a minute into the past."""
     minute = SQL("interval '1 minute'")
     Rejection.update(not_before=Rejection.not_before - minute).execute()
-    for cause in rejection_store.reported_at:
-        rejection_store.reported_at[cause] -= 60
+    for cause in failures.reported_at:
+        failures.reported_at[cause] -= 60
 
 
 def test_deferred_project_is_left_out_until_its_delay_has_passed(

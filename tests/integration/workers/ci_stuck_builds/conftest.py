@@ -15,7 +15,7 @@ from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.integration.middleware.applications import close_all, installed, queued
 from tests.integration.workers.ci_stuck_builds.tables import GITLAB_SHAPED, AddBuilds, Delayed, Refuse
 from tests.internals.database import Database, restore_declared_key
-from tests.internals.engine import actor_registry, register
+from tests.internals.engine import register, send
 from tests.internals.workers import BUILD_SWEEPS as SWEEPS
 
 
@@ -25,7 +25,7 @@ def bound(postgres: Database, redis_client: redis.Redis) -> Iterator[None]:
     yield
     Build._meta.set_table_name("ci_builds")
     restore_declared_key(Build)
-    actor_registry.forget_all()
+    send.forget_all()
 
 
 @pytest.fixture

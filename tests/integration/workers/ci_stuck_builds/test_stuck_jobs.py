@@ -35,7 +35,7 @@ from tests.integration.workers.ci_stuck_builds.tables import (
 )
 from tests.internals.core import DeclarationError
 from tests.internals.database import connect_to, database
-from tests.internals.engine import actor_registry, run_sweep
+from tests.internals.engine import run_sweep, send
 from tests.internals.insight import dry_run, plan
 from tests.internals.ledger import Override, Run, switch
 from tests.internals.workers import DELAYS, drop_pending, stuck_jobs
@@ -108,7 +108,7 @@ def test_builds_pending_for_more_than_a_day_are_dropped(
 
 
 def test_missing_actor_is_reported(builds: type[Build], clock: ManualClock) -> None:
-    actor_registry.forget_all()
+    send.forget_all()
 
     result = run_sweep(stuck_jobs, clock=clock)
 
@@ -159,7 +159,7 @@ def first_child_fails() -> Iterator[None]:
     def fail() -> None:
         raise ConnectionError("the broker is away")
 
-    with at_step(actor_registry, "actor_named", "before", once(fail)):
+    with at_step(send, "actor_named", "before", once(fail)):
         yield
 
 

@@ -9,7 +9,7 @@ from housekeeping.testing.stubs import ManualClock
 from tests.declarations import changed
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
-from tests.internals.leases import Lease
+from tests.internals.leases import LeaseRow
 from tests.internals.ledger import PREDICATE, Action, Completion, Rejection, Run
 from tests.internals.workers import old_runs_sweep as sweep
 
@@ -66,7 +66,7 @@ def test_unused_leases_are_deleted_after_30_days(postgres: Database, admin: Conn
     result = run_sweep(sweep, clock=ManualClock(now))
 
     assert result.counts["deleted_leases"] == 1
-    kept = {lease.key for lease in Lease.select()}
+    kept = {lease.key for lease in LeaseRow.select()}
     assert kept >= leases.keys() - {"long_unused"}
     assert "long_unused" not in kept
 

@@ -15,17 +15,17 @@ from housekeeping.core.errors import SettingsError
 
 
 class Command(BaseCommand):
-    """All commands of ``housekeeping``."""
+    """Django command that runs any ``housekeeping`` command."""
 
-    help = "Commands of housekeeping; see: manage.py housekeeping --help"
+    help = "Run a housekeeping command; for a list: manage.py housekeeping --help"
     requires_system_checks: Sequence[str] = []
 
     def run_from_argv(self, argv: Sequence[str]) -> None:
-        """Run the command; its arguments are not Django's."""
+        """Run the command without Django's parsing of arguments."""
         self.handle(*argv[2:])
 
     def handle(self, *args: str, **options: Any) -> None:
-        """Run the command with Django's settings as variables, which the processes of a worker inherit."""
+        """Run the command with Django's settings as environment variables, which worker processes inherit."""
         try:
             os.environ.update(variables())
         except SettingsError as error:
