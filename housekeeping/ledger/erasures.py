@@ -146,14 +146,16 @@ def request(
     unfinished = (Erasure.subject == subject) & (Erasure.key_hmac == digest) & Erasure.ended_at.is_null()
     with database.using(MAIN):
         while True:
-            inserted = Erasure.insert(**row, requested_at=NOW).on_conflict_ignore().returning(Erasure.id).tuples()
-            for (number,) in inserted.execute():
-                return int(number)
+            # First, because an INSERT uses up a number even if it inserts nothing. Auditors ask about gaps.
             number = Erasure.select(Erasure.id).where(unfinished).scalar()
-            if number is not None:  # else it has ended meanwhile
+            if number is not None:
                 if confirmed:
                     note(number, confirmed=True)
                 return int(number)
+            inserted = Erasure.insert(**row, requested_at=NOW).on_conflict_ignore().returning(Erasure.id).tuples()
+            for (number,) in inserted.execute():
+                return int(number)
+            # It was requested meanwhile.
 
 
 def was_erased(subject: str, digests: Sequence[str]) -> bool:

@@ -31,6 +31,15 @@ def test_message_has_the_number_alone_and_is_sent_once(
     assert MARKER not in dump_redis(redis_client) and str(MARKER_ID) not in dump_redis(redis_client)
 
 
+def test_repeated_request_leaves_no_gap_in_the_numbers(broker: Any, worker: StepWorker) -> None:
+    first = [housekeeping.erase("person", MARKER_ID) for _ in range(3)]
+    worker.run()
+
+    again = housekeeping.erase("person", MARKER_ID)
+
+    assert first == [again - 1] * 3
+
+
 def test_lost_message_is_sent_again(broker: Any, worker: StepWorker, redis_client: redis.Redis) -> None:
     number = housekeeping.erase("person", MARKER_ID)
     for key in redis_client.scan_iter():
