@@ -256,7 +256,7 @@ def test_sample_data_is_added_only_to_empty_tables(command: Command) -> None:
     ("options", "text"),
     [
         (["--with-sample-data"], "give --with-tables as well"),
-        (["--sql", "--with-tables"], "--sql does not print the tables of --with-tables"),
+        (["--sql", "--with-tables"], "--sql does not include the trial tables of --with-tables"),
     ],
 )
 def test_wrong_combination_of_options_of_init_is_rejected(command: Command, options: list[str], text: str) -> None:
