@@ -64,29 +64,6 @@ class _RowPosition(tuple[Any, ...]):
     __slots__ = ()
 
 
-@dataclass(slots=True)
-class Step:
-    """What the next transaction does.
-
-    Attributes:
-      chunk: The rows to change; None if it only moves the cursor.
-      position, exhausted: Where the stage continues.
-      counts, failures: What has happened since the last commit without a change of the database.
-    """
-
-    chunk: Chunk | None
-    position: Position | None
-    exhausted: bool
-    counts: Mapping[str, Any]
-    failures: Sequence[Failure]
-    unreachable: BaseException | None
-
-    def result(self) -> BatchResult:
-        return BatchResult(
-            dict(self.counts), self.position, self.exhausted, failures=self.failures, unreachable=self.unreachable
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class CascadeStage(TableStage):
     """Stage of parents whose dependents are deleted before them.
@@ -241,8 +218,12 @@ class CascadeStage(TableStage):
 
     # -- before the transaction
 
-    def prepare(self, batch: Batch) -> Step:
-        """Walk down to rows without dependents. Call the function of a `Call` for each parent that is picked."""
+    def prepare(self, batch: Batch) -> BatchResult:
+        """Walk down to the rows that the next transaction changes, which are `Walk.chunk`.
+
+        Call the function of a `Call` for each parent that is picked. Return what has happened since the last commit
+        without a change of the database, and where the stage continues.
+        """
         walk = self._walk(batch)
         walk.outcome = None
         if walk.group is not None and (walk.group.front != batch.after or not walk.stack):
@@ -266,15 +247,14 @@ class CascadeStage(TableStage):
 
     def _step(
         self, batch: Batch, walk: Walk, chunk: Chunk | None, position: Position | None, *, exhausted: bool = False
-    ) -> Step:
-        """Return a step with what has happened since the last one."""
+    ) -> BatchResult:
         exhausted = exhausted and not (walk.deferred or walk.postponed)
         if exhausted and (walk.sees_all or batch.until is not None):
             walk.forget_missing()
         counts = merged(walk.counts, self._count_last(walk))
-        step = Step(chunk, position, exhausted, counts, tuple(walk.failures), walk.unreachable)
+        failures, unreachable = tuple(walk.failures), walk.unreachable
         walk.chunk, walk.counts, walk.failures = chunk, {}, []
-        return step
+        return BatchResult(counts, position, exhausted, failures=failures, unreachable=unreachable)
 
     def _count_last(self, walk: Walk) -> dict[str, Any]:
         """Return the details with the parents that the next run processes last, if they have changed."""
@@ -284,8 +264,8 @@ class CascadeStage(TableStage):
         walk.last_noted = keys
         return {DETAILS: {_POSTPONED: {self.name: keys}}}
 
-    def _pick(self, batch: Batch, walk: Walk) -> Step | None:
-        """Begin a group of parents. Return a step that moves the cursor if there are none."""
+    def _pick(self, batch: Batch, walk: Walk) -> BatchResult | None:
+        """Begin a group of parents. If there are none, return where the stage continues."""
         rows = self._parents(batch, walk)
         width = len(walk.statements.root.columns_by(None))
         positions = [self.position_of(row[:-width]) for row in rows]
@@ -353,12 +333,13 @@ class CascadeStage(TableStage):
 
     # -- in the transaction
 
-    def expected(self, batch: Batch, prepared: Step) -> ExpectedChange | None:
+    def expected(self, batch: Batch, prepared: BatchResult) -> ExpectedChange | None:
         """Return the change of rows without any links to them, or of a full batch of dependents."""
-        walk, chunk = self._walk(batch), prepared.chunk
+        walk = self._walk(batch)
+        chunk = walk.chunk
         if chunk is None or not (chunk.is_full if chunk.link else chunk.level and _changes_at_once(walk, chunk)):
             return None
-        window, result = walk.stack[chunk.level], prepared.result()
+        window = walk.stack[chunk.level]
         _, parts = _chain(walk, chunk, "SHARE" if chunk.link else "UPDATE")
         text, values = walk.statements.expected(parts, window, chunk.link, chunk.most)
 
@@ -370,17 +351,17 @@ class CascadeStage(TableStage):
         def done(first: int, last: int) -> None:
             walk.outcome = outcome(first, last)
 
-        counts = merged(result.counts, _counts_of(self.delete, chunk, window, outcome()))
-        return ExpectedChange(text, values, replace(result, unreachable=walk.unreachable, counts=counts), done)
+        counts = merged(prepared.counts, _counts_of(self.delete, chunk, window, outcome()))
+        return ExpectedChange(text, values, replace(prepared, unreachable=walk.unreachable, counts=counts), done)
 
-    def apply(self, batch: Batch, prepared: Step) -> BatchResult:  # type: ignore[override]
+    def apply(self, batch: Batch, prepared: BatchResult) -> BatchResult:  # type: ignore[override]
         """Lock the rows and the chain that they depend on. Change those that still belong to it."""
         walk = self._walk(batch)
         walk.outcome = None
-        result = prepared.result() if batch.only is None else BatchResult(exhausted=False)
-        if prepared.chunk is None:
+        result = prepared if batch.only is None else BatchResult(exhausted=False)
+        if walk.chunk is None:
             return result
-        chunk = self._part(walk, prepared.chunk, batch)
+        chunk = self._part(walk, walk.chunk, batch)
         window = walk.stack[chunk.level]
         read = self._read_parents(walk, chunk) if self.needs_rows() and chunk.level == 0 and chunk.link is None else {}
         outcome = _change(walk, window, chunk)
@@ -435,17 +416,17 @@ class CascadeStage(TableStage):
         table = window.table
         return _RowPosition((f"{_ROW_OF}{table.name}", table.database, *table.key_in(row)))
 
-    def positions(self, batch: Batch, prepared: Step | None = None) -> list[Position]:
-        if prepared is not None and prepared.chunk is not None and prepared.chunk.link is not None:
-            walk = self._walk(batch)
-            prepared.chunk = walk.chunk = walk.list_dependents(prepared.chunk)
-        if prepared is None or prepared.chunk is None:
+    def positions(self, batch: Batch, prepared: Any = None) -> list[Position]:
+        walk = self._walk(batch)
+        if walk.chunk is not None and walk.chunk.link is not None:
+            walk.chunk = walk.list_dependents(walk.chunk)
+        if walk.chunk is None:
             return []
-        window = self._walk(batch).stack[prepared.chunk.level]
-        return [self._row_position(window, number) for number in prepared.chunk.numbers]
+        window = walk.stack[walk.chunk.level]
+        return [self._row_position(window, number) for number in walk.chunk.numbers]
 
-    def after_all(self, batch: Batch, prepared: Step, positions: Sequence[Position]) -> BatchResult:
-        return prepared.result()
+    def after_all(self, batch: Batch, prepared: BatchResult, positions: Sequence[Position]) -> BatchResult:
+        return prepared
 
     def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
         """Count the row as failed, and its parent as blocked."""
@@ -530,8 +511,6 @@ def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         return Outcome()
     if chunk.link is not None:
         return _change_unseen(walk, chunk, chunk.link)
-    if _changes_at_once(walk, chunk):
-        return _change_at_once(walk, window, chunk)
     others = {each.table.database for each in walk.stack[: chunk.level + 1]} - {walk.statements.root.database}
     try:
         with ExitStack() as transactions:
@@ -569,21 +548,6 @@ def _changes_at_once(walk: Walk, chunk: Chunk) -> bool:
     is_flat = not chunk.units and all(not each.is_tree and each.table.database == own for each in chain)
     is_leaf = window.clears or not window.table.links
     return is_flat and is_leaf and walk.statements.locks_and_changes(window.table, window.link)
-
-
-def _change_at_once(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
-    """Lock and change rows that nothing can depend on, in one statement."""
-    statements, numbers = walk.statements, chunk.numbers
-    levels, parts = _chain(walk, chunk, "UPDATE")
-    *locked, changed = statements.lock(window.table.database, parts, window)
-    outcome = Outcome([numbers[place - 1] for place in changed], gone=_gone(levels[:-1], locked))
-    missing = [numbers[place - 1] for place in set(locked[-1]) - set(changed)]
-    if missing:
-        # Another transaction has changed them since the statement began; a new one sees them as they are.
-        again = statements.change_free(window, window.values(missing), checked=False)
-        outcome.done += [missing[place - 1] for place in again]
-        outcome.unchanged = sorted(set(missing) - set(outcome.done))
-    return outcome
 
 
 def _change_unseen(walk: Walk, chunk: Chunk, link: Link) -> Outcome:

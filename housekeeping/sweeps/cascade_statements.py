@@ -310,17 +310,13 @@ class Statements:
         is_whole = f"(SELECT count(*) FROM archived{suffix}) = (SELECT count(*) FROM gone{suffix})"
         return ctes, f"{is_whole} AND {now} = {_texts(columns)}"
 
-    def change_free(self, window: Window, rows: Sequence[Values], *, checked: bool = True) -> list[int]:
-        """Delete or clear the locked rows without dependents. Return their places, from 1.
-
-        Parameters:
-          checked: Whether dependents are looked for.
-        """
+    def change_free(self, window: Window, rows: Sequence[Values]) -> list[int]:
+        """Delete or clear the locked rows without dependents. Return their places, from 1."""
         table = window.table
         given, values = table.given(table.key, rows)
         keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
         conditions = [_among(table, f"SELECT {table.numbered_key} FROM given")]
-        for link in table.links if checked and not window.clears else ():
+        for link in () if window.clears else table.links:
             if is_local(link):
                 condition, parameters = self.is_free(link, "t")
                 conditions.append(condition)
@@ -370,32 +366,17 @@ class Statements:
         _require(is_archived_whole, table)
         return int(rows)
 
-    def lock(
-        self, of_database: str, parts: Sequence[tuple[Sql, int]], changed: Window | None = None
-    ) -> list[list[int]]:
+    def lock(self, of_database: str, parts: Sequence[tuple[Sql, int]]) -> list[list[int]]:
         """Lock the rows of these queries, one query after another. Return the places of the locked rows, from 1.
 
         Parameters:
           parts: The queries with the number of their rows. They are the CTEs ``l0``, ``l1`` and so on.
-          changed: The window of the last query, to delete or clear its rows at once; which ones is returned last.
         """
         ctes, values = _locks(parts)
         sizes = [rows for _, rows in parts]
-        selected, is_archived = [_places_of(number) for number in range(len(parts))], "TRUE"
-        if changed is not None:
-            own = f"l{len(parts) - 1}"
-            changes, is_archived = self.change(changed.table, changed.clearing, _chosen_of(changed.table, own), own)
-            ctes += changes
-            selected.append(
-                f"CASE WHEN (SELECT count(*) FROM gone) < %s "
-                f"THEN ARRAY(SELECT n FROM {own} JOIN gone USING ({changed.table.numbered_key})) END"
-            )
-            sizes.append(sizes[-1])
-        sql = f"WITH {', '.join(ctes)} SELECT {', '.join(selected)}, {is_archived}"
-        (row,) = _rows(of_database, sql, [*values, *sizes])
-        if changed is not None:
-            _require(row[-1], changed.table)
-        return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)]
+        selected = [_places_of(number) for number in range(len(parts))]
+        (row,) = _rows(of_database, f"WITH {', '.join(ctes)} SELECT {', '.join(selected)}", [*values, *sizes])
+        return [_places(found, rows) for found, rows in zip(row, sizes, strict=True)]
 
     def locks_and_changes(self, table: CascadeTable, link: Link | None) -> bool:
         """Return whether one statement can lock rows that a link reaches and change them.
@@ -441,7 +422,7 @@ class Statements:
     def expected(
         self, parts: Sequence[tuple[Sql, int]], changed: Window, link: Link | None = None, most: int = 0
     ) -> Sql:
-        """Return `lock` or `change_unseen` as a statement for a message of more statements.
+        """Return the locks of these parts and the change as a statement for a message of more statements.
 
         It sets ``housekeeping.batch`` to a JSON array: whether all rows were locked and changed, or `most` dependents;
         without that, the message must be rolled back. Then the places of the first and of the last row that had some.
