@@ -348,7 +348,7 @@ class Commit:
             query = self._query(stage, with_rows, before, all_stages, batch)
             return (lock_statement(stage, batch), query) if stage.locks_first else (query,)
 
-        if batch.until is not None or not stage.builds_as_declared():
+        if batch.until is not None or not vars(type(stage)).get("builds_as_declared"):
             return PreparedQuery(*queries())
         after = None if batch.after is None else tuple(value is None for value in batch.after)
         of_stage = (type(stage), stage.name, stage.model, stage.batch_size, stage.locks_first, stage.newest_first)

@@ -32,6 +32,7 @@ from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import PURGE, RESTORE
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.actions import ADDED, ARCHIVED_BY_RUN, CLEARED_COLUMNS, takes_cleared
+from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.conditions import condition_on
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import Link
@@ -197,17 +198,18 @@ def restoration_of(sweep: Sweep, run_id: int, where: str | None = None) -> Resto
         if not archives:
             raise WrongArgument(f"{sweep.name} has no archive, so its rows cannot be restored (Delete(archive_to=...))")
         # In reverse: rows that reference others were deleted before them.
+        cascades = [each for each in stages if isinstance(each, CascadeStage)]
         links: dict[type[Model], tuple[Link, ...]] = {}
-        for stage in stages:
-            links |= stage.links_in_circles() if isinstance(stage, TableStage) else {}
+        for stage in cascades:
+            links |= stage.links_in_circles()
         restored = [
             _restored_table(sweep, archive, source, links.get(source, ()), run_id, where)
             for archive, (source, _) in reversed(archives.items())
         ]
         # Once the rows that they name are back.
         archive_of = {source: archive for archive, (source, _) in archives.items()}
-        for stage in stages:
-            for cleared in stage.cleared_columns() if isinstance(stage, TableStage) else ():
+        for stage in cascades:
+            for cleared in stage.cleared_columns():
                 action = RestoreCleared(*cleared)
                 restored.append(_restored_columns(sweep, archive_of[action.source], action, run_id, where))
         for each in list(restored):

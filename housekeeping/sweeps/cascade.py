@@ -85,10 +85,6 @@ class CascadeStage(TableStage):
     walks: dict[Any, Walk] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def calls_function(self) -> bool:
-        return self.calls is not None
-
-    @property
     def is_timed(self) -> bool:  # type: ignore[override]  # a variable of other stages
         """Whether the duration of a batch depends on the database alone: False if a function is called."""
         return self.calls is None
@@ -128,11 +124,13 @@ class CascadeStage(TableStage):
         return replace(self, graph=self.delete.read_graph(self.model, checks_rights=False))
 
     def cleared_columns(self) -> list[tuple[type[Model], tuple[str, ...], bool]]:
+        """Return table and columns of each link that the stage clears, and whether they get their default."""
         graph = self._read_graph()
         links = [each for each in graph.links if each.decision == "clear"]
         return [(graph.model_of(each.table), each.cleared or each.columns, each.defaults) for each in links]
 
     def links_in_circles(self) -> dict[type[Model], tuple[Link, ...]]:
+        """Return table -> links by which a restore may reach a row before the row that it depends on."""
         graph = self._read_graph()
         found: dict[type[Model], tuple[Link, ...]] = {}
         for each in (*graph.relinked, *graph.in_circles(graph.relinked)):

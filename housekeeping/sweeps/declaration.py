@@ -217,7 +217,7 @@ def check_stage(name: str, table: Stage) -> None:
             f"{name}: the order of stage {table.name} must end with the primary key ({columns}), or rows could be "
             "missed"
         )
-    if isinstance(table.action, Call) and not table.calls_function:
+    if isinstance(table.action, Call) and type(table).prepare is TableStage.prepare:
         raise DeclarationError(f"{name}: a Call needs a CallStage, or nothing would be called")
 
 

@@ -111,10 +111,6 @@ class CallStage(TableStage):
     action: Call
     is_timed: ClassVar[bool] = False
 
-    @property
-    def calls_function(self) -> bool:
-        return True
-
     def prepare(self, batch: Batch) -> _Taken:
         """Call the function for each row of the batch that no other transaction has locked.
 

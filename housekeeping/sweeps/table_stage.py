@@ -6,10 +6,10 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from peewee import (
     CTE,
@@ -54,9 +54,6 @@ from housekeeping.sweeps.stage import (
     Stage,
     StagePlan,
 )
-
-if TYPE_CHECKING:
-    from housekeeping.sweeps.dependents import Link
 
 #: Name of the count of rows that were inserted into an archive.
 ARCHIVED_ROWS: Final = "archived_rows"
@@ -125,16 +122,6 @@ def _has_dependents(action: Any) -> bool:
 _SAMPLES: Final = 5
 #: Placeholder for the condition of the chosen rows, if only the other parts of an action's statements are needed.
 _ANY: Final = Expression(SQL("TRUE"), OP.AND, SQL("TRUE"))
-#: Attributes that a subclass of `TableStage` may override without affecting the statement of a batch.
-_NOT_IN_STATEMENTS: Final = {
-    "after_commit",
-    "announcements",
-    "describe",
-    "explain_queries",
-    "plan",
-    "record",
-    "records",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +172,9 @@ class TableStage(TableRows):
 
     #: Whether the time of a batch is that of its transaction, so that it says how large the next one may be.
     is_timed: ClassVar[bool] = True
+    #: Whether statements depend only on the declaration and `inputs`, so that they can be reused. A derived class has
+    #: this only if it sets it itself.
+    builds_as_declared: ClassVar[bool] = True
 
     action: Action
     event: Event | None = None
@@ -221,11 +211,6 @@ class TableStage(TableRows):
         columns = {key: column for key, column in self.columns.items() if key not in absent}
         return replace(self, action=action, columns=columns, row_log=row_log, event=event)
 
-    @property
-    def calls_function(self) -> bool:
-        """Whether the stage calls the function of a `Call`."""
-        return False
-
     def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:
         """Return the stage with the holds of these stages, for one that deletes rows of further tables.
 
@@ -236,14 +221,6 @@ class TableStage(TableRows):
 
     def archives(self) -> dict[type[Model], type[Model]]:
         """Return the archives of the stage's tables, with their tables, if they are not that of its action alone."""
-        return {}
-
-    def cleared_columns(self) -> list[tuple[type[Model], tuple[str, ...], bool]]:
-        """Return table and columns of each link that the stage clears, and whether they get their default."""
-        return []
-
-    def links_in_circles(self) -> dict[type[Model], tuple[Link, ...]]:
-        """Return table -> links by which a restore may reach a row before the row that it depends on."""
         return {}
 
     @property
@@ -257,7 +234,10 @@ class TableStage(TableRows):
 
     def among(self, picked: CTE) -> Expression:
         """Return the condition that a row is one of the picked rows."""
-        return key_is_among(self.key, picked)
+        keys = Select((picked,), [picked.c[column.column_name] for column in self.key])
+        # An array instead of a join, for which PostgreSQL may read the whole table.
+        found: Expression = Tuple(*self.key).in_(keys) if len(self.key) > 1 else self.key[0] == fn.ANY(fn.ARRAY(keys))
+        return found
 
     def prepare(self, batch: Batch) -> Any:
         """Do nothing: one statement reads and changes the rows."""
@@ -271,12 +251,6 @@ class TableStage(TableRows):
     def expected(self, batch: Batch, prepared: Any) -> ExpectedChange | None:
         """Return the change that `apply` will probably make; None if it is not known before."""
         return None
-
-    def builds_as_declared(self) -> bool:
-        """Return whether statements depend only on the declaration and `inputs`, so that they can be reused."""
-        above = type(self).__mro__[: type(self).__mro__.index(TableStage)]
-        own = {name for kind in above for name in vars(kind) if not name.startswith("__") and hasattr(TableStage, name)}
-        return own - {each.name for each in fields(self)} <= _NOT_IN_STATEMENTS
 
     def inputs(self, batch: Batch) -> Inputs:
         """Return the inputs of predicate, hold and action in the statements of a run."""
@@ -338,17 +312,14 @@ class TableStage(TableRows):
         counted: Backlog = read_together([[self._number(now, limit)]])[0][0]
         return counted
 
-    def held(self, now: datetime, limit: int) -> Backlog | None:
-        """Return the number of rows on hold among the first `limit` stale ones; None without a hold."""
-        for [held] in read_together([[each] for each in self._held(now, limit)]):
-            return held  # type: ignore[no-any-return]
-        return None
-
     def oldest(self, now: datetime, argument: Any = None) -> Any:
         return read_together([[self._edge(now)]])[0][0]
 
     def probes(self, now: datetime, limit: int) -> list[Probe]:
-        """Return the queries of `backlog`, `oldest` and, with a hold, `held`, to be sent with those of other stages."""
+        """Return the queries of `backlog` and `oldest`, to be sent with those of other stages.
+
+        With a hold, a third one counts the rows on hold among the first `limit` stale ones.
+        """
         return [self._number(now, limit), self._edge(now), *self._held(now, limit)]
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
@@ -361,17 +332,17 @@ class TableStage(TableRows):
         return [checked_statement(self, Batch("", None, now))]
 
     def plan(self, now: datetime, limit: int, argument: Any = None) -> StagePlan:
-        stale = self.backlog(now, limit)
+        [[newest, stale, oldest, *held]] = read_together([[self._edge(now, newest=True), *self.probes(now, limit)]])
         samples = CompiledQuery(self.rows(Batch("", None, now), locks=False).limit(_SAMPLES)).rows()
         counted = [self.action.counted_as[0], *([] if archiving_part(self.action) is None else [ARCHIVED_ROWS])]
         return StagePlan(
             self.name,
             stale,
             dict.fromkeys(counted, stale.rows),
-            self.oldest(now),
-            read_together([[self._edge(now, newest=True)]])[0][0],
+            oldest,
+            newest,
             [self.describe(self.position_of(row)) for row in samples],
-            self.held(now, limit),
+            *held,
         )
 
     def _number(self, now: datetime, limit: int) -> Probe:
@@ -441,42 +412,27 @@ def refuse_other_rows(stage: TableStage, write: Write) -> None:
         raise DeclarationError(
             f"{stage.name}: the first statement of its action's Write returns {_listed(returned)}, but rows of "
             f"{stage.model.__name__} are identified by {_listed(key)}; write .returning(*table.key)"
-            f"{_compare(first, key)}"
         )
     if not others:
         return
     reads = {id(each): _Reads(each) for each in (*write.before, *others)}
     followed: list[CTE] = [first]
     for _ in reads:  # as often as the longest chain
-        followed = [first, *(read.cte for read in reads.values() if read.follows(followed))]
+        followed = [first, *(read.cte for read in reads.values() if read.follows(followed, key))]
     for number, other in enumerate(others, start=2):
-        read = reads[id(other)]
-        used = read.columns_of(first) & set(key)
-        if used and used < set(key) and isinstance(read.query, Update | Delete):
+        if not isinstance(reads[id(other)].query, SelectBase) and not any(other is each for each in followed):
+            name = _name(first)
+            columns = ", ".join(f"{name}.c.{column}" for column in key)
             raise DeclarationError(
-                f"{stage.name}: a statement of its action's Write compares only {_listed(sorted(used))} of the rows of "
-                f"{stage.model.__name__}, which are identified by {_listed(key)}{_compare(first, key)}"
+                f"{stage.name}: statement {number} of its action's Write ({_name(other)}) does not compare its rows "
+                f"with the whole key {_listed(key)} of the rows that the first one ({name}) has changed, so it would "
+                "also change what belongs to rows that are locked or on hold; compare them: "
+                f"{'column' if len(key) == 1 else 'Tuple(...)'}.in_({name}.select({columns}))"
             )
-        if not isinstance(read.query, SelectBase) and not any(other is each for each in followed):
-            raise DeclarationError(
-                f"{stage.name}: statement {number} of its action's Write ({_name(other)}) does not read the rows that "
-                f"the first one ({_name(first)}) has changed, so it would also change what belongs to rows that are "
-                f"locked or on hold; compare its rows with them: {_comparison(first, key)}"
-            )
-
-
-def _comparison(first: CTE, key: Sequence[str]) -> str:
-    name = _name(first)
-    columns = ", ".join(f"{name}.c.{column}" for column in key)
-    return f"{'column' if len(key) == 1 else 'Tuple(...)'}.in_({name}.select({columns}))"
 
 
 def _name(cte: CTE) -> str:
     return str(getattr(cte, "_alias", "first"))
-
-
-def _compare(first: CTE, key: Sequence[str]) -> str:
-    return f"; compare all of them in the other statements: {_comparison(first, key)}" if len(key) > 1 else ""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -524,9 +480,13 @@ class _Reads(Context):
         """Return the names of the columns that it reads from a CTE."""
         return {name for source, name in self._columns if source is cte}
 
-    def follows(self, others: Sequence[CTE]) -> bool:
-        """Return whether it reads the rows of any of these CTEs."""
-        return any(self.columns_of(each) or self._reads_by_raw_sql(each) for each in others)
+    def follows(self, others: Sequence[CTE], key: Sequence[str]) -> bool:
+        """Return whether it reads the rows of any of these CTEs. A change of rows needs the whole key of the first."""
+        first, needed = others[0], set(key) if isinstance(self.query, Update | Delete) else set()
+        return any(
+            self._reads_by_raw_sql(each) or ((read := self.columns_of(each)) and (each is not first or needed <= read))
+            for each in others
+        )
 
     def _reads_by_raw_sql(self, cte: CTE) -> bool:
         all_columns = "*" in self._raw and any(each is cte for each in self._from)
@@ -714,17 +674,6 @@ def counted(stage: TableStage, numbers: Sequence[int]) -> dict[str, int]:
     """Return the counts of a batch by name; counts that its statement lacks are 0."""
     names = stage.action.counted_as
     return {**dict.fromkeys(names, 0), **dict(zip(names, numbers, strict=False))}
-
-
-def key_is_among(key: Sequence[Any], picked: CTE) -> Expression:
-    """Return the condition that a row has the key of a picked row."""
-    chosen = Select((picked,), [picked.c[column.column_name] for column in key])
-    if len(key) > 1:
-        several: Expression = Tuple(*key).in_(chosen)
-        return several
-    # An array instead of a join, for which PostgreSQL may read the whole table.
-    single: Expression = key[0] == fn.ANY(fn.ARRAY(chosen))
-    return single
 
 
 def _ctid(stage: TableStage) -> Column:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from peewee import OP, SQL, Expression, Function, Select, Value, fn
 
@@ -122,6 +122,7 @@ class EntityStage(TableStage):
     locked or is changing is in use, so it is skipped with all of its trackers, without waiting.
     """
 
+    builds_as_declared: ClassVar[bool] = True
     locks_first: bool = True
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_count_of_held_rows_stops_at_its_limit(documents: None, clock: ManualClo
     (stage,) = DOCUMENTS.stages_for_run()
     assert isinstance(stage, TableStage)
 
-    counted = [stage.held(clock.now(), limit) for limit in (4, 5, 6)]
+    counted = [stage.plan(clock.now(), limit).held for limit in (4, 5, 6)]
 
     assert counted[1:] == [Backlog(2), Backlog(2)]
     assert counted[0] is not None and not counted[0].exact
