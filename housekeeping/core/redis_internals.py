@@ -81,8 +81,11 @@ def _check_connections(client: Any, check: Callable[[Any], None]) -> None:
 def _checking(kind: Any, check: Callable[[Any], None]) -> Any:
     """Return a class of connections that call the check when they are open."""
 
-    def on_connect_check_health(self: Any, check_health: bool = True) -> None:
-        kind.on_connect_check_health(self, check_health=check_health)
+    # redis-py before 6 calls another method.
+    name = "on_connect_check_health" if hasattr(kind, "on_connect_check_health") else "on_connect"
+
+    def on_connect(self: Any, *args: Any, **options: Any) -> None:
+        getattr(kind, name)(self, *args, **options)
         try:
             check(self)
         except BaseException:
@@ -97,7 +100,7 @@ def _checking(kind: Any, check: Callable[[Any], None]) -> Any:
             self.disconnect()
             raise DemotedServer(f"Redis at {_address(self)} is not a primary, but a replica") from error
 
-    own = {"on_connect_check_health": on_connect_check_health, "read_response": read_response, "checked": True}
+    own = {name: on_connect, "read_response": read_response, "checked": True}
     return type(kind.__name__, (kind,), own)
 
 

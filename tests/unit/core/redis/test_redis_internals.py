@@ -12,8 +12,10 @@ def test_redis_py_has_the_attributes_of_connections_that_are_used(kind: type[Abs
 
     assert connection._sock is None
     assert {"pid", "handshake_metadata"} <= set(dir(connection))
-    assert {"on_connect_check_health", "read_response", "send_command", "can_read", "disconnect"} <= set(dir(kind))
+    assert {"on_connect", "read_response", "send_command", "can_read", "disconnect"} <= set(dir(kind))
 
 
 def test_redis_py_calls_the_hook_that_checks_a_connection() -> None:
-    assert "self.on_connect_check_health(" in inspect.getsource(AbstractConnection)
+    hook = "on_connect_check_health" if hasattr(AbstractConnection, "on_connect_check_health") else "on_connect"
+
+    assert f"self.{hook}(" in inspect.getsource(AbstractConnection)
