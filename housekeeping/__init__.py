@@ -9,12 +9,15 @@ if TYPE_CHECKING:
     from housekeeping import testing as testing
     from housekeeping import web as web
     from housekeeping.app import install as install
+    from housekeeping.app import use as use
     from housekeeping.core import events as events
     from housekeeping.core.clock import SYSTEM_CLOCK as SYSTEM_CLOCK
     from housekeeping.core.clock import Clock as Clock
     from housekeeping.core.clock import ClockSkew as ClockSkew
     from housekeeping.core.errors import DeclarationError as DeclarationError
     from housekeeping.core.errors import HousekeepingError as HousekeepingError
+    from housekeeping.core.errors import LeaseHeld as LeaseHeld
+    from housekeeping.core.errors import LeaseLost as LeaseLost
     from housekeeping.core.errors import ObjectNotDeleted as ObjectNotDeleted
     from housekeeping.core.errors import ObjectStoreUnavailable as ObjectStoreUnavailable
     from housekeeping.core.errors import RecordChanged as RecordChanged
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from housekeeping.core.settings import PREFIX as PREFIX
     from housekeeping.core.settings import ObjectStoreSettings as ObjectStoreSettings
     from housekeeping.core.settings import Settings as Settings
+    from housekeeping.core.threads import in_thread as in_thread
     from housekeeping.database.catalog import PartitionedModel as PartitionedModel
     from housekeeping.database.catalog import identify as identify
     from housekeeping.database.catalog import key_of as key_of
@@ -110,11 +114,11 @@ __version__ = "0.1.0"
 
 #: Modules and their public names; looked up when first used, so that importing the package costs and changes nothing.
 _HOMES: Final = {
-    "housekeeping.app": "install",
+    "housekeeping.app": "install use",
     "housekeeping.core.clock": "Clock ClockSkew SYSTEM_CLOCK",
     "housekeeping.core.errors": (
-        "DeclarationError HousekeepingError ObjectNotDeleted ObjectStoreUnavailable RecordChanged RedisUnavailable "
-        "RowNotChanged SettingsError Unconfirmed UploadBeingDeleted UploadRefused"
+        "DeclarationError HousekeepingError LeaseHeld LeaseLost ObjectNotDeleted ObjectStoreUnavailable RecordChanged "
+        "RedisUnavailable RowNotChanged SettingsError Unconfirmed UploadBeingDeleted UploadRefused"
     ),
     "housekeeping.core.events": "Event",
     "housekeeping.core.logs": "error_line how_to_install log_rows logger mask_secrets shortened",
@@ -122,6 +126,7 @@ _HOMES: Final = {
         "read_redis_clock retry_redis run_replicated shared_redis throttle translate_redis_errors"
     ),
     "housekeeping.core.settings": "ObjectStoreSettings PREFIX Settings",
+    "housekeeping.core.threads": "in_thread",
     "housekeeping.database.catalog": "PartitionedModel identify key_of",
     "housekeeping.database.connection": "BaseModel current_database",
     "housekeeping.database.queries": (
@@ -185,6 +190,8 @@ __all__ = [
     "Keep",
     "Kept",
     "Lease",
+    "LeaseHeld",
+    "LeaseLost",
     "Limits",
     "NaiveUtcDateTimeField",
     "ObjectNotDeleted",
@@ -235,6 +242,7 @@ __all__ = [
     "fence",
     "how_to_install",
     "identify",
+    "in_thread",
     "install",
     "key_of",
     "log_rows",
@@ -254,6 +262,7 @@ __all__ = [
     "throttle",
     "translate_redis_errors",
     "update_rows",
+    "use",
     "web",
 ]
 

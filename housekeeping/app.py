@@ -1,9 +1,10 @@
-"""Settings to broker: `install` on an application's broker, and the ready-made ``dramatiq housekeeping.app``.
+"""Settings to broker: `install` on an application's broker, `use` without one, ``dramatiq housekeeping.app``.
 
 ``from housekeeping.app import broker, actors`` reads the settings from the environment and makes a broker with all
 workers. An application that imports them to send messages keeps its own logging and Dramatiq's global broker. Only a
 process that was started with this module as its broker logs by the settings and uses this broker as the global one. An
-application with a broker of its own calls `housekeeping.install` instead.
+application with a broker of its own calls `housekeeping.install` instead. One without Dramatiq, such as a Celery or arq
+worker or a FastAPI application, calls `housekeeping.use`.
 """
 
 from __future__ import annotations
@@ -80,6 +81,62 @@ def install(
         use_database(settings)
     actors = {name: register(broker, sweep) for name, sweep in declared.items()}
     return {**actors, **declare(broker, settings, declared.values())}
+
+
+#: Settings and sweeps of `use`.
+_used: tuple[Settings, dict[str, Sweep]] | None = None
+_USING: Final = threading.RLock()
+
+
+def use(
+    settings: Settings | None = None, *, database_url: str | None = None, redis_url: str | None = None
+) -> dict[str, Sweep]:
+    """Use databases and Redis in this process for leases, fencing and runs of sweeps, without a broker.
+
+    ::
+
+        SWEEPS = housekeeping.use()
+        housekeeping.run_sweep(SWEEPS["shop.expired_sessions"]).raise_for_failure()
+
+    Call it once, where the process starts. Nothing is connected, and no thread starts. Each thread connects with its
+    first statement. Nothing is to be closed at the end: a lease that is still held expires.
+
+    Processes that are forked later, such as those of Celery, connect by themselves, and hold none of their parent's
+    leases. A second call with the same settings does nothing. The sweeps are those of ``HOUSEKEEPING_SWEEPS`` and the
+    built-in ones, by name and with their settings.
+
+    Parameters:
+      settings: Read from the environment unless given.
+      database_url: In place of ``HOUSEKEEPING_DATABASE_URL``.
+      redis_url: In place of ``HOUSEKEEPING_REDIS_URL``. If neither is given, PostgreSQL has the leases, as with
+        ``housekeeping serve``. All processes of an installation must have the same servers.
+
+    Raises:
+      SettingsError: A setting is missing or wrong.
+      DeclarationError: It was called with other settings before, with settings and URLs, or two sweeps have the same
+        name.
+    """
+    global _used
+    given = {"database_url": database_url, "redis_url": redis_url}
+    urls = {name: url for name, url in given.items() if url is not None}
+    if settings is not None and urls:
+        raise DeclarationError(f"use() has both settings and {' and '.join(urls)}; put the URLs into the settings")
+    settings = settings or Settings.load(**urls)
+    settings.require_database_url()
+    with _USING:
+        if _used is not None and _used[0] == settings:
+            return dict(_used[1])
+        if _used is not None:
+            raise DeclarationError("use() was called before with other settings; call it once in each process")
+        if settings.redis_url is not None or settings.broker_url is not None:
+            shared_redis.use(redis_client(settings.require_redis_url()), settings.namespace)
+        elif shared_redis.client is None:  # otherwise it is that of a broker
+            shared_redis.use(None, settings.namespace)
+        sweeps = configured_sweeps(settings)
+        pings.use(settings)
+        use_database(settings)
+        _used = settings, sweeps
+        return dict(sweeps)
 
 
 class _Watch:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from housekeeping.core.clock import REDIS, SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
 from housekeeping.core.logs import error_line
-from housekeeping.core.settings import Settings
+from housekeeping.core.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
     import redis
@@ -199,6 +199,8 @@ class SharedRedis:
 
     def __init__(self) -> None:
         self.client: redis.Redis | None = None
+        #: Whether `use` was called for an installation without Redis.
+        self.is_absent = False
         self._namespace: str | None = None
 
     @property
@@ -212,9 +214,13 @@ class SharedRedis:
             self._namespace = Settings.load().namespace
         return self._namespace
 
-    def use(self, client: redis.Redis, namespace: str) -> None:
-        """Set the shared client and prefix; called once, when the application starts."""
-        self.client, self._namespace = client, namespace
+    def use(self, client: redis.Redis | None, namespace: str) -> None:
+        """Set the shared client and prefix; called once, when the application starts.
+
+        Parameters:
+          client: None if PostgreSQL is the only server.
+        """
+        self.client, self._namespace, self.is_absent = client, namespace, client is None
 
     def is_replaced(self, settings: Settings) -> bool:
         """Return whether PostgreSQL is the only server: no Redis and no broker is configured, and no client is shared.
@@ -231,6 +237,8 @@ class SharedRedis:
           SettingsError: If there is no client and ``HOUSEKEEPING_REDIS_URL`` is not set.
         """
         if self.client is None:
+            if self.is_absent:
+                raise SettingsError(f"{PREFIX}REDIS_URL is not set, and this needs Redis")
             settings = Settings.load()
             self.use(redis_client(settings.require_redis_url()), settings.namespace)
         assert self.client is not None

@@ -639,6 +639,17 @@ def close_databases() -> None:
             each.close()
 
 
+def _forget_connections() -> None:
+    """Leave the parent's connections alone in a forked child, which connects by itself."""
+    for each in database.by_name().values():
+        each._thread_state = _ThreadState()
+        # Not closed, which would end the parent's session. psycopg2 closes no connection of another process.
+        each._state.reset()
+
+
+os.register_at_fork(after_in_child=_forget_connections)
+
+
 class BaseModel(Model):
     """Base class of every model."""
 

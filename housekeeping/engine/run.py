@@ -33,6 +33,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.pings import pings
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import WaitTimes, current_message, report, wait_times, withhold
+from housekeeping.core.threads import task_canceled
 from housekeeping.database.connection import database
 from housekeeping.database.errors import cause_of, is_disk_full, is_unreachable
 from housekeeping.engine import CLOCK_SKEWS, RunRequest, RunResult, RunState, alerts, initial_counts
@@ -81,7 +82,8 @@ def run_sweep(
 ) -> RunResult:
     """Run a sweep once, record it in the ledger, and return its result. A failed run does not raise.
 
-    Within a message the run takes the message's id, tick and trigger; otherwise its trigger is ``cli``.
+    Within a message the run takes the message's id, tick and trigger; otherwise its trigger is ``cli``, and a thread
+    that had no connection closes its own again.
 
     Parameters:
       argument: The argument of the run, for a worker that takes one.
@@ -93,7 +95,8 @@ def run_sweep(
       noted: What the run was asked to do, to be written into its counts.
       on_batch: Called with the counts after each committed batch.
       on_begin: Called with the id of the run's row once the row is written.
-      stopping: Ends the run after the current batch once it is set. Default: the message's own event.
+      stopping: Ends the run after the current batch once it is set. Default: the message's own event, or within
+        `in_thread` that of a canceled task.
       health: Source of the database's health for the throttle. Default: the database's own views.
     """
     message = current_message.get()
@@ -103,7 +106,7 @@ def run_sweep(
         message_id=message.message_id if message else None,
         tick=message.tick if message else None,
         trigger=message.trigger if message else "cli",
-        stopping=stopping or (message.stopping if message else threading.Event()),
+        stopping=stopping or (message.stopping if message else task_canceled.get() or threading.Event()),
         force=force,
         confirmed=confirmed,
         max_rows=max_rows,
@@ -114,8 +117,14 @@ def run_sweep(
         on_batch=on_batch,
         on_begin=on_begin,
     )
-    # An interrupt waits until the end of the run is recorded.
-    return run_shielded(_run_and_record, request)
+    with database.using(sweep.database):
+        close = message is None and database.obj is not None and database.is_closed()
+        try:
+            # An interrupt waits until the end of the run is recorded.
+            return run_shielded(_run_and_record, request)
+        finally:
+            if close:
+                database.close()
 
 
 def _run_and_record(request: RunRequest) -> RunResult:

@@ -8,10 +8,12 @@ of a sweep checks its epoch in the statement of each batch, see `ledger.runs.adv
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from types import TracebackType
@@ -36,6 +38,7 @@ from housekeeping.core.logs import error_line
 from housekeeping.core.redis import retry_redis, shared_redis
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import current_message
+from housekeeping.core.threads import in_thread
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, kind_of
 from housekeeping.leases.renewal import (
@@ -162,6 +165,33 @@ def in_transaction() -> bool:
     return False
 
 
+class _BlockTask:
+    """The current task, inside of an ``async with`` block that ends if its lease is lost."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._before = task.cancelling()
+        self._canceled = self._ended = False
+
+    def cancel_soon(self) -> None:
+        """Cancel the task; called by any thread."""
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._ended:
+            self._canceled = True
+            self._task.cancel()
+
+    def end(self) -> bool:
+        """Cancel the task no more, and return whether it was canceled here and nowhere else."""
+        self._ended = True
+        return self._canceled and self._task.uncancel() <= self._before
+
+
 class ExclusiveLease:
     """Lease of one key, with at most one holder across all processes and machines.
 
@@ -173,6 +203,11 @@ class ExclusiveLease:
                 with database.atomic():
                     publish(page)
                     lease.fence()
+
+    ``async with`` does the same without blocking the event loop of asyncio. It cancels its block as soon as the lease
+    is lost, and then raises LeaseLost. A task that is canceled while it acquires the lease releases it again. Within
+    both blocks `housekeeping.fence` checks the lease, also in threads that get the context variables, such as those of
+    `asyncio.to_thread`.
 
     Parameters:
       key: Its name, shared with actors' ``exclusive_lease={"key": ...}``.
@@ -217,6 +252,8 @@ class ExclusiveLease:
         self._worker = worker
         self._database = database
         self._fence: Fence | None = None
+        self._outer: ExclusiveLease | None = None
+        self._task: _BlockTask | None = None
         if isinstance(client, redis.Redis):
             client = RedisLeaseStore(client, shared_redis.namespace)
         self._store: LeaseStore = client or shared_lease_store()
@@ -342,16 +379,17 @@ class ExclusiveLease:
         """Return how long its holder has held it, by the clocks of both machines; None if unknown."""
         return holder_of(self.owner()).held_for
 
-    def start_renewal(self, *, interrupting: bool = False) -> None:
+    def start_renewal(self, *, interrupting: bool = False, on_lost: Callable[[], object] | None = None) -> None:
         """Renew the lease in the background until `cancel`.
 
         Parameters:
           interrupting: Whether to raise `LostLease` in the calling thread when the lease is lost, inside of
             `run_interruptibly` only.
+          on_lost: Called in another thread when the lease is lost, unless it is `interrupting`.
         """
         if self._renewal is None:
             self._interrupting = interrupting
-            on_lost = interrupter(LostLease) if interrupting else None
+            on_lost = interrupter(LostLease) if interrupting else on_lost
             self._renewal = renewals.start(f"lease {self.key!r}", self.renew, self.ttl, self._requested_at, on_lost)
 
     def _same_process(self) -> bool:
@@ -401,28 +439,84 @@ class ExclusiveLease:
     def __enter__(self) -> ExclusiveLease:
         tries = 0
         while self.try_obtain() is None:
-            if tries >= self._retries:
-                raise LeaseHeld(f"lease {self.key!r} has another holder")
             tries += 1
-            time.sleep(self._sleep(tries) if callable(self._sleep) else self._sleep)
+            time.sleep(self._pause_before(tries))
         self.start_renewal()
+        self._begin_block()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end_block()
         lost = self.lost
         released = self._release_or_warn()
         if (lost or not released) and error is None:
             raise LeaseLost(f"lease {self.key!r} was lost before the end of its block")
 
+    async def __aenter__(self) -> ExclusiveLease:
+        if in_transaction():
+            self.request()  # raises; the thread that acquires the lease cannot see this thread's transaction
+        tries = 0
+        while not await self._obtain_in_thread():
+            tries += 1
+            await asyncio.sleep(self._pause_before(tries))
+        self._task = _BlockTask()
+        self.start_renewal(on_lost=self._task.cancel_soon)
+        self._begin_block()
+        return self
 
-#: Lease of the current message; set by the middleware.
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        canceled = task is not None and task.end()
+        if kind is GeneratorExit:  # the event loop was stopped, so nothing can be awaited
+            self.__exit__(kind, error, traceback)
+            return
+        self._end_block()
+        lost = self.lost
+        released = await in_thread(self._release_or_warn)
+        if ((lost or not released) and error is None) or (canceled and kind is asyncio.CancelledError):
+            raise LeaseLost(f"lease {self.key!r} was lost before the end of its block") from error
+
+    async def _obtain_in_thread(self) -> bool:
+        obtained: list[str] = []
+
+        def obtain() -> None:
+            obtained.extend(filter(None, [self.try_obtain()]))
+
+        try:
+            await in_thread(obtain)
+        except asyncio.CancelledError:
+            if obtained:
+                await in_thread(self._release_or_warn)
+            raise
+        return bool(obtained)
+
+    def _pause_before(self, tries: int) -> float:
+        """Return the seconds until another try, or raise LeaseHeld after the last one."""
+        if tries > self._retries:
+            raise LeaseHeld(f"lease {self.key!r} has another holder")
+        return self._sleep(tries) if callable(self._sleep) else self._sleep
+
+    def _begin_block(self) -> None:
+        self._outer = current_lease.get()
+        current_lease.set(self)
+
+    def _end_block(self) -> None:
+        # Not by a token: frameworks may end a block in another context than they have begun it in.
+        if current_lease.get() is self:
+            current_lease.set(self._outer)
+        self._outer = None
+
+
+#: Lease of the innermost block, or of the current message.
 current_lease: Final[ContextVar[ExclusiveLease | None]] = ContextVar("current_lease", default=None)
 
 
 def fence(connection: Connection | None = None) -> None:
-    """Let the open transaction commit only if the actor's lease has no newer holder; call it last.
+    """Let the open transaction commit only if the actor's or block's lease has no newer holder; call it last.
 
     ::
 
@@ -432,12 +526,21 @@ def fence(connection: Connection | None = None) -> None:
                 write_balances()
                 housekeeping.fence()
 
-    See `ExclusiveLease.fence` for the parameter and all errors.
+    It checks the fenced leases of all blocks (``with ExclusiveLease(..., fenced=True)``) around the call, and that of
+    the actor. See `ExclusiveLease.fence` for the parameter and all errors.
 
     Raises:
-      HousekeepingError: Also outside of a message of an actor with a fenced ``exclusive_lease``.
+      HousekeepingError: Also outside of such blocks, and of messages of actors with a fenced ``exclusive_lease``.
     """
+    blocks: list[ExclusiveLease] = []
     lease = current_lease.get()
-    if lease is None:
-        raise HousekeepingError("fence() was called outside of a message of an actor with an exclusive_lease")
-    lease.fence(connection)
+    while lease is not None:
+        blocks.append(lease)
+        lease = lease._outer
+    if not blocks:
+        raise HousekeepingError(
+            "fence() was called outside of a block of an ExclusiveLease, and of a message of an actor with an "
+            "exclusive_lease"
+        )
+    for lease in [each for each in blocks if each._fenced] or blocks[:1]:
+        lease.fence(connection)

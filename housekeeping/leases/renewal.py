@@ -395,8 +395,12 @@ def shared_lease_store() -> LeaseStore:
     Raises:
       SettingsError: None is configured, or a setting is wrong.
     """
-    if shared_redis.client is None and shared_redis.is_replaced(settings := Settings.load()):
-        if database.obj is None:
-            use_database(settings)
+    if shared_redis.is_absent:
         return PostgresLeaseStore()
+    if shared_redis.client is None:
+        settings = Settings.load()
+        if database.obj is None and settings.database_url is not None:
+            use_database(settings)  # for the epochs, also where Redis has the leases
+        if shared_redis.is_replaced(settings):
+            return PostgresLeaseStore()
     return RedisLeaseStore(shared_redis.get(), shared_redis.namespace)

@@ -174,15 +174,14 @@ def housekeeping_redis(housekeeping_settings: Settings) -> Iterator[redis.Redis]
 
     namespace = housekeeping_settings.namespace
     client = redis_client(housekeeping_settings.require_redis_url())
-    # Not shared_redis.namespace, which would read the environment if nothing is set.
-    before = shared_redis.client, shared_redis._namespace
+    before = dict(vars(shared_redis))
     shared_redis.use(client, namespace)
     yield client
     keys = list(client.scan_iter(match=f"{namespace}:*", count=1000))
     if keys:
         client.delete(*keys)
     client.close()
-    shared_redis.client, shared_redis._namespace = before
+    vars(shared_redis).update(before)
 
 
 @pytest.fixture
