@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -45,7 +45,14 @@ from housekeeping.erasures import identify, subjects_of, work
 from housekeeping.erasures.found_rows import export as export_lines
 from housekeeping.erasures.replay import Replay, erased_by_receipts, erased_since, look_for
 from housekeeping.erasures.stages import without_identity
-from housekeeping.insight.erasures import ErasurePlan, ErasureRecord, find_erasure, plan_erasure, verified
+from housekeeping.insight.erasures import (
+    ErasurePlan,
+    ErasureRecord,
+    ReceiptChanged,
+    find_erasure,
+    plan_erasure,
+    verified,
+)
 from housekeeping.insight.wording import parse_since
 from housekeeping.ledger import erasures
 from housekeeping.ledger.operators import command_line_user, record_action
@@ -308,7 +315,7 @@ def _replay(
     yes: bool,
     confirmed: bool,
 ) -> None:
-    receipts = [verified(line, here.secret) for line in file or () if line.strip()]
+    receipts, unusable = _read_receipts(here, file)
     with progress("comparing"):
         saved = list(erased_by_receipts(receipts, since))
         earlier = [*saved, *erased_since(since)]
@@ -322,6 +329,8 @@ def _replay(
     if found.back and not dry_run:
         if not yes:
             confirm(f"Erase {counted(len(found.back), 'subject')} again?", "nothing was erased")
+        # The restored database would give numbers again that saved receipts have.
+        erasures.continue_after(max((each["id"] for each in receipts), default=0))
         for subject, key, before in found.back:
             digest = erasures.key_hmac(here.secret, subject.name, key)
             again = f"again after a restore; erased before as {before.erasure_id}"
@@ -329,13 +338,28 @@ def _replay(
             if not wants_json():
                 _report(records[-1])
     back = [{"subject": each.subject, "key_hmac": each.key_hmac, "id": each.erasure_id} for _, _, each in found.back]
-    print_as_json({"back": back, "erasures": records, "lost": found.lost, "undeclared": found.undeclared})
+    left_out = {"lost": found.lost, "undeclared": found.undeclared, "unusable_lines": unusable}
+    print_as_json({"back": back, "erasures": records, **left_out})
     if not earlier:
         raise _NotDone(f"no erasures since then were found, so no subject was looked for; {_RECEIPTS}")
     if any(each.state == "refused" for each in records):
         raise Refused("an erasure was refused: housekeeping erasures")
     if not found.is_whole or any(each.state != "done" for each in records):
         raise _NotDone("not all subjects could be found and erased: housekeeping erasures")
+    if unusable:
+        raise _NotDone(f"{counted(len(unusable), 'line')} of the file could not be used; the rest was")
+
+
+def _read_receipts(here: _Installation, file: BinaryIO | None) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the receipts in a file, and the numbers of the lines that have none, which are reported."""
+    receipts, unusable = list[dict[str, Any]](), list[int]()
+    for number, line in enumerate(file or (), start=1):
+        try:
+            receipts += [verified(line, here.secret)] if line.strip() else []
+        except ReceiptChanged as error:
+            notify(f"line {number}: {error}")
+            unusable.append(number)
+    return receipts, unusable
 
 
 def _show_replay(found: Replay, earlier: int) -> None:

@@ -144,6 +144,6 @@ def _print(found: ErasureRecord) -> None:
         values.add_row(name, text)
     print_table(values)
     tables = table("TABLE", "ROWS", "KEPT BECAUSE")
-    for name in dict.fromkeys((*found.counts, *found.kept)):
+    for name in sorted({*found.counts, *found.kept}):
         tables.add_row(name, found.counts_in_words(name), found.kept.get(name, "-"))
     print_table(tables, empty=f"no {counted(0, 'row')}")

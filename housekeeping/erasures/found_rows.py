@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import key_of
+from housekeeping.database.catalog import key_of, quoted
 from housekeeping.database.connection import handle_of
 from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.erasures.stages import Conditions, rows_with_places
@@ -48,8 +48,10 @@ class FoundRows:
       numbers: Number of rows by link, in the order of the graph; None is the subject's row. A row is counted once.
     """
 
-    def __init__(self, reach: Reach, found: Mapping[str, str | None], branches: Sequence[Branch]) -> None:
-        self._reach, self._found = reach, found
+    def __init__(
+        self, reach: Reach, found: Mapping[str, str | None], branches: Sequence[Branch], *, of_others: bool
+    ) -> None:
+        self._reach, self._found, self._of_others = reach, found, of_others
         self.branches: Final = branches
         self.tables: Final = list(dict.fromkeys([reach.root, *(each.table for each in branches)]))
         self._places = {each: self._create(each, number) for number, each in enumerate(self.tables)}
@@ -120,7 +122,9 @@ class FoundRows:
         )
         names = ", ".join(f"v{place}" for place in range(len(columns)))
         same = " AND ".join(f"t.{sql_name(each)} = o.v{place}" for place, each in enumerate(link.columns))
-        dependents = f"AS o ({names}) JOIN {rows_with_places(link.table, link.where)} ON {same}"
+        own = [] if self._of_others else [_not_of(each) for each in self._reach.nearer_owners(branch)]
+        where = " AND ".join(f"({each})" for each in (link.where, *own) if each is not None) or None
+        dependents = f"AS o ({names}) JOIN {rows_with_places(link.table, where)} ON {same}"
         arrays = f"unnest({', '.join(f'%s::text[]::{escaped(kind)}[]' for kind in link.parent_types)})"
         given: Iterable[tuple[str, list[Any]]] = [(f"({owners})", [])]
         if parent == self._reach.root:
@@ -158,36 +162,44 @@ class FoundRows:
             yield from (text.replace("\n", " ").replace("\r", " ") for (text,) in page)
 
 
+def _not_of(branch: Branch) -> str:
+    """Return the condition that a row does not refer to anything by a link."""
+    link = branch.link
+    is_set = f"({', '.join(map(quoted, link.columns))}) IS NOT NULL"
+    return f"({is_set if link.where is None else f'({link.where}) AND {is_set}'}) IS NOT TRUE"
+
+
 @contextmanager
-def found_rows(reach: Reach, found: Mapping[str, str | None], *, with_returns: bool = True) -> Iterator[FoundRows]:
+def found_rows(reach: Reach, found: Mapping[str, str | None], *, of_others: bool = True) -> Iterator[FoundRows]:
     """Find the rows that belong to a subject, and show them as they are now for the length of the block.
 
     Parameters:
       found: Values of the subject's row by column, see `Erasing.found`.
-      with_returns: Whether to include rows of others that only refer to rows of the subject, such as replies.
+      of_others: Whether to include rows of others that refer to rows of the subject, such as replies: rows by a link
+        that leads back and does not delete them, and those of which another one is the `Reach.nearer_owners`.
 
     Raises:
       peewee.PeeweeException: A database does not answer, or the role may not create temporary tables.
     """
-    branches = [each for each in reach.branches if with_returns or each.deletes or not reach.returns(each)]
+    branches = [each for each in reach.branches if of_others or each.deletes or not each.leads_back]
     with ExitStack() as stack:
         for name in dict.fromkeys([reach.root[0], *(each.table[0] for each in branches)]):
             stack.enter_context(handle_of(name).atomic())
             handle_of(name).execute_sql(_SNAPSHOT)
-        yield FoundRows(reach, found, branches)
+        yield FoundRows(reach, found, branches, of_others=of_others)
 
 
 def export(subject: Subject, reach: Reach, found: Mapping[str, str | None], settings: Settings) -> Iterator[str]:
     """Yield each row that belongs to a subject as a JSON object in one line, with its table; then its objects.
 
-    Secrets of the settings are masked. Rows of others that only refer to rows of the subject are left out.
+    Secrets of the settings are masked. Rows of others that refer to rows of the subject are left out.
 
     Raises:
       DeclarationError: A location of objects is not configured.
       peewee.PeeweeException, ObjectStoreUnavailable: A server does not answer.
     """
     secrets = [json.dumps(each)[1:-1] for each in _secrets(settings)]
-    with found_rows(reach, found, with_returns=False) as rows:
+    with found_rows(reach, found, of_others=False) as rows:
         for table in rows.tables:
             branches = [each for each in rows.branches if each.table == table]
             decisions = ["delete"] if table == reach.root else map(decision_of, branches)

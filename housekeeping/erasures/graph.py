@@ -46,6 +46,7 @@ class Branch:
       values: The new values of columns, as PostgreSQL writes them; empty if the rows are deleted, or kept as they are.
       leads_on: Whether what depends on the rows is erased as well.
       leads_back: Whether it is a link of a table to itself, or to a table that depends on it.
+      distance: Number of links from the rows that it refers to until the subject.
       types: Column -> type of each column of the table.
     """
 
@@ -55,6 +56,7 @@ class Branch:
     leads_on: bool
     leads_back: bool
     types: Mapping[str, str] = field(repr=False)
+    distance: int = 0
 
     @property
     def deletes(self) -> bool:
@@ -77,6 +79,11 @@ class Branch:
     def releases(self) -> bool:
         """Whether the new values end the reference."""
         return any(each in self.values for each in self.link.columns)
+
+    @property
+    def owns(self) -> bool:
+        """Whether the rows are deleted, or lose more than the reference."""
+        return self.deletes or not set(self.values) <= set(self.link.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +139,12 @@ class Reach:
     def kept_by(self, table: Table) -> list[Branch]:
         """Return the links to rows of a table that belong to the subject and are kept unchanged."""
         kept = [each for each in self.branches if each.table == table and not (each.deletes or each.values)]
-        return [each for each in kept if not self.returns(each)]
+        return [each for each in kept if not each.leads_back]
 
-    def returns(self, branch: Branch) -> bool:
-        """Return whether a link leads back: its parent is its own table, or depends on it."""
-        above, waiting = {branch.parent}, [branch.parent]
-        while waiting:
-            at = waiting.pop()
-            found = {each.parent for each in self.branches if each.table == at and each.leads_on} - above
-            above |= found
-            waiting += found
-        return branch.table in above
+    def nearer_owners(self, branch: Branch) -> list[Branch]:
+        """Return the links that lead from the same table to the subject in fewer steps, and whose rows are its own."""
+        own = [each for each in self.branches if each.table == branch.table and each.owns]
+        return [each for each in own if each.distance < branch.distance]
 
     def is_found_afterwards(self, branch: Branch) -> bool:
         """Return whether the rows of a link can still be found after the erasure has changed their parents."""
@@ -295,7 +297,7 @@ class _Decider:
             if decision is None:
                 self._miss(link)
             return Branch(link, None, {}, leads_on=True, leads_back=False, types=types)
-        ends = is_of_link and isinstance(decision, Keep) and not decision.anonymise
+        ends = is_of_link and isinstance(decision, Keep) and set(decision.anonymise) <= set(link.columns)
         return Branch(link, decision.reason, decision.anonymise, leads_on=not ends, leads_back=False, types=types)
 
     def _without_returns(self, reach: Reach) -> Reach:
@@ -307,10 +309,11 @@ class _Decider:
         found = []
         for branch in reach.branches:
             is_closer = distance.get(branch.table, 0) <= distance[branch.parent]
-            if branch.leads_on and is_closer and branch.parent in leading.get(branch.table, {branch.table: 0}):
+            leads_back = is_closer and branch.parent in leading.get(branch.table, {branch.table: 0})
+            if leads_back and branch.leads_on:
                 self._refuse_return(reach, branch, leading)
-                branch = replace(branch, leads_on=branch.deletes, leads_back=True)
-            found.append(branch)
+                branch = replace(branch, leads_on=branch.deletes)
+            found.append(replace(branch, leads_back=leads_back, distance=distance[branch.parent]))
         return replace(reach, branches=tuple(found))
 
     def _refuse_return(self, reach: Reach, branch: Branch, leading: Mapping[Table, Mapping[Table, int]]) -> None:
@@ -332,23 +335,26 @@ class _Decider:
     def _miss(self, link: Link) -> None:
         """Note that a link has no decision.
 
-        Delete() is not suggested for a link of a table to itself, or for a further link of a table with a decision. It
-        would delete rows of others, such as replies.
+        Delete() is not suggested for a link of a table to itself, for a further link of a table with a decision, or for
+        one of several links unless PostgreSQL cascades by it. It would delete rows of others, such as replies.
         """
         own = (link.database, link.table)
         links = [each for each in self._graph.links if (each.database, each.table) == own]
         trees = [each for each in links if (each.parent_database, each.parent) == own]
         is_further = any(self._decision(each)[0] is not None for each in links if each not in trees)
-        if own == (self._graph.database, self._graph.root) or link in trees or is_further:
+        is_one_of_several = len(links) - len(trees) > 1 and link.on_delete != "CASCADE"
+        if own == (self._graph.database, self._graph.root) or link in trees:
             self._note_missing(link.name, link, self._releasing(link))
+        elif is_further or is_one_of_several:
+            self._note_missing(link.name, link, self._releasing(link, 'Keep("why", anonymise={{"{}": None}})'))
         else:
-            self._note_missing(link.name if trees else link.table, link, "Delete()")
+            self._note_missing(link.name if len(links) > 1 else link.table, link, "Delete()")
 
-    def _releasing(self, link: Link) -> str:
+    def _releasing(self, link: Link, form: str = "Anonymise({}=None)") -> str:
         """Return the suggested decision that keeps the rows, without their link if its column can be NULL."""
         columns = self._reader.facts_of(link).columns
         free = next((each for each in link.columns if not columns[each].not_null), None)
-        return 'Keep("why")' if free is None else f"Anonymise({free}=None)"
+        return 'Keep("why")' if free is None else form.format(free)
 
     def _note_missing(self, name: str, link: Link, decision: str) -> None:
         self._missing.setdefault(name, (f"{link.name} (references {link.parent}, {link.rule})", decision))

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
-from peewee import SQL, Column, EnclosedNodeList, Expression, Model, Tuple
+from peewee import SQL, Case, Column, EnclosedNodeList, Expression, Model, Tuple
 
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.database.catalog import key_of, quoted_name, table_of
@@ -259,22 +259,34 @@ def _differs(branch: Branch, alias: str) -> Sql:
 
 @dataclass(frozen=True, slots=True)
 class WriteValues:
-    """Action that writes the new values of a link into its rows."""
+    """Action that writes the new values of a link into its rows.
 
+    Those of other links are written along into rows that belong to the subject by several links, such as a message to
+    oneself. So a row is counted once.
+    """
+
+    conditions: Conditions
     branch: Branch
 
     counted_as = ("anonymised_rows",)
 
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
-        columns: Any = table.model._meta.columns
-        values = {
-            columns.get(name, Column(table.model._meta.table, name)): SQL(
-                f"CAST(%s AS {escaped(self.branch.types[name])})", (value,)
-            )
-            for name, value in self.branch.values.items()
-        }
-        update: Any = table.model.update(values).where(chosen).returning(*table.key)
+        values = {name: self._value(name, self.branch) for name in self.branch.values}
+        own = self.branch.table
+        for other in (each for each in self.conditions.reach.branches if each.table == own and each.values):
+            also = changeable_rows(self.conditions, other)(batch.now)
+            for name in other.values.keys() - self.branch.values:
+                before = values.get(name, self._column(table, name))
+                values[name] = Case(None, [(also, self._value(name, other))], before)
+        changes = {self._column(table, name): value for name, value in values.items()}
+        update: Any = table.model.update(changes).where(chosen).returning(*table.key)
         return Write([update.cte("changed")], self.counted_as)
+
+    def _column(self, table: TableStage, name: str) -> Any:
+        return table.model._meta.columns.get(name, Column(table.model._meta.table, name))
+
+    def _value(self, name: str, branch: Branch) -> Any:
+        return SQL(f"CAST(%s AS {escaped(branch.types[name])})", (branch.values[name],))
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> None:
         return None
@@ -334,6 +346,8 @@ class ChangingStage(_WithoutIdentity, TableStage):
 class DeletingStage(_WithoutIdentity, CascadeStage):
     """Stage that deletes rows with everything that depends on them."""
 
+    logs_links: ClassVar[bool] = False  # the subject decides about each link
+
 
 def without_identity(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function. Its error keeps its type, but has neither values of rows nor the frames that have them."""
@@ -383,11 +397,14 @@ def stage_of(conditions: Conditions, branch: Branch, name: str, hold: Hold | Non
         return _deleting(
             conditions, branch.table, name, lambda alias: conditions.changeable(branch, alias), hold, batch
         )
+    stale, action = changeable_rows(conditions, branch), WriteValues(conditions, branch)
+    return ChangingStage(name=name, stale=stale, order=key_of(stale.model), action=action, batch_size=batch, hold=hold)
+
+
+def changeable_rows(conditions: Conditions, branch: Branch) -> Stale:
+    """Return the predicate of the rows of a link that can be changed now."""
     model = conditions.reach.model_of(branch.table)
-    stale = Stale(conditions, model, lambda alias: conditions.changeable(branch, alias))
-    return ChangingStage(
-        name=name, stale=stale, order=key_of(model), action=WriteValues(branch), batch_size=batch, hold=hold
-    )
+    return Stale(conditions, model, lambda alias: conditions.changeable(branch, alias))
 
 
 def _deleting(

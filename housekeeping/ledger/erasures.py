@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from housekeeping.core.errors import SettingsError
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
+from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.ledger.runs import SILENCE
 from housekeeping.ledger.schema import NOW, Erasure, Rejection, Run
@@ -156,6 +157,24 @@ def request(
             for (number,) in inserted.execute():
                 return int(number)
             # It was requested meanwhile.
+
+
+#: An identity column gives numbers in each insert, also if it is rolled back. It needs no right on its sequence.
+_DRAW: Final = """
+INSERT INTO {} (subject, state, key_hmac, requester, kept, counts, outside, requested_at, ended_at)
+SELECT '', 'done', '', '', '{{}}', '{{}}', '[]', now(), now() FROM generate_series(1, %s) RETURNING id
+"""
+
+
+def continue_after(number: int) -> None:
+    """Let the next erasures have numbers after this one, which the receipt of an erasure that is lost here has."""
+    with database.using(MAIN), database.atomic() as transaction:
+        latest = Erasure.select(fn.MAX(Erasure.id)).scalar() or 0
+        if latest < number:
+            sql = _DRAW.format(quoted_name(Erasure))
+            ((drawn,),) = database.execute_sql(sql, (1,)).fetchall()
+            database.execute_sql(sql, (number - drawn,))
+            transaction.rollback()
 
 
 def was_erased(subject: str, digests: Sequence[str]) -> bool:

@@ -448,7 +448,10 @@ class GraphReader:
             except PeeweeException as error:
                 if kind_of(error) not in (Kind.STATEMENT, Kind.ROW):
                     raise
-                raise DependentsRefused(f"{_called(reference)}: PostgreSQL says: {error_line(error)}") from None
+                way_out = _as_text(facts, columns, self._tables[parent], parent_columns)
+                raise DependentsRefused(
+                    f"{_called(reference)}: PostgreSQL says: {error_line(error)}", way_out
+                ) from None
             transaction.rollback()
         found = list(_nodes(explained[0][0]["Plan"]))
         scans = [each for each in found if each.get("Relation Name") or each["Node Type"] == "Bitmap Index Scan"]
@@ -628,6 +631,18 @@ def _merged(one: _Edge, other: _Edge) -> _Edge:
     """Return the edge of two constraints on the same columns, such as those of single partitions."""
     rules = sorted({each.on_delete or "" for each in (one, other)})
     return replace(one, on_delete=" and ".join(rules), indexed=one.indexed and other.indexed)
+
+
+def _as_text(
+    facts: TableFacts, columns: Sequence[str], parent: TableFacts, parent_columns: Sequence[str]
+) -> str | None:
+    """Return how to compare a column of text with one of another type, as in generic relations of Django, if any is."""
+    for name, other in zip(columns, parent_columns, strict=True):
+        own, theirs = facts.columns[name], parent.columns[other]
+        if own.sql_type != theirs.sql_type and own.sql_type.startswith(("text", "character varying")):
+            added = f"{other}_text text GENERATED ALWAYS AS ({theirs.sql_name}::text) STORED"
+            return f"ALTER TABLE {parent.name} ADD {added}, and refer to {other}_text"
+    return None
 
 
 def _update(facts: TableFacts, columns: Iterable[str]) -> str:

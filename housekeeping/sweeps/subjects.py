@@ -105,7 +105,8 @@ class Subject(OfTable):
       table: The root: table of the subject's row, as in `Rows`. This row is deleted last.
       tables: Decision for each table that reaches the root: ``"table"`` or ``"schema.table"`` for all of its links,
         ``"table.column"`` for one. Rows that are kept lead on to their own dependents, which are decided likewise.
-        What depends on rows of one link that is decided by `Keep` without values stays as well.
+        What depends on rows of one link stays as well if that link is decided by `Keep`, without values for other
+        columns than its own.
       references: Links without a foreign key, also from other databases.
       objects: Objects of stores. They are deleted before any row.
       also: Functions for other systems, called with the subject's key as texts. They must be repeatable.

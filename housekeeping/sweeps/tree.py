@@ -394,7 +394,7 @@ def log_branches(sweep: Sweep, stages: Sequence[Stage], history: Sequence[RunRow
     known = known_tables(history)
     if history and known is None:
         return
-    for each in branches_of(sweep, stages, known=known):
+    for each in branches_of(sweep, [stage for stage in stages if getattr(stage, "logs_links", True)], known=known):
         if each.is_new or (not history and each.way_out is not None):
             logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
         elif not history:

@@ -269,6 +269,42 @@ def test_replay_reads_saved_receipts_if_the_ledger_was_restored_too(
     assert (replayed.returncode, changed.returncode, rows()) == (0, 1, ERASED), replayed.stderr
 
 
+def test_replay_uses_all_lines_of_a_file_but_the_damaged_ones(
+    command: Command, postgres: Database, tmp_path: Path
+) -> None:
+    command("erase", *PERSON, "--yes")
+    [line] = command("erasures", "--receipts").stdout.splitlines()
+    restore(postgres)
+    lines = ['{"id": 7, "cut', line.replace('"done"', '"failed"'), "", line, "\x00", line]
+    (tmp_path / "receipts.jsonl").write_text("\n".join(lines))
+
+    replayed = command("erase", "--replay-since", "1h", "--receipts", "receipts.jsonl", "--yes", "--json")
+
+    assert (replayed.returncode, rows()) == (1, ERASED), replayed.stderr
+    assert json.loads(replayed.stdout)["unusable_lines"] == [1, 2, 5]
+    for text in (
+        "line 1: this is no receipt",
+        "line 2: the receipt was changed",
+        "3 lines of the file could not be used",
+    ):
+        assert text in replayed.stderr
+
+
+def test_numbers_of_saved_receipts_are_not_given_again_after_a_restore(
+    command: Command, postgres: Database, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        command("erase", *PERSON, "--yes")
+    (tmp_path / "receipts.jsonl").write_text(command("erasures", "--receipts").stdout)
+    postgres.execute_sql(f"TRUNCATE {Erasure._meta.schema}.erasures RESTART IDENTITY")
+    restore(postgres)
+
+    replayed = command("erase", "--replay-since", "1h", "--receipts", "receipts.jsonl", "--yes")
+
+    assert replayed.returncode == 0, replayed.stderr
+    assert [(each.id, each.state) for each in Erasure.select()] == [(4, "done")]
+
+
 def test_replay_finds_erasures_of_a_former_secret(command: Command, postgres: Database) -> None:
     command("erase", *PERSON, "--yes")
     restore(postgres)
