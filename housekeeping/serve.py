@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from dramatiq.middleware import Shutdown
 from dramatiq.middleware.time_limit import TimeLimitExceeded
@@ -37,7 +37,7 @@ from housekeeping.ledger import ticks
 from housekeeping.ledger.processes import PostgresHeartbeats
 from housekeeping.ledger.ticks import TakenTick
 from housekeeping.middleware.interrupts import StatementInProgress, statement_of_this_thread
-from housekeeping.middleware.observe import AWAKE, Sender
+from housekeeping.middleware.observe import AWAKE, Sender, long_busy
 from housekeeping.middleware.retries import delay_before
 from housekeeping.sweeps.declaration import Sweep
 
@@ -108,7 +108,7 @@ class Service:
         queues = sorted({sweep.queue for sweep in scheduled.values()})
         # Two heartbeats, because the process is a scheduler and a worker.
         self._scheduler = Sender(store, "scheduler", lambda: {} if self._is_awake() else None, watch.look)
-        self._worker = Sender(store, "worker", lambda: {"queues": queues, "threads": threads, "busy": len(self._busy)})
+        self._worker = Sender(store, "worker", lambda: {"queues": queues, "threads": threads, **self._describe_busy()})
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -134,6 +134,10 @@ class Service:
         """Make `run` return. Callable from a signal handler."""
         self._stopping.set()
         self._changed.set()
+
+    def _describe_busy(self) -> dict[str, Any]:
+        busy = {each.thread_id: (each.tick.worker, each.tick.message_id, each.began) for each in tuple(self._busy)}
+        return {"busy": len(busy), "busy_threads": long_busy(busy)}
 
     def _is_awake(self) -> bool:
         return time.monotonic() - self._woke_at < AWAKE.total_seconds()

@@ -21,11 +21,11 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
 from housekeeping.testing.stubs import ManualClock
-from tests import two_databases
+from tests import postgres_only, two_databases
 from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
 from tests.failover_servers import synchronous_pair
-from tests.internals.core import MAIN, PREFIX
+from tests.internals.core import MAIN, PREFIX, shared_redis
 from tests.internals.database import Database, database
 from tests.internals.embedded import embedded
 from tests.internals.ledger import schema
@@ -54,11 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
     parser.addoption(
         "--topology",
-        choices=("direct", "pgbouncer", "failover", "sentinel", "two-databases", "rabbitmq-cluster"),
+        choices=("direct", "pgbouncer", "failover", "sentinel", "two-databases", "rabbitmq-cluster", "postgres-only"),
         default="direct",
         help="what leads to the servers of the tests: a pooler or a URL of two hosts to PostgreSQL, or Sentinel to "
         "Redis; or that workers have another database than main; or that three nodes of RabbitMQ with quorum queues "
-        "carry the messages",
+        "carry the messages; or that there is no Redis, and the database has the leases, ticks and heartbeats",
     )
 
 
@@ -151,6 +151,8 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
     marker = request.node.get_closest_marker(_LEFT_OUT.get(topology, ""))
     if marker is not None:
         pytest.skip(marker.kwargs["reason"])
+    if topology == "postgres-only":
+        return housekeeping_settings.model_copy(update={"redis_url": None})
     if topology == "sentinel":
         servers: SentinelServers = request.getfixturevalue("sentinels")
         if housekeeping_settings.redis_url != servers.direct_url:
@@ -166,7 +168,17 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
 
 
 @pytest.fixture(autouse=True)
-def second_database_is_current(request: pytest.FixtureRequest) -> Iterator[None]:
+def left_out_with_this_topology(request: pytest.FixtureRequest) -> None:
+    """Skip a test that its topology lists, with the reason."""
+    listed = {"two-databases": two_databases.ONE_DATABASE, "postgres-only": postgres_only.NEEDS_REDIS}
+    for place, reason in listed.get(request.config.getoption("topology"), {}).items():
+        begin, _, part = place.partition("*")
+        if request.node.nodeid.startswith(begin) and part in request.node.nodeid:
+            pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def second_database_is_current(request: pytest.FixtureRequest, left_out_with_this_topology: None) -> Iterator[None]:
     """With ``--topology=two-databases``, the thread of the test uses the database of its workers."""
     if request.config.getoption("topology") != "two-databases":
         yield
@@ -174,9 +186,6 @@ def second_database_is_current(request: pytest.FixtureRequest) -> Iterator[None]
     marker = request.node.get_closest_marker("one_database_only")
     if marker is not None:
         pytest.skip(marker.kwargs["reason"])
-    for place, reason in two_databases.ONE_DATABASE.items():
-        if request.node.nodeid.startswith(place):
-            pytest.skip(reason)
     with database.using(MAIN if two_databases.is_of_main(request.node.nodeid) else two_databases.SECOND):
         yield
 
@@ -316,9 +325,22 @@ def postgres(housekeeping_database: Database, settings: Settings, admin: Connect
 
 
 @pytest.fixture
-def redis_client(housekeeping_redis: redis.Redis) -> redis.Redis:
-    """A client, also the one that leases share; this test's keys are removed afterwards."""
-    return housekeeping_redis
+def redis_client(
+    request: pytest.FixtureRequest, housekeeping_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> redis.Redis:
+    """A client, also the one that leases share; this test's keys are removed afterwards.
+
+    With ``--topology=postgres-only``, leases are in the database of the settings, and any use of the client fails.
+    """
+    if request.config.getoption("topology") != "postgres-only":
+        client: redis.Redis = request.getfixturevalue("housekeeping_redis")
+        return client
+    request.getfixturevalue("postgres")
+    monkeypatch.setattr(shared_redis, "client", None)
+    monkeypatch.setenv(f"{PREFIX}DATABASE_URL", housekeeping_settings.require_database_url())
+    monkeypatch.setenv(f"{PREFIX}SCHEMA", housekeeping_settings.schema_name)
+    there_is_none: redis.Redis = postgres_only.no_redis()
+    return there_is_none
 
 
 @pytest.fixture(scope="session")

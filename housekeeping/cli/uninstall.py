@@ -93,15 +93,16 @@ def uninstall(dry_run: bool, yes: bool) -> None:
     result = {
         "removed": not dry_run,
         "databases": [{"database": each.database, "schema": each.schema, "runs": each.runs} for each in parts],
-        "redis_keys": keys,
-        "messages": messages,
+        "redis_keys": keys if clients else None,
+        "messages": messages if clients else None,
         "left": left,
     }
     if not wants_json():
         for each in parts:
             what = f"{counted(each.runs, 'run')}, {counted(each.undelivered, 'undelivered row')}"
             say(f"database {each.database}, schema {each.schema}: {what if each.exists else 'does not exist'}")
-        say(f"Redis keys {settings.namespace}:*: {counted(keys, 'key')}, {counted(messages, 'message')} in queues")
+        if clients:
+            say(f"Redis keys {settings.namespace}:*: {counted(keys, 'key')}, {counted(messages, 'message')} in queues")
         for line in left:
             say(f"stays: {line}")
     if not dry_run:
@@ -158,7 +159,7 @@ def _read(name: str) -> _Part:
 
 def _left_elsewhere(settings: Settings) -> list[str]:
     return [
-        "pending_direct_uploads in Redis, which belongs to the application",
+        *(["pending_direct_uploads in Redis, which belongs to the application"] if settings.redis_url else []),
         "tables of init --with-tables, database roles and their rights",
         *(["queues in RabbitMQ and their messages"] if settings.on_rabbitmq else []),
         "messages in the broker of an application that calls housekeeping.install",

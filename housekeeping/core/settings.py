@@ -567,7 +567,11 @@ class Settings(BaseModel):
         Raises:
           SettingsError: If it is not set.
         """
-        hint = "; RabbitMQ carries only the messages, and leases and keys need Redis" if self.on_rabbitmq else ""
+        hint = ""
+        if self.on_rabbitmq:
+            hint = "; RabbitMQ carries only the messages, and leases and keys need Redis"
+        elif self.database_url is not None and self.broker_url is None:
+            hint = "; without Redis (housekeeping serve) there are no messages"
         return self.redis_url or _missing("REDIS_URL", f"a URL such as redis://host:6379/0{hint}")
 
     @property

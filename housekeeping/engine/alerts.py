@@ -428,7 +428,7 @@ def process_alerts(
     for queue, messages in sorted(waiting.items()):
         of_queue = [sweep for sweep in scheduled if sweep.queue == queue]
         period = _shortest_period(of_queue, now, zone) if of_queue else GRACE
-        alerts += _saturated(processes.serving(queue), queue, messages, max(period, LONG_BUSY), now)
+        alerts += _saturated(processes, queue, messages, max(period, LONG_BUSY), now)
     if scheduled:
         alerts += _no_scheduler(processes, _shortest_period(scheduled, now, zone))
     return alerts
@@ -470,11 +470,9 @@ def _no_worker(processes: Processes, queue: str, waiting: int) -> Iterator[Alert
         yield Alert(NO_WORKER, f"{text}{messages}", 0, waiting, since, subject=queue)
 
 
-def _saturated(
-    serving: Iterable[Process], queue: str, messages: int, limit: timedelta, now: datetime
-) -> Iterator[Alert]:
+def _saturated(processes: Processes, queue: str, messages: int, limit: timedelta, now: datetime) -> Iterator[Alert]:
     """Yield an alert if all threads of a queue have been busy for too long, and more messages than those wait."""
-    alive = [each for each in serving if each.alive]
+    alive = [each for each in processes.serving(queue) if each.alive]
     busy = [(each.busy_s + process.age_s, each.worker) for process in alive for each in process.heartbeat.busy_threads]
     threads = sum(process.heartbeat.threads for process in alive)
     waiting = messages - sum(process.heartbeat.busy for process in alive)  # a broker may count those at work
@@ -485,7 +483,7 @@ def _saturated(
     text = (
         f"all {counted(threads, 'thread')} of the queue {queue!r} have been busy for {format_duration(shortest_s)}, "
         f"and {counted(waiting, 'message waits', 'messages wait')}; at work: {at_work}. "
-        "Start another `housekeeping worker`"
+        f"Start another `{processes.command('worker')}`"
     )
     since = now - timedelta(seconds=shortest_s) + limit
     yield Alert(SATURATED, text, limit.total_seconds(), shortest_s, since, subject=queue)

@@ -48,13 +48,15 @@ ALERTS: Final = {
     "no_worker": Help(
         "No worker",
         "No living worker process serves a queue that has scheduled workers or waiting messages.",
-        "Start housekeeping worker, or find out why it ended: its last log lines, the kernel log (out of memory). "
+        "Start housekeeping worker (without Redis: housekeeping serve), or find out why it ended: its last log lines, "
+        "the kernel log (out of memory). "
         "Nothing is lost: messages wait, and those of a killed worker run again.",
     ),
     "no_scheduler": Help(
         "No scheduler",
         "No scheduler has been alive for two periods of the shortest schedule, and for at least two minutes.",
-        "Start housekeeping scheduler, or find out why it ended. It sends the latest missed tick.",
+        "Start housekeeping scheduler (without Redis: housekeeping serve), or find out why it ended. It sends the "
+        "latest missed tick.",
     ),
     "stuck": Help(
         "Stuck run",
@@ -67,7 +69,7 @@ ALERTS: Final = {
         "All threads busy",
         "All threads of the workers that serve a queue have been in the same message for longer than a period of the "
         "queue's shortest schedule, and for over a minute, and messages wait.",
-        "Look at what they do: the text names it. Start another housekeeping worker, or restart one that hangs.",
+        "Look at what they do: the text names it. Start another process, or restart one that hangs.",
     ),
     "failed_runs": Help(
         "Failed runs",
@@ -78,7 +80,7 @@ ALERTS: Final = {
     "overdue": Help(
         "Overdue",
         "The worker has not run for several periods of its schedule.",
-        "Check that housekeeping scheduler and housekeeping worker are running, then: housekeeping why NAME.",
+        "Check that the processes are running (housekeeping status), then: housekeeping why NAME.",
     ),
     "last_run": Help(
         "Failed run",

@@ -56,7 +56,7 @@ from housekeeping.insight.backlogs import (
 from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, Rates, forecast_backlog, rates
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.leases.renewal import lease_store
-from housekeeping.ledger import history, runs
+from housekeeping.ledger import history, runs, ticks
 from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile
 from housekeeping.ledger.erasures import LateErasures, late_erasures
 from housekeeping.ledger.history import RunRecord, WorkerRuns
@@ -499,11 +499,12 @@ class SnapshotReader:
         return ever_ran
 
     def _read_queues(self, found: Snapshot, before: Snapshot) -> None:
-        if self._is_alone:
-            return  # there are no queues
         found.queues = before.queues
-        with _noting(found, before, self._broker):
-            found.queues = queue_lengths(self._settings, sorted({sweep.queue for sweep in self._sweeps.values()}))
+        with _noting(found, before, self._broker, MAIN if self._is_alone else None):
+            if self._is_alone:
+                found.queues = ticks.queue_lengths({name: sweep.queue for name, sweep in self._sweeps.items()})
+            else:
+                found.queues = queue_lengths(self._settings, sorted({sweep.queue for sweep in self._sweeps.values()}))
             found.read_at["queues"] = found.at
         if self._broker in found.unavailable:
             found.unavailable[self._broker].shown.append(_shown(found, "the queues", "queues"))
@@ -650,6 +651,8 @@ class SnapshotReader:
 
     @property
     def _broker(self) -> str:
+        if self._is_alone:
+            return database_server(MAIN)
         if self._settings.on_rabbitmq:
             return "RabbitMQ"
         same = self._settings.broker_url in (None, self._settings.redis_url)

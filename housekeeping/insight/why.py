@@ -163,8 +163,7 @@ _MADE_UP: Final = (
     "The next scheduler that starts catches up the latest tick (HOUSEKEEPING_CATCH_UP) and records the others as missed"
 )
 _NOT_TAKEN: Final = (
-    "and no worker has taken it: is `housekeeping worker` alive, and for this queue? "
-    "Look at the queues in `housekeeping status`"
+    "and no worker has taken it: is one alive, and for this queue? Look at the queues in `housekeeping status`"
 )
 
 #: What started a run, by its trigger.

@@ -20,27 +20,21 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 import redis
-from peewee import PeeweeException
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INERROR, TRANSACTION_STATUS_INTRANS
 
 from housekeeping.core import telemetry
 from housekeeping.core.errors import (
-    DatabaseUnavailable,
     DeclarationError,
     HousekeepingError,
     LeaseHeld,
     LeaseLost,
-    SchemaMissing,
     ServerUnavailable,
 )
 from housekeeping.core.interrupts import LostLease, interrupter, retract
-from housekeeping.core.logs import error_line
 from housekeeping.core.redis import retry_redis, shared_redis
 from housekeeping.core.settings import MAIN
-from housekeeping.core.telemetry import current_message
 from housekeeping.core.threads import in_thread
 from housekeeping.database.connection import database
-from housekeeping.database.errors import Kind, kind_of
 from housekeeping.leases.renewal import (
     SHORTEST_TTL,
     RedisLeaseStore,
@@ -50,14 +44,10 @@ from housekeeping.leases.renewal import (
     safe_until,
     shared_lease_store,
 )
-from housekeeping.ledger.leases import Fence, LeaseStore, holder_of, new_token, next_epoch, worker_of
+from housekeeping.ledger.leases import Fence, LeaseStore, holder_of, lease_statement, new_token, next_epoch, worker_of
 from housekeeping.ledger.schema import LeaseRow
 
 logger = logging.getLogger(__name__)
-
-
-#: Kinds of error of a server that accepts no commits for now.
-_UNAVAILABLE: Final = (Kind.LOST, Kind.READ_ONLY, Kind.RESOURCES)
 
 
 class DatabaseNotConfigured(HousekeepingError):
@@ -83,20 +73,8 @@ def acquire_epoch(key: str, token: str) -> int:
         if database.selected != MAIN:
             which = f"there is no database {database.selected!r} (HOUSEKEEPING_DATABASES)"
         raise DatabaseNotConfigured(f"lease {key!r} has no epoch: {which}")
-    # Only a worker's thread keeps the connection for its next message.
-    close = database.is_closed() and current_message.get() is None
-    try:
-        with database.atomic():
-            return next_epoch(key, token)
-    except PeeweeException as error:
-        if kind_of(error) is Kind.STATEMENT:  # a missing schema, table, column or right
-            raise SchemaMissing(f"{error_line(error)}; run: housekeeping init") from error
-        if kind_of(error) in _UNAVAILABLE:
-            raise DatabaseUnavailable(f"PostgreSQL did not answer: {error_line(error)}") from error
-        raise
-    finally:
-        if close and not database.is_closed():
-            database.close()
+    with lease_statement(), database.atomic():
+        return next_epoch(key, token)
 
 
 def check_epoch(fence: Fence, connection: Connection | None = None) -> None:

@@ -11,18 +11,19 @@ import platform
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
 from peewee import EXCLUDED, SQL, InterfaceError, OperationalError, PeeweeException
 
-from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, Refused, ServerUnavailable
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, Refused, SchemaMissing, ServerUnavailable
 from housekeeping.core.logs import error_line
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import current_message
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import is_lock_timeout
+from housekeeping.database.errors import Kind, is_lock_timeout, kind_of
 from housekeeping.ledger.schema import NOW, HeldLeaseRow, LeaseRow, Run, name_database, run_label, seconds_since
 
 #: Unix milliseconds, random part, machine:process, and for a run its worker and message.
@@ -149,6 +150,10 @@ class LeaseStore(Protocol):
         """Yield key, token and remaining time of every held lease, or of the one with this key."""
 
 
+#: Kinds of error of a server that accepts no commits for now, such as a standby.
+_UNAVAILABLE: Final = (Kind.LOST, Kind.READ_ONLY, Kind.RESOURCES)
+
+
 class PostgresLeaseStore:
     """Leases as rows of the database ``main``, by its clock, for an installation without Redis.
 
@@ -195,13 +200,31 @@ def _is_held(key: str | None) -> Any:
 
 
 def _in_main(query: Any) -> list[tuple[Any, ...]]:
-    with database.using(MAIN), translate_postgres_errors():
-        close = database.is_closed() and current_message.get() is None
-        try:
-            return list(query.tuples().execute())
-        finally:
-            if close:
-                database.close()
+    with database.using(MAIN), translate_postgres_errors(), lease_statement():
+        return list(query.tuples().execute())
+
+
+@contextmanager
+def lease_statement() -> Iterator[None]:
+    """Execute a statement about a lease; afterward, close the connection if the thread had none.
+
+    Raises:
+      DatabaseUnavailable, SchemaMissing: If leases are not available.
+      peewee.PeeweeException: For any other error.
+    """
+    # Only a worker's thread keeps the connection for its next message.
+    close = database.is_closed() and current_message.get() is None
+    try:
+        yield
+    except PeeweeException as error:
+        if kind_of(error) is Kind.STATEMENT:  # a missing schema, table, column or right
+            raise SchemaMissing(f"{error_line(error)}; run: housekeeping init") from error
+        if kind_of(error) in _UNAVAILABLE:
+            raise DatabaseUnavailable(f"PostgreSQL did not answer: {error_line(error)}") from error
+        raise
+    finally:
+        if close and not database.is_closed():
+            database.close()
 
 
 #: Holder stored in the database for a lease released by hand.

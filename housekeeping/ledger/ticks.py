@@ -7,16 +7,17 @@ its work is done once: all attempts have the same message id, and each attempt c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
-from peewee import fn
+from peewee import SQL, fn
 
+from housekeeping.brokers import QueueLengths
 from housekeeping.core.cron import Cron
 from housekeeping.core.settings import MAIN
-from housekeeping.database.connection import database
+from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.ledger import runs
 from housekeeping.ledger.processes import SILENCE
 from housekeeping.ledger.runs import MINUTE
@@ -154,6 +155,26 @@ def was_sent(worker: str, tick: datetime) -> bool | None:
         rows: Any = TickRow.select(TickRow.tick).where(TickRow.worker == worker).tuples()
         known = [at for (at,) in rows]
     return tick in known if known and tick >= min(known) else None
+
+
+def queue_lengths(queues: Mapping[str, str]) -> dict[str, QueueLengths]:
+    """Return how many ticks of each queue wait or run, and how many wait for a retry.
+
+    Parameters:
+      queues: Worker -> its queue.
+    """
+    waits = TickRow.holder.is_null() & (TickRow.due_at <= NOW)
+    is_delayed = TickRow.holder.is_null() & (TickRow.due_at > NOW)
+    found = {queue: QueueLengths(0, 0, 0) for queue in sorted(set(queues.values()))}
+    with database.using(MAIN), translate_postgres_errors():
+        numbers = fn.COUNT(SQL("*")).filter(~is_delayed), fn.COUNT(SQL("*")).filter(is_delayed)
+        rows: Any = TickRow.select(TickRow.worker, *numbers, fn.MIN(TickRow.due_at).filter(waits))
+        rows = rows.where(TickRow.due_at.is_null(False) & TickRow.worker.in_(list(queues))).group_by(TickRow.worker)
+        for worker, waiting, delayed, oldest_at in rows.tuples():
+            seen = found[queues[worker]]
+            oldest = min((each for each in (seen.oldest_at, oldest_at) if each is not None), default=None)
+            found[queues[worker]] = QueueLengths(seen.waiting + waiting, seen.delayed + delayed, 0, oldest)
+    return found
 
 
 def message_id_of(worker: str, tick: datetime) -> str:

@@ -200,24 +200,26 @@ class Heartbeats(Middleware):
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
         queues, busy = sorted({q_name(queue) for queue in list(worker.consumers)}), dict(self._busy)
-        threads = list(_long_busy(busy))
+        threads = long_busy({ident: (msg.actor_name, msg.message_id, began) for ident, (msg, began) in busy.items()})
         return {"queues": queues, "threads": worker.worker_threads, "busy": len(busy), "busy_threads": threads}
 
 
-def _long_busy(busy: Mapping[int, tuple[MessageProxy, float]]) -> Iterator[BusyThread]:
-    """Yield the threads that have been in the same message for over a minute, the longest ones first."""
-    now = time.monotonic()
+def long_busy(busy: Mapping[int, tuple[str, str, float]]) -> list[BusyThread]:
+    """Return the threads that have been in the same message for over a minute, the longest ones first.
+
+    Parameters:
+      busy: Thread -> worker, message id and the monotonic time when it began.
+    """
+    now, found = time.monotonic(), []
     most_s = heartbeats.LONG_BUSY.total_seconds()
-    long = sorted((began, ident) for ident, (_, began) in busy.items() if now - began > most_s)
+    long = sorted((began, ident) for ident, (*_, began) in busy.items() if now - began > most_s)
     names = {thread.ident: thread.name for thread in threading.enumerate()} if long else {}
     for began, ident in long[: heartbeats.MOST_THREADS]:
-        message, place = busy[ident][0], innermost_frame(ident) or "an unknown place"
-        texts = {"name": names.get(ident) or str(ident), "worker": message.actor_name, "frame": place}
-        yield BusyThread(
-            message_id=message.message_id[: heartbeats.LONGEST_TEXT],
-            busy_s=now - began,
-            **{name: text[-heartbeats.LONGEST_TEXT :] for name, text in texts.items()},
-        )
+        (worker, message_id, _), place = busy[ident], innermost_frame(ident) or "an unknown place"
+        texts = {"name": names.get(ident) or str(ident), "worker": worker, "frame": place}
+        cut = {name: text[-heartbeats.LONGEST_TEXT :] for name, text in texts.items()}
+        found.append(BusyThread(message_id=message_id[: heartbeats.LONGEST_TEXT], busy_s=now - began, **cut))
+    return found
 
 
 class SchedulerHeartbeats:

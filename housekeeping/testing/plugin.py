@@ -245,7 +245,7 @@ def housekeeping_environment(housekeeping_settings: Settings) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(_PREFIX)}
     return kept | {
         f"{_PREFIX}DATABASE_URL": housekeeping_settings.require_database_url(),
-        f"{_PREFIX}REDIS_URL": housekeeping_settings.require_redis_url(),
+        f"{_PREFIX}REDIS_URL": housekeeping_settings.redis_url or "",
         f"{_PREFIX}NAMESPACE": housekeeping_settings.namespace,
         f"{_PREFIX}SCHEMA": housekeeping_settings.schema_name,
     }

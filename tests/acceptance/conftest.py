@@ -81,6 +81,12 @@ def command(environment: dict[str, str], command_processes: CommandProcesses, tm
 
 
 @pytest.fixture
+def without_redis(environment: dict[str, str], postgres: Database) -> None:
+    """The processes of the test have only PostgreSQL."""
+    del environment["HOUSEKEEPING_REDIS_URL"], environment["HOUSEKEEPING_BROKER_URL"]
+
+
+@pytest.fixture
 def made(postgres: Database) -> None:
     """Create the tables of ``init --with-tables``, only faster."""
     postgres.create_tables([UserStatus])

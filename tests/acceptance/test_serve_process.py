@@ -57,11 +57,7 @@ sys.stderr = Stderr(sys.stderr)
 """
 
 
-@pytest.fixture
-def environment(environment: dict[str, str], postgres: Database) -> dict[str, str]:
-    """Without Redis."""
-    del environment["HOUSEKEEPING_REDIS_URL"], environment["HOUSEKEEPING_BROKER_URL"]
-    return environment
+pytestmark = pytest.mark.usefixtures("without_redis")
 
 
 @pytest.fixture

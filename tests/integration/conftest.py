@@ -17,15 +17,18 @@ from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.conftest import Urls
 from tests.integration.statements import watch_statements
-from tests.internals.core import SystemClock, error_reporting, metrics
-from tests.internals.database import Database
+from tests.internals.core import MAIN, SystemClock, error_reporting, metrics
+from tests.internals.database import Database, database
 from tests.internals.engine import failures
-from tests.internals.ledger import Heartbeat, RedisHeartbeats, Run
+from tests.internals.leases import LeaseStore, lease_store
+from tests.internals.ledger import NOW, Heartbeat, ProcessRow, RedisHeartbeats, Run, heartbeat_store
 
 #: Adds this many statuses whose time is `due`, an SQL expression that may use n, from 1 on.
 AddStatuses = Callable[..., None]
 #: Writes a process's heartbeat that is so old.
 Beat = Callable[..., None]
+#: Loses the lease of a key, as an emptied Redis does.
+LoseLease = Callable[[str], None]
 #: Executes a statement in another session, and returns its rows.
 Do = Callable[[str], list[tuple[Any, ...]]]
 #: Sets this machine's clock so far ahead of the real one.
@@ -136,11 +139,39 @@ def export_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[metrics.Exporter], N
 
 @pytest.fixture
 def beat(redis_client: redis.Redis, settings: Settings) -> Beat:
+    store = heartbeat_store(settings)
+    assert store is not None
+
     def write(process_id: str, heartbeat: Heartbeat, age: timedelta = timedelta()) -> None:
-        RedisHeartbeats(redis_client, settings.namespace).write(process_id, heartbeat)
-        redis_client.zincrby(f"{settings.namespace}:process_heartbeats", -age.total_seconds(), process_id)
+        store.write(process_id, heartbeat)
+        if isinstance(store, RedisHeartbeats):
+            redis_client.zincrby(f"{settings.namespace}:process_heartbeats", -age.total_seconds(), process_id)
+        else:
+            with database.using(MAIN):
+                ProcessRow.update(at=NOW - age).where(ProcessRow.id == process_id).execute()
 
     return write
+
+
+@pytest.fixture
+def leases(redis_client: redis.Redis, settings: Settings) -> LeaseStore:
+    """The leases of the installation."""
+    return lease_store(settings)
+
+
+@pytest.fixture
+def lose_lease(
+    request: pytest.FixtureRequest, redis_client: redis.Redis, settings: Settings, admin: Connection
+) -> LoseLease:
+    def lose(key: str) -> None:
+        if request.config.getoption("topology") != "postgres-only":
+            assert redis_client.delete(f"{settings.namespace}:lease:{key}")
+            return
+        with admin.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {settings.schema_name}.held_leases WHERE key = %s", (key,))
+            assert cursor.rowcount
+
+    return lose
 
 
 @pytest.fixture

@@ -143,6 +143,21 @@ def test_tick_is_skipped_while_an_earlier_one_waits_for_its_first_run() -> None:
     assert [each.tick for each in take()] == [AT.replace(second=0)]
 
 
+def test_lengths_of_a_queue_are_those_of_its_ticks() -> None:
+    queues = {WORKER: "cronjob", "tests.other": "other"}
+    send(AT)
+    assert [(each.waiting, each.delayed) for each in ticks.queue_lengths(queues).values()] == [(1, 0), (0, 0)]
+    assert ticks.queue_lengths(queues)["cronjob"].oldest_at is not None
+
+    [taken] = take()
+    running = ticks.queue_lengths(queues)["cronjob"]
+    ticks.end(HOLDER, taken, MINUTE, failed=True)
+    retried = ticks.queue_lengths(queues)["cronjob"]
+    ticks.end(HOLDER, taken, None, failed=False)
+
+    assert (running.waiting, running.oldest_at, retried.waiting, retried.delayed) == (1, None, 0, 1)
+
+
 def test_ended_tick_does_not_run_again() -> None:
     send(AT)
     [taken] = take()

@@ -26,6 +26,7 @@ from housekeeping.ledger.processes import (
     Process,
     Processes,
     RedisHeartbeats,
+    heartbeat_store,
     read_processes,
 )
 from housekeeping.ledger.runs import PREDICATE, SILENCE, Counts, RunRow, RunStart, begin, deferred
@@ -38,6 +39,7 @@ from housekeeping.ledger.schema import (
     Erasure,
     Evaluation,
     OutboxRow,
+    ProcessRow,
     Rejection,
     Run,
     Switch,

@@ -16,6 +16,7 @@ from psycopg2.extensions import connection as Connection
 import housekeeping
 from housekeeping import ExclusiveLease, Settings
 from tests.faults import at_step
+from tests.integration.conftest import LoseLease
 from tests.integration.leases.own_connection import own_connection
 from tests.integration.middleware.applications import eventually
 from tests.internals.core import DatabaseUnavailable, HousekeepingError, LeaseLost
@@ -55,18 +56,12 @@ def obtained(ttl: timedelta = TTL) -> ExclusiveLease:
     return lease
 
 
-def lost_in_redis(client: redis.Redis, settings: Settings) -> None:
-    assert client.delete(f"{settings.namespace}:lease:{KEY}")
-
-
-def test_suspended_holder_commits_nothing_after_a_new_run_began(
-    written: Any, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_suspended_holder_commits_nothing_after_a_new_run_began(written: Any, lose_lease: LoseLease) -> None:
     # L3
     zombie = obtained()
     write(zombie, 1)
-    lost_in_redis(redis_client, settings)
-    write(zombie, 1)  # Redis may fail: no run has begun, so no row is in danger
+    lose_lease(KEY)
+    write(zombie, 1)  # the store may fail: no run has begun, so no row is in danger
 
     successor = obtained()
     with pytest.raises(LeaseLost, match="newer holder"):
@@ -77,13 +72,13 @@ def test_suspended_holder_commits_nothing_after_a_new_run_began(
 
 
 def let_another_begin_during_a_transaction_of(
-    zombie: ExclusiveLease, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
+    zombie: ExclusiveLease, postgres: Database, lose_lease: LoseLease, settings: Settings, admin: Connection
 ) -> None:
     """Fence the zombie, check that its successor waits for the end of the transaction, and let both write."""
     with ThreadPoolExecutor(1) as another:
         with postgres.atomic():
             zombie.fence()
-            lost_in_redis(redis_client, settings)
+            lose_lease(KEY)
             beginning = another.submit(obtained)
             waiting = (
                 "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
@@ -102,20 +97,18 @@ def let_another_begin_during_a_transaction_of(
 
 
 def test_next_epoch_waits_for_a_fenced_transaction_to_end(
-    written: Any, postgres: Database, redis_client: redis.Redis, settings: Settings, admin: Connection
+    written: Any, postgres: Database, settings: Settings, admin: Connection, lose_lease: LoseLease
 ) -> None:
     # L3: else a commit could come after another has begun, though it asked before
     zombie = obtained()
     write(zombie, 0)
 
-    let_another_begin_during_a_transaction_of(zombie, postgres, redis_client, settings, admin)
+    let_another_begin_during_a_transaction_of(zombie, postgres, lose_lease, settings, admin)
 
     assert written() == [0, 1, 2]
 
 
-def test_an_applications_own_connection_is_fenced_too(
-    written: Any, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_an_applications_own_connection_is_fenced_too(written: Any, settings: Settings, lose_lease: LoseLease) -> None:
     # L3
     lease = obtained()
     assert settings.database_url is not None
@@ -124,7 +117,7 @@ def test_an_applications_own_connection_is_fenced_too(
         with own, own.cursor() as cursor:
             cursor.execute(f"INSERT INTO {settings.namespace}.written VALUES (1)")
             lease.fence(own)
-        lost_in_redis(redis_client, settings)
+        lose_lease(KEY)
         obtained()
         with pytest.raises(LeaseLost), own, own.cursor() as cursor:
             cursor.execute(f"INSERT INTO {settings.namespace}.written VALUES (1)")
@@ -159,12 +152,10 @@ def test_fence_of_a_released_lease_raises(postgres: Database, redis_client: redi
         lease.fence()
 
 
-def test_holder_that_renews_too_late_is_fenced_off_before_another_begins(
-    written: Any, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_holder_that_renews_too_late_is_fenced_off_before_another_begins(written: Any, lose_lease: LoseLease) -> None:
     # L2, L3
     with pytest.raises(LeaseLost), ExclusiveLease(KEY, timedelta(seconds=3), fenced=True) as lease:
-        redis_client.delete(*redis_client.scan_iter(match=f"{settings.namespace}:lease:*"))
+        lose_lease(KEY)
         eventually(lambda: lease.lost)
         write(lease, 1)
 

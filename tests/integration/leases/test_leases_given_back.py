@@ -11,6 +11,7 @@ import redis
 
 from housekeeping import ExclusiveLease, Settings
 from tests.faults import instead_of_pauses
+from tests.integration.conftest import LoseLease
 from tests.integration.metrics.conftest import Exported
 from tests.integration.metrics.conftest import exported as exported
 from tests.internals.core import RedisUnavailable
@@ -85,12 +86,10 @@ def test_lease_released_without_an_answer_stays_with_its_next_holder(
     assert lost() is None
 
 
-def test_lease_with_another_holder_counts_as_lost(
-    redis_client: redis.Redis, settings: Settings, lost: Callable[[], float | None]
-) -> None:
-    lease, successor = (ExclusiveLease(KEY, TTL, RedisLeaseStore(redis_client, settings.namespace)) for _ in range(2))
+def test_lease_with_another_holder_counts_as_lost(lost: Callable[[], float | None], lose_lease: LoseLease) -> None:
+    lease, successor = (ExclusiveLease(KEY, TTL) for _ in range(2))
     lease.try_obtain()
-    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    lose_lease(KEY)
     successor.try_obtain()
 
     assert not lease.cancel()

@@ -116,8 +116,9 @@ def test_dead_scheduler_is_one_group_and_one_sentence_for_sixty_workers() -> Non
 
     assert [(group.name, group.caused) for group in groups] == [("no_scheduler", "overdue (60)"), ("failed_rows", "")]
     assert headline(*found) == (
-        "No scheduler, since 2026-11-20 11:55:00 UTC, 5 min ago. Start housekeeping scheduler, or find out why it "
-        "ended. This explains 60 other alerts. Then look at 1 more alert."
+        "No scheduler, since 2026-11-20 11:55:00 UTC, 5 min ago. Start housekeeping scheduler "
+        "(without Redis: housekeeping serve), or find out why it ended. This explains 60 other alerts. "
+        "Then look at 1 more alert."
     )
 
 

@@ -15,7 +15,7 @@ from housekeeping import ExclusiveLease, Lease, Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.declarations import changed
 from tests.faults import at_number, at_step
-from tests.integration.conftest import AddStatuses
+from tests.integration.conftest import AddStatuses, LoseLease
 from tests.integration.own_stages import in_transactions
 from tests.integration.sweeps.engine.audited import LEASED, TTL
 from tests.integration.sweeps.engine.audited import audited as audited
@@ -30,15 +30,8 @@ PATIENCE_S = 20
 LONG_ENOUGH_S = 8  # several of the shortest ttl
 
 
-def lose_the_lease(client: redis.Redis, settings: Settings) -> None:
-    assert client.delete(f"{settings.namespace}:lease:statuses")
-
-
 def test_zombie_that_wakes_within_a_batch_commits_nothing(
-    add_statuses: AddStatuses,
-    audited: Callable[[], dict[str, Any]],
-    redis_client: redis.Redis,
-    settings: Settings,
+    add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], lose_lease: LoseLease
 ) -> None:
     # F1, L3: it has deleted its rows, and sleeps before it counts them
     add_statuses(50, DUE)
@@ -62,7 +55,7 @@ def test_zombie_that_wakes_within_a_batch_commits_nothing(
     with ThreadPoolExecutor(1) as another:
         sleeper = another.submit(sleep)
         assert asleep.wait(PATIENCE_S)
-        lose_the_lease(redis_client, settings)
+        lose_lease("statuses")
         successor = run_sweep(leased)
         awake.set()
         zombie = sleeper.result(PATIENCE_S)
@@ -99,17 +92,14 @@ def test_lost_redis_keys_repeat_attempts_but_no_effect(
 
 
 def test_zombie_that_wakes_before_its_statement_commits_nothing(
-    add_statuses: AddStatuses,
-    audited: Callable[[], dict[str, Any]],
-    redis_client: redis.Redis,
-    settings: Settings,
+    add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], lose_lease: LoseLease
 ) -> None:
     # F1, L3
     add_statuses(50, DUE)
     successors: list[RunResult] = []
 
     def asleep() -> None:
-        lose_the_lease(redis_client, settings)
+        lose_lease("statuses")
         with ThreadPoolExecutor(1) as another:
             successors.append(another.submit(_run_and_disconnect).result(PATIENCE_S))
 
@@ -145,16 +135,13 @@ def test_run_that_ended_before_it_lost_its_lease_is_done(
 
 
 def test_hanging_batch_is_interrupted_when_the_lease_is_lost(
-    add_statuses: AddStatuses,
-    redis_client: redis.Redis,
-    settings: Settings,
-    last_run: Callable[[], Run],
+    add_statuses: AddStatuses, last_run: Callable[[], Run], lose_lease: LoseLease
 ) -> None:
     # L2
     add_statuses(25, DUE)
 
     def hang() -> None:
-        lose_the_lease(redis_client, settings)
+        lose_lease("statuses")
         never = threading.Event()
         for _ in range(LONG_ENOUGH_S * 100):
             never.wait(0.01)

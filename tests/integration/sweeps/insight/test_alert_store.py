@@ -16,13 +16,23 @@ from dramatiq import Worker
 from housekeeping import Settings, install
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.processes import eventually
+from tests.integration.conftest import Beat
 from tests.integration.middleware.step_worker import close
 from tests.internals.brokers import message_broker
 from tests.internals.core import MAIN
 from tests.internals.database import Database, database
 from tests.internals.engine import send
 from tests.internals.insight import Alert
-from tests.internals.ledger import AlertRow, Reconciled, Run, acknowledge, claim_evaluation, processes, reconcile
+from tests.internals.ledger import (
+    AlertRow,
+    Heartbeat,
+    Reconciled,
+    Run,
+    acknowledge,
+    claim_evaluation,
+    processes,
+    reconcile,
+)
 from tests.internals.middleware import observe
 from tests.internals.web import SnapshotReader
 from tests.internals.workers import status_sweep as sweep
@@ -224,6 +234,17 @@ def test_one_process_of_the_installation_evaluates_every_half_minute(postgres: D
 
     assert first == [True, False, False] and again == [True, False]
     assert claim_evaluation(), "the database's clock was set back"
+
+
+def test_alert_of_a_queue_ends_once_a_worker_serves_it(reader: SnapshotReader, beat: Beat) -> None:
+    ended("done")
+    worker = Heartbeat(kind="worker", host="one", pid=1, version="0", up_s=60.0, queues=[sweep.queue], threads=1)
+    beat("one", worker, timedelta(minutes=5))
+    assert alert_of(reader, "no_worker").subject == sweep.queue
+
+    beat("one", worker)
+
+    assert "no_worker" not in {each.name for each in reader.read().alerts}
 
 
 def test_dead_letters_are_an_alert_that_the_next_one_renews(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,9 +15,10 @@ import redis
 from housekeeping import Settings, Sweep
 from tests.declarations import changed
 from tests.integration.conftest import AddStatuses, Beat
+from tests.internals.core import MAIN
 from tests.internals.database import Database, database
 from tests.internals.insight import as_json, last_ended, plan, trends, with_alerts, worker_status
-from tests.internals.ledger import NOW, BusyThread, Heartbeat, Override, Run, history
+from tests.internals.ledger import NOW, BusyThread, Heartbeat, Override, Run, TickRow, history
 from tests.internals.sweeps import Backlog
 from tests.internals.web import SnapshotReader
 from tests.internals.workers import status_sweep
@@ -245,6 +247,22 @@ WORKER: Final = ALIVE.model_copy(update={"kind": "worker", "pid": 2, "queues": [
 HANGING: Final = BusyThread(name="t", worker="shop.calls", message_id="m", busy_s=3_000.0, frame="shop.py:1 call")
 
 
+@pytest.fixture
+def two_wait(request: pytest.FixtureRequest, redis_client: redis.Redis, settings: Settings) -> Callable[[], None]:
+    """Returns a function that lets two messages wait, or without Redis two ticks."""
+
+    def wait() -> None:
+        if request.config.getoption("topology") != "postgres-only":
+            redis_client.hset(f"{settings.namespace}:broker:{SWEEP.queue}.msgs", mapping={"m": "{}", "n": "{}"})
+            return
+        with database.using(MAIN):
+            for minutes in (1, 2):
+                tick = datetime.now(UTC) - timedelta(minutes=minutes)
+                TickRow.insert(worker=SWEEP.name, tick=tick, message_id=f"m{minutes}", due_at=NOW).execute()
+
+    return wait
+
+
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
@@ -258,7 +276,12 @@ HANGING: Final = BusyThread(name="t", worker="shop.calls", message_id="m", busy_
     ],
 )
 def test_nothing_that_stops_the_runs_leaves_a_time(
-    add_statuses: AddStatuses, settings: Settings, redis_client: redis.Redis, beat: Beat, state: str, cause: str | None
+    add_statuses: AddStatuses,
+    settings: Settings,
+    two_wait: Callable[[], None],
+    beat: Beat,
+    state: str,
+    cause: str | None,
 ) -> None:
     add_statuses(500, "now() - interval '1 hour'")
     insert_run(
@@ -272,7 +295,7 @@ def test_nothing_that_stops_the_runs_leaves_a_time(
     busy = {"busy": 1, "busy_threads": [HANGING]} if state == "threads busy" else {}
     beat("worker", WORKER.model_copy(update={"stopped": state == "no worker", **busy}))
     if state == "threads busy":
-        redis_client.hset(f"{settings.namespace}:broker:{SWEEP.queue}.msgs", mapping={"m": "{}", "n": "{}"})
+        two_wait()
     if state == "stuck":
         insert_run(timedelta(hours=1), message_id="m")
     fail(3 if state == "failing" else 0)

@@ -11,11 +11,12 @@ import redis
 
 from housekeeping import ExclusiveLease, Settings
 from tests.faults import at_step, once
+from tests.integration.conftest import LoseLease
 from tests.integration.leases.own_connection import own_connection
 from tests.internals.core import HousekeepingError, LeaseLost, MessageContext, RedisUnavailable, current_message
 from tests.internals.database import Database
 from tests.internals.insight import as_json
-from tests.internals.leases import LeaseRow, RedisLeaseStore
+from tests.internals.leases import LeaseRow, LeaseStore
 from tests.internals.ledger import HeldLease, Run, UnknownLease, held_leases, release_lease, runs
 from tests.session_settings import set_in_session
 
@@ -41,13 +42,13 @@ def run_at_work(postgres: Database, redis_client: redis.Redis) -> runs.RunStart:
 
 
 @pytest.fixture
-def listed(redis_client: redis.Redis, settings: Settings) -> List:
-    return lambda: held_leases(RedisLeaseStore(redis_client, settings.namespace))
+def listed(leases: LeaseStore) -> List:
+    return lambda: held_leases(leases)
 
 
 @pytest.fixture
-def release(redis_client: redis.Redis, settings: Settings) -> Release:
-    return lambda: release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY)
+def release(leases: LeaseStore) -> Release:
+    return lambda: release_lease(leases, KEY)
 
 
 def commits_nothing(postgres: Database, run: runs.RunStart) -> bool:
@@ -70,13 +71,11 @@ def test_held_lease_is_listed_with_its_holder_and_run(listed: List, run_at_work:
     assert 0 <= held.held_for_s < 60 and 540 < held.remaining_s <= 600 and 0 <= held.silent_for_s < 60
 
 
-def test_leases_of_application_code_are_listed(
-    listed: List, postgres: Database, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_leases_of_application_code_are_listed(listed: List, postgres: Database, leases: LeaseStore) -> None:
     fenced = ExclusiveLease("b", TTL, fenced=True)
     fenced.try_obtain()
     ExclusiveLease("a", TTL).try_obtain()
-    RedisLeaseStore(redis_client, settings.namespace).obtain("c", "a token of another release", TTL)
+    leases.obtain("c", "a token of another release", TTL)
 
     assert [(held.key, held.worker, held.epoch, held.run_id) for held in listed()] == [
         ("a", None, None, None),
@@ -100,9 +99,9 @@ def test_foreign_redis_keys_do_not_hide_leases(
 
 
 def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
-    listed: List, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: runs.RunStart, lose_lease: LoseLease
 ) -> None:
-    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    lose_lease(KEY)
     assert [(held.remaining_s, held.run_id) for held in listed()] == [(None, run_at_work.run_id)]
 
     runs.finish(run_at_work.run_id, "done", None, counts={}, cursor=None)
@@ -110,9 +109,9 @@ def test_lease_lost_by_redis_is_listed_while_its_run_is_open(
 
 
 def test_lost_lease_and_its_successor_are_both_listed(
-    listed: List, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: runs.RunStart, lose_lease: LoseLease
 ) -> None:
-    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    lose_lease(KEY)
     ExclusiveLease(KEY, TTL).try_obtain()
 
     assert {(held.run_id, held.remaining_s is None) for held in listed()} == {(run_at_work.run_id, True), (None, False)}
@@ -131,8 +130,8 @@ def test_holder_of_a_released_lease_commits_nothing(
     assert Run.get().outcome is None
 
 
-def test_holder_is_fenced_off_before_redis_releases_the_lease(
-    release: Release, run_at_work: runs.RunStart, postgres: Database, redis_client: redis.Redis
+def test_holder_is_fenced_off_before_its_lease_is_released(
+    release: Release, run_at_work: runs.RunStart, postgres: Database, leases: LeaseStore
 ) -> None:
     # L3: else it could commit beside its successor
     harmless: list[bool] = []
@@ -142,7 +141,7 @@ def test_holder_is_fenced_off_before_redis_releases_the_lease(
         raise RedisUnavailable("connection refused")
 
     with (
-        at_step(RedisLeaseStore, "release", "before", away),
+        at_step(type(leases), "release", "before", away),
         pytest.raises(RedisUnavailable, match="its holder can no longer commit, but it is held until its ttl"),
     ):
         release()
@@ -151,19 +150,19 @@ def test_holder_is_fenced_off_before_redis_releases_the_lease(
 
 
 def test_release_leaves_a_successor_that_began_meanwhile(
-    release: Release, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
+    release: Release, run_at_work: runs.RunStart, lose_lease: LoseLease, leases: LeaseStore
 ) -> None:
     # L1, L3
     successors: list[ExclusiveLease] = []
 
     def begin_a_successor() -> None:
-        redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+        lose_lease(KEY)
         successors.append(ExclusiveLease(KEY, TTL, fenced=True))
         successors[0].try_obtain()
 
-    # The release has read the database, and reads Redis now.
+    # The release has read the database, and reads the store now.
     with (
-        at_step(RedisLeaseStore, "held", "before", once(begin_a_successor)),
+        at_step(type(leases), "held", "before", once(begin_a_successor)),
         pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"),
     ):
         release()
@@ -173,23 +172,21 @@ def test_release_leaves_a_successor_that_began_meanwhile(
 
 
 def test_release_of_an_expected_holder_leaves_its_successor(
-    listed: List, run_at_work: runs.RunStart, redis_client: redis.Redis, settings: Settings
+    listed: List, run_at_work: runs.RunStart, lose_lease: LoseLease, leases: LeaseStore
 ) -> None:
     [meant] = listed()
-    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    lose_lease(KEY)
     successor = ExclusiveLease(KEY, TTL, fenced=True)
     successor.try_obtain()
 
     with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
-        release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY, expected=meant.token)
+        release_lease(leases, KEY, expected=meant.token)
 
     assert successor.renew()
     assert LeaseRow.get().holder == successor.owner()
 
 
-def test_two_holders_in_one_process_are_distinguished(
-    listed: List, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_two_holders_in_one_process_are_distinguished(listed: List, leases: LeaseStore) -> None:
     lease, successor = ExclusiveLease(KEY, TTL), ExclusiveLease(KEY, TTL)
     lease.try_obtain()
     [meant] = listed()
@@ -197,20 +194,16 @@ def test_two_holders_in_one_process_are_distinguished(
     successor.try_obtain()
 
     with pytest.raises(HousekeepingError, match="another holder has begun meanwhile"):
-        release_lease(RedisLeaseStore(redis_client, settings.namespace), KEY, expected=meant.token)
+        release_lease(leases, KEY, expected=meant.token)
 
     assert successor.exists()
     assert meant.token and meant.token not in str(meant) and "token" not in as_json(meant)
 
 
 def test_lease_known_only_from_its_open_run_can_be_released(
-    release: Release,
-    run_at_work: runs.RunStart,
-    redis_client: redis.Redis,
-    settings: Settings,
-    postgres: Database,
+    release: Release, run_at_work: runs.RunStart, postgres: Database, lose_lease: LoseLease
 ) -> None:
-    redis_client.delete(f"{settings.namespace}:lease:{KEY}")
+    lose_lease(KEY)
 
     assert release().remaining_s is None
 

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 
-from housekeeping import Lease, Settings
+from housekeeping import Lease
 from tests.faults import Crash, at_number, at_step, crash, elsewhere
+from tests.integration.conftest import LoseLease
 from tests.integration.sweeps.partitions.events import (
     AGE,
     KEPT,
@@ -102,13 +102,11 @@ def test_table_that_another_worker_detached_is_left_to_it(months: None) -> None:
 
 
 @_CONCURRENTLY
-def test_run_that_lost_its_lease_after_detaching_drops_nothing(
-    months: None, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_run_that_lost_its_lease_after_detaching_drops_nothing(months: None, lose_lease: LoseLease) -> None:
     successor = Another(LEASED)
 
     def take_over() -> None:
-        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        lose_lease("events")
         elsewhere(successor.run)()
 
     with at_step(PartitionStage, "prepare", "after", at_number(1, take_over)):
@@ -119,13 +117,11 @@ def test_run_that_lost_its_lease_after_detaching_drops_nothing(
 
 
 @_CONCURRENTLY
-def test_database_refuses_the_drop_once_another_run_has_begun(
-    months: None, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_database_refuses_the_drop_once_another_run_has_begun(months: None, lose_lease: LoseLease) -> None:
     """The other run has the lease, and has not looked at any partition yet."""
 
     def take_over() -> None:
-        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        lose_lease("events")
         elsewhere(lambda: begin(LEASED.name, message_id=None, tick=None, trigger="cli", lease=("events", "another")))()
 
     with at_step(PartitionStage, "prepare", "after", at_number(1, take_over)):
@@ -136,13 +132,13 @@ def test_database_refuses_the_drop_once_another_run_has_begun(
 
 
 @_CONCURRENTLY
-def test_run_that_was_taken_over_detaches_nothing(months: None, redis_client: redis.Redis, settings: Settings) -> None:
+def test_run_that_was_taken_over_detaches_nothing(months: None, lose_lease: LoseLease) -> None:
     """The successor wants to keep the partitions, and closes the sleeping run's row."""
     older = dataclasses.replace(LEASED, stages=dataclasses.replace(LEASED.stages, older_than=20 * AGE))
     successor = Another(older)
 
     def take_over() -> None:
-        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        lose_lease("events")
         close_killed_runs()
         elsewhere(successor.run)()
 
@@ -155,12 +151,12 @@ def test_run_that_was_taken_over_detaches_nothing(months: None, redis_client: re
 
 @pytest.mark.slow
 @_CONCURRENTLY
-def test_record_stays_while_another_run_detaches(months: None, redis_client: redis.Redis, settings: Settings) -> None:
+def test_record_stays_while_another_run_detaches(months: None, lose_lease: LoseLease) -> None:
     """The successor of a sleeping run cannot drop the partition, and does not remove the record."""
     successor = Another(LEASED)
 
     def take_over() -> None:
-        assert redis_client.delete(f"{settings.namespace}:lease:events")
+        lose_lease("events")
         elsewhere(successor.run)()
 
     with at_step(partition_catalog, "detach_concurrently", "before", at_number(1, take_over)):
