@@ -39,6 +39,10 @@ ELSEWHERE: Final[dict[str, str]] = {
     ),
     "docs/howto/failover.md": "tests/acceptance/test_failover.py",
     "docs/howto/mount-the-page.md": "tests/acceptance/test_mounted_page.py",
+    **dict.fromkeys(
+        (f"docs/howto/{name}.md" for name in ("arq", "celery", "fastapi")),
+        "tests/acceptance/test_task_queue_pages.py",
+    ),
     "docs/howto/legal-hold.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/drop-partitions.md": "tests/acceptance/test_own_sweep_pages.py",
     "docs/howto/delete-old-rows.md": "tests/acceptance/test_purge_pages.py",
