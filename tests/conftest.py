@@ -21,7 +21,8 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
 from housekeeping.testing.stubs import ManualClock
-from tests import postgres_only, two_databases
+from tests import citus_like, postgres_only, two_databases
+from tests.citus_like import CitusLike, Cluster
 from tests.command_processes import CommandProcesses
 from tests.database_times import DatabaseTimes
 from tests.failover_servers import synchronous_pair
@@ -54,11 +55,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", choices=("redis", "rabbitmq"), default="redis", help="what carries the messages")
     parser.addoption(
         "--topology",
-        choices=("direct", "pgbouncer", "failover", "sentinel", "two-databases", "rabbitmq-cluster", "postgres-only"),
+        choices=(
+            *("direct", "pgbouncer", "failover", "sentinel", "two-databases", "rabbitmq-cluster", "postgres-only"),
+            "citus-like",
+        ),
         default="direct",
         help="what leads to the servers of the tests: a pooler or a URL of two hosts to PostgreSQL, or Sentinel to "
         "Redis; or that workers have another database than main; or that three nodes of RabbitMQ with quorum queues "
-        "carry the messages; or that there is no Redis, and the database has the leases, ticks and heartbeats",
+        "carry the messages; or that there is no Redis, and the database has the leases, ticks and heartbeats; or that "
+        "the tables are distributed tables of Citus, or of a server that acts like it",
     )
 
 
@@ -151,6 +156,13 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
     marker = request.node.get_closest_marker(_LEFT_OUT.get(topology, ""))
     if marker is not None:
         pytest.skip(marker.kwargs["reason"])
+    if is_on_citus(request):
+        if topology not in ("direct", "citus-like"):
+            pytest.skip("the test has a proxy to PostgreSQL of its own")
+        proxy: CitusLike | None = request.getfixturevalue("citus_proxy")
+        url = housekeeping_settings.require_database_url()
+        through = url if proxy is None else proxy.through(url)
+        return housekeeping_settings.model_copy(update={"database_url": through})
     if topology == "postgres-only":
         return housekeeping_settings.model_copy(update={"redis_url": None})
     if topology == "sentinel":
@@ -170,7 +182,11 @@ def housekeeping_settings(housekeeping_settings: Settings, request: pytest.Fixtu
 @pytest.fixture(autouse=True)
 def left_out_with_this_topology(request: pytest.FixtureRequest) -> None:
     """Skip a test that its topology lists, with the reason."""
-    listed = {"two-databases": two_databases.ONE_DATABASE, "postgres-only": postgres_only.NEEDS_REDIS}
+    listed = {
+        "two-databases": two_databases.ONE_DATABASE,
+        "postgres-only": postgres_only.NEEDS_REDIS,
+        "citus-like": citus_like.LEFT_OUT,
+    }
     for place, reason in listed.get(request.config.getoption("topology"), {}).items():
         begin, _, part = place.partition("*")
         if request.node.nodeid.startswith(begin) and part in request.node.nodeid:
@@ -317,11 +333,48 @@ def housekeeping_database(
 
 
 @pytest.fixture
-def postgres(housekeeping_database: Database, settings: Settings, admin: Connection) -> Database:
-    """The library's database handle, on this test's schemas, with the library's own tables made."""
+def postgres(
+    housekeeping_database: Database,
+    settings: Settings,
+    admin: Connection,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Database:
+    """The library's database handle, on this test's schemas, with the library's own tables made.
+
+    On Citus, its `create_tables` distributes them, and runs need the Redis of their lease.
+    """
     with admin.cursor() as cursor:
         cursor.execute(f"SET search_path TO {settings.namespace}")
+    if is_on_citus(request):
+        request.getfixturevalue("redis_client")
+        cluster: Cluster = request.getfixturevalue("cluster")
+        monkeypatch.setattr(housekeeping_database, "create_tables", cluster.creating(housekeeping_database))
     return housekeeping_database
+
+
+def is_on_citus(request: pytest.FixtureRequest) -> bool:
+    """Return whether the test's tables are distributed."""
+    is_asked_for = request.config.getoption("topology") == "citus-like"
+    return is_asked_for or request.node.get_closest_marker("on_citus") is not None
+
+
+@pytest.fixture(scope="session")
+def citus_proxy(urls: Urls) -> Iterator[CitusLike | None]:
+    """A proxy that refuses what Citus refuses; None if the server has Citus."""
+    if citus_like.has_citus(urls.database):
+        yield None
+        return
+    with citus_like.proxy_of(urls.database) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def cluster(admin: Connection, settings: Settings, citus_proxy: CitusLike | None) -> Cluster:
+    """The distribution of the test's tables."""
+    with admin.cursor() as cursor:
+        cursor.execute(f"SET search_path TO {settings.namespace}")
+    return Cluster(admin, citus_proxy)
 
 
 @pytest.fixture

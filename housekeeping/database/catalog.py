@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from peewee import BareField, BigIntegerField, CompositeKey, Field, Model, ProgrammingError
 
@@ -48,8 +48,14 @@ _READ_TABLE: Final = """SELECT * FROM (WITH there AS (
 SELECT id IS NOT NULL, coalesce(plain OR partitioned, false), coalesce(plain, false), (
     SELECT jsonb_agg(names ORDER BY indisprimary DESC, indnkeyatts, indexrelid)
     FROM keys WHERE jsonb_array_length(names) = indnkeyatts
-), (SELECT jsonb_object_agg(name, type) FROM columns), (SELECT jsonb_agg(name) FROM columns WHERE not_null)
-FROM there) AS read (does_exist, enforced, plain, keys, columns, not_null)
+), (SELECT jsonb_object_agg(name, type) FROM columns), (SELECT jsonb_agg(name) FROM columns WHERE not_null),
+    to_regclass('pg_dist_partition') IS NOT NULL
+FROM there) AS read (does_exist, enforced, plain, keys, columns, not_null, on_citus)
+"""
+#: Citus has this catalog. Of its tables without a distribution column, a reference table is on every node.
+_DISTRIBUTION: Final = """SELECT CASE WHEN partmethod <> 'n' THEN 'distributed' WHEN repmodel = 't' THEN 'reference'
+    ELSE 'single' END
+FROM pg_dist_partition WHERE logicalrelid = to_regclass(%s)
 """
 _PARTITION_OF: Final = """SELECT pg_partition_root(oid)::regclass::text
 FROM pg_class WHERE oid = to_regclass(%s) AND relispartition
@@ -65,6 +71,8 @@ class Table:
       enforced: Whether its keys and NOT NULL hold for all of its rows. False for a view, a foreign table and an
         inheritance parent; those have no `keys` and no `not_null` here.
       plain: Whether all rows are in this one table, so that a ctid names a row. False for a partitioned table as well.
+      distribution: Where Citus has its rows: ``distributed`` by a column to shards, as a ``reference`` table on every
+        node, in a ``single`` shard, or ``local``, on the coordinator alone. None on a server without Citus.
       keys: Columns of the primary key, in order, then of each unique index over NOT NULL columns.
       columns: Column -> type.
       not_null: Columns in which no row has NULL.
@@ -76,6 +84,12 @@ class Table:
     keys: Sequence[tuple[str, ...]] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     not_null: frozenset[str] = frozenset()
+    distribution: Literal["distributed", "reference", "single", "local"] | None = None
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether its rows are in shards, where a batch of several shards cannot lock them."""
+        return self.distribution == "distributed"
 
     def is_unique(self, columns: Iterable[str]) -> bool:
         """Return whether no two rows can have the same values in these columns."""
@@ -158,8 +172,17 @@ def read_table(model: type[Model]) -> Table:
       peewee.PeeweeException: If the catalog cannot be read.
     """
     row: Any = database.execute_sql(_READ_TABLE, (quoted_name(model),)).fetchone()
-    exists, enforced, plain, keys, columns, not_null = row
-    return Table(exists, enforced, plain, [tuple(key) for key in keys or ()], columns or {}, frozenset(not_null or ()))
+    exists, enforced, plain, keys, columns, not_null, on_citus = row
+    found: Any = database.execute_sql(_DISTRIBUTION, (quoted_name(model),)).fetchone() if on_citus else None
+    return Table(
+        exists,
+        enforced,
+        plain and not found,
+        [tuple(key) for key in keys or ()],
+        columns or {},
+        frozenset(not_null or ()),
+        found[0] if found else "local" if on_citus else None,
+    )
 
 
 def partitioned_table_of(model: type[Model]) -> str | None:
@@ -516,7 +539,7 @@ SELECT pg_class.oid::bigint, pg_class.oid::regclass::text, nspname::text, relnam
             quote_ident(attname), format_type(atttypid, atttypmod), attnotnull, atthasdef,
             has_column_privilege(attrelid, attnum, 'UPDATE')
         )) FROM pg_attribute WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
-    )
+    ), to_regclass('pg_dist_partition') IS NOT NULL
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace LEFT JOIN sizes ON top = pg_class.oid
 WHERE pg_class.oid = ANY (%s::oid[])
 """
@@ -576,6 +599,7 @@ class TableFacts:
       closed_schema: Its schema, quoted if necessary, if the role may not use it; else None.
       rights: Those of SELECT, DELETE and UPDATE that the role has on the whole table.
       columns: Name -> column.
+      is_distributed: Whether its rows are in shards of Citus.
     """
 
     id: int
@@ -590,6 +614,7 @@ class TableFacts:
     closed_schema: str | None
     rights: Sequence[str]
     columns: Mapping[str, ColumnFacts]
+    is_distributed: bool
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -606,8 +631,9 @@ def read_table_facts(ids: Iterable[int]) -> list[TableFacts]:
     """
     wanted = list(ids)
     found = []
-    for *row, columns in database.execute_sql(_TABLE_FACTS, (wanted, _ROW_BYTES, wanted)).fetchall():
-        row.append({name: ColumnFacts(*each) for name, each in (columns or {}).items()})
+    for *row, columns, on_citus in database.execute_sql(_TABLE_FACTS, (wanted, _ROW_BYTES, wanted)).fetchall():
+        distribution = database.execute_sql(_DISTRIBUTION, (row[1],)).fetchone() if on_citus else None
+        row += {name: ColumnFacts(*each) for name, each in (columns or {}).items()}, distribution == ("distributed",)
         found.append(TableFacts(*row))
     return found
 

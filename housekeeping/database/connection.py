@@ -27,6 +27,7 @@ from peewee import (  # type: ignore[attr-defined]  # the wrapper of the driver'
     DatabaseProxy,
     InterfaceError,
     Model,
+    NotSupportedError,
     OperationalError,
     PostgresqlDatabase,
     ProgrammingError,
@@ -173,6 +174,7 @@ def _nearest(read: Any, smallest: date, largest: date) -> Callable[[str | None, 
 T = TypeVar("T")
 
 #: PostgreSQL's code for a column that does not exist.
+_NOT_SUPPORTED: Final = "0A000"
 _UNDEFINED_COLUMN: Final = "42703"
 _IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
 #: peewee's record of the open blocks of a thread, which it resets with each connection.
@@ -231,8 +233,8 @@ class Database(PostgresqlDatabase):
       prepared_statements: Whether connections are direct, so that they keep settings and prepared statements.
 
     Attributes:
-      unknown_columns: Number of statements that named a column that does not exist. After such an error, what is
-        cached about the tables may be outdated.
+      unknown_columns: Number of statements that named a column that does not exist, or that Citus refused. After such
+        an error, what is cached about the tables may be outdated: a table may have been distributed since.
     """
 
     _state: Any  # of the current thread
@@ -365,12 +367,12 @@ class Database(PostgresqlDatabase):
 
     @contextmanager
     def _statement(self) -> Iterator[None]:
-        """Wait for a statement in the block, and count it if it names a column that does not exist."""
+        """Wait for a statement in the block, and count it in `unknown_columns`."""
         with self._waiting():
             try:
                 yield
-            except ProgrammingError as error:
-                if sqlstate(error) == _UNDEFINED_COLUMN:
+            except (ProgrammingError, NotSupportedError) as error:
+                if sqlstate(error) in (_UNDEFINED_COLUMN, _NOT_SUPPORTED):
                     self.unknown_columns += 1
                 raise
 

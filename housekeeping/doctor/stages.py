@@ -26,7 +26,7 @@ from housekeeping.sweeps.stage import Explainable, ExplainQuery
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import OrmRule, orm_rules
 from housekeeping.sweeps.tree import read_known_tables, sampled_branches
-from housekeeping.sweeps.validate_tables import wrong_key
+from housekeeping.sweeps.validate_tables import refused_by_citus, wrong_key
 from housekeeping.sweeps.values import Finding
 
 #: Beginning of the text of a check that failed.
@@ -89,7 +89,9 @@ def _rejected(sweep: Sweep, error: Exception) -> list[Finding]:
 
 def _predicates(sweep: Sweep, now: datetime) -> Iterator[Finding]:
     for stage in sweep.stages_for_run():
-        if isinstance(stage, TableStage):
+        if (refusal := refused_by_citus(stage)) is not None:
+            yield Finding("error", sweep.name, "distributed table", *refusal)
+        elif isinstance(stage, TableStage):
             line = inverted_comparison(stage, now)
             if line is not None:
                 yield Finding("warning", sweep.name, "predicate", line)
@@ -150,7 +152,8 @@ def _contradiction(link: Link, rule: OrmRule) -> tuple[str, str] | None:
 
 def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:
     for stage in sweep.stages_for_run():
-        if isinstance(stage, Explainable):
+        # The settings of `explain` do not reach the shards, whose plans say nothing of a large table then.
+        if isinstance(stage, Explainable) and not (isinstance(stage, TableStage) and stage.is_distributed):
             held = held_tables(stage, now) if isinstance(stage, TableStage) else ()
             for query in stage.explain_queries(now):
                 groups = stage.groups(stage.stale(now)) if isinstance(stage, TableStage) else None

@@ -98,6 +98,8 @@ class Commit:
         """Return whether one statement can process a batch of the stage, given the counts of the run."""
         return (
             type(stage).apply is TableStage.apply
+            # Citus refuses the volatile functions of the ledger's part in one statement with shards.
+            and table_if_visible(stage.model).distribution in (None, "local")
             and not stage.calls_handlers()
             and set(stage.action.counted_as) <= set(counts)
         )

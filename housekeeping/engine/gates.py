@@ -255,9 +255,10 @@ class LeaseGate:
     argument: Any
 
     def examine(self) -> Check:
-        if self.sweep.lease is None:
+        needed = self.sweep.lease_for_run()
+        if needed is None:
             return Check("lease", "none", "")
-        key, worker = self.sweep.lease.key_for(self.argument), self.sweep.name
+        key, worker = needed.key_for(self.argument), self.sweep.name
         try:
             held = held_leases(shared_lease_store(), key)
         except (RedisUnavailable, SettingsError) as error:

@@ -21,6 +21,7 @@ from housekeeping.core.errors import (
     BreakerTripped,
     ClocksDiffer,
     DatabaseUnavailable,
+    DeclarationError,
     HousekeepingError,
     LeaseLost,
     RunTakenOver,
@@ -330,7 +331,10 @@ def run_lease(request: RunRequest) -> Iterator[RunLease]:
     Raises:
       ServerUnavailable: Nothing is held.
     """
-    config = request.sweep.lease
+    try:
+        config = request.sweep.lease_for_run()
+    except DeclarationError:  # which fails the run once it has its row
+        config = None
     if config is None:
         yield RunLease()
         return

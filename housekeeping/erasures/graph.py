@@ -213,6 +213,7 @@ def read_reach(subject: Subject, *, checks_rights: bool = True) -> Reach:
     with database.using(subject.database):
         reader = GraphReader({}, subject.references, otherwise="delete")
         graph = reader.read(subject.model)
+        reader.refuse_distributed()
         refuse_unknown_columns(subject)
     return _Decider(subject, reader, graph).decide(checks_rights=checks_rights)
 

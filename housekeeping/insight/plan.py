@@ -64,7 +64,7 @@ from housekeeping.sweeps.keyset import is_not_true, may_be_null
 from housekeeping.sweeps.stage import Backlog, OtherClock, Stage, StagePlan, as_cursor
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tree import Branch, counted_branches, read_known_tables, sampled_branches
-from housekeeping.sweeps.validate_tables import Trigger, problems_of, stages_of, triggers_of
+from housekeeping.sweeps.validate_tables import Trigger, problems_of, refused_by_citus, stages_of, triggers_of
 
 #: Rows counted at most, so that a plan never takes minutes; above it the plan says "at least".
 COUNT_LIMIT: Final = 1_000_000
@@ -666,6 +666,8 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
         statements = dict.fromkeys(each for problem in problems for each in problem.statements)
         text = ", ".join(each.text for each in problems)
         raise WrongArgument("; ".join((f"--archive-to: {text}", *statements)))
+    if (refusal := refused_by_citus(stage)) is not None:
+        raise WrongArgument("; ".join(each for each in refusal if each))
     now = database_now()
     rows = stage.explain_queries(now)[0].query
     try:

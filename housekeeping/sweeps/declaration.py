@@ -36,6 +36,8 @@ from housekeeping.sweeps.values import Alerts, Argument, Guard, Lease, Limits, S
 #: Two times that differ in every part, also in the day of the week.
 _TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
 _SHOWN: Final = 200  # characters of the SQL
+#: Time after which the lease of a killed run on a distributed table expires. A living run renews it.
+_LEASE_TTL: Final = timedelta(minutes=5)
 
 #: Renders SQL without a server.
 _offline: Final = PostgresqlDatabase(None)
@@ -350,7 +352,8 @@ class Sweep:
       stages: `Rows`, `DropPartitions`, a stage of your own, or several of them in order. A function that is given the
         sweep makes a stage, or several, of the limits and options that settings have changed.
       schedule: Cron expression; None if the sweep runs only on request.
-      lease: Exclusive lease that a run needs; None lets runs overlap and skip each other's rows.
+      lease: Exclusive lease that a run needs; None lets runs overlap and skip each other's rows, except on a
+        distributed table of Citus: there rows cannot be locked, and a run needs the lease of the sweep's name.
       limits: Limits of a run.
       guard: What happens when far more rows are stale than usual.
       alerts: Alert thresholds.
@@ -465,6 +468,17 @@ class Sweep:
                 except DeclarationError as error:
                     raise DeclarationError(f"{self.name}: the holds of {sweep.name} cannot be read: {error}") from None
             yield from ((sweep.name, sweep.database, each) for each in stages if getattr(each, "hold", None))
+
+    def lease_for_run(self) -> Lease | None:
+        """Return the lease that a run needs: the declared one; without one, on a distributed table, a lease of its own.
+
+        Raises:
+          DeclarationError, peewee.PeeweeException: As `declared_stages`.
+        """
+        stages = () if self.lease is not None else self.declared_stages()
+        if not any(isinstance(each, TableStage) and each.is_distributed for each in stages):
+            return self.lease
+        return Lease(self.name if self.argument is None else lambda argument: f"{self.name}:{argument}", _LEASE_TTL)
 
     def declared_stages(self) -> tuple[Stage, ...]:
         """Return the stages of a run, in order, as declared. Only the table of a name needs a query.

@@ -241,6 +241,7 @@ def read_graph(
     graph = reader.read(model)
     if dependents is None:
         return graph
+    reader.refuse_distributed()
     reader.refuse_problems(graph, checks_rights=checks_rights)
     if archives:
         _refuse_unarchivable(graph)
@@ -488,6 +489,15 @@ class GraphReader:
             defaults=edge.on_delete == "SET DEFAULT",
             index_statement=None if edge.indexed else f"CREATE INDEX{concurrently} ON {table.name} ({columns})",
         )
+
+    def refuse_distributed(self) -> None:
+        """Raise DependentsRefused if a table has its rows in shards of Citus, where they cannot be locked together."""
+        for facts in self._tables.values():
+            if facts.is_distributed:
+                raise DependentsRefused(
+                    f"{facts.name} is a distributed table of Citus, whose rows cannot be locked with their dependents",
+                    "give each table a sweep, or foreign keys between colocated tables ON DELETE CASCADE",
+                )
 
     def refuse_problems(self, graph: Graph, *, checks_rights: bool) -> None:
         """Raise DependentsRefused for the first kind of problem that a run would meet."""

@@ -252,6 +252,11 @@ def is_not_held(condition: Any) -> Any:
     return is_not_true(condition)
 
 
+def is_true(condition: Any) -> Expression:
+    """Return the condition that another one is true, in a form that PostgreSQL turns into no join."""
+    return Expression(EnclosedNodeList([condition]), OP.IS, SQL("TRUE"))
+
+
 def is_not_true(condition: Any) -> Expression:
     """Return the condition that another one is false or NULL. IS binds more than NOT and OR, hence the parentheses."""
     return Expression(EnclosedNodeList([condition]), OP.IS_NOT, SQL("TRUE"))

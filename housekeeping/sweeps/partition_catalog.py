@@ -18,7 +18,7 @@ from uuid import UUID
 from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalError, ProgrammingError
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import foreign_keys_to, quoted, quoted_name
+from housekeeping.database.catalog import foreign_keys_to, quoted, quoted_name, table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_conflict, is_timeout, sqlstate
 from housekeeping.database.queries import Recorder
@@ -82,6 +82,9 @@ SELECT id::bigint, name, bounds, pending, is_foreign, worker, LOWER, UPPER, (
     FROM (SELECT one.id AS each UNION SELECT relid FROM pg_partition_tree(one.id)) AS parts
 ) FROM (FOUND) AS one ORDER BY UPPER, name
 """
+_SIZE: Final = "pg_total_relation_size"
+#: On the coordinator, a distributed table is empty.
+_SHARDS_SIZE: Final = "citus_total_relation_size"
 #: The first value of a bound. Only integers are not quoted.
 _LOWER: Final = r"btrim(substring(bounds FROM '^FOR VALUES FROM \((''[^'']*''|-?\d+)'), '''')"
 _UPPER: Final = r"btrim(substring(bounds FROM ' TO \((''[^'']*''|-?\d+)'), '''')"
@@ -140,6 +143,7 @@ class PartitionedTable:
       key: How its values represent times.
       several_columns: Whether the key has further columns, so that rows may be exactly at the upper bound.
       detaches_concurrently: Whether PostgreSQL can detach its partitions without an exclusive lock on the table.
+      is_distributed: Whether its rows are in shards of Citus.
     """
 
     name: str
@@ -148,6 +152,7 @@ class PartitionedTable:
     key: Key
     several_columns: bool
     detaches_concurrently: bool
+    is_distributed: bool
     partitions: tuple[Partition, ...]
 
     def is_older(self, partition: Partition, limit: datetime) -> bool:
@@ -195,9 +200,11 @@ def read_partitions(model: type[Model], key: Key = "time") -> PartitionedTable:
         raise DeclarationError(f"{table} is partitioned by {by}{given}; {way_out}")
     # Through a pooler, the settings of a transaction are sent together with its first statement.
     direct = database.prepared() is not None
-    concurrently = version >= _CONCURRENTLY_SINCE and not has_default and direct
-    attached = _read(_ATTACHED, kind, key, table)
-    return PartitionedTable(name, column, kind, key, columns > 1, concurrently, attached)
+    # Citus refuses it for distributed tables.
+    is_distributed = table_if_visible(model).is_distributed
+    concurrently = version >= _CONCURRENTLY_SINCE and not has_default and direct and not is_distributed
+    attached = _read(_ATTACHED, kind, key, table, size=_SHARDS_SIZE if is_distributed else _SIZE)
+    return PartitionedTable(name, column, kind, key, columns > 1, concurrently, is_distributed, attached)
 
 
 def detached_from(table: PartitionedTable) -> tuple[Partition, ...]:
@@ -209,9 +216,9 @@ def detached_from(table: PartitionedTable) -> tuple[Partition, ...]:
         return ()
 
 
-def _read(found: str, kind: str, key: Key, table: str) -> tuple[Partition, ...]:
+def _read(found: str, kind: str, key: Key, table: str, *, size: str = _SIZE) -> tuple[Partition, ...]:
     lower, upper = _TYPES[key][kind].format(_LOWER), _TYPES[key][kind].format(_UPPER)
-    sql = _PARTITIONS.replace("LOWER", lower).replace("UPPER", upper).replace("FOUND", found)
+    sql = _PARTITIONS.replace(_SIZE, size).replace("LOWER", lower).replace("UPPER", upper).replace("FOUND", found)
     partitions = [Partition(*row) for row in database.execute_sql(sql, (table,)).fetchall()]
     for each in partitions if key != "time" else ():
         begin, end = (None if bound is None or bound in _OPEN else str(bound) for bound in (each.lower, each.upper))
@@ -295,7 +302,7 @@ SELECT CASE WHEN NOT relispartition THEN 'detached' WHEN {_PENDING} THEN 'pendin
 FROM pg_class LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
 WHERE pg_class.oid = %s AND pg_class.oid = to_regclass(%s)
 """  # noqa: S608 - of a constant
-_SIZE: Final = """
+_FREED: Final = """
 SELECT sum(pg_total_relation_size(each))::bigint
 FROM (SELECT %s::oid AS each UNION SELECT relid FROM pg_partition_tree(%s::oid::regclass)) AS parts
 """
@@ -363,11 +370,14 @@ def detach_concurrently(table: PartitionedTable, partition: Partition) -> None:
     change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} CONCURRENTLY")
 
 
-def drop(partition: Partition) -> int:
-    """Drop the table in the open transaction, and return how many bytes that frees."""
-    row: Any = database.execute_sql(_SIZE, (partition.id, partition.id)).fetchone()
+def drop(table: PartitionedTable, partition: Partition) -> int:
+    """Drop a partition in the open transaction, and return how many bytes that frees."""
+    freed = partition.bytes
+    if not table.is_distributed:  # Citus would wait for the lock of this transaction
+        row: Any = database.execute_sql(_FREED, (partition.id, partition.id)).fetchone()
+        freed = int(row[0] or 0)
     change(f"DROP TABLE {partition.name}")
-    return int(row[0] or 0)
+    return freed
 
 
 def _milliseconds(time: timedelta) -> str:

@@ -382,7 +382,7 @@ class PartitionStage:
                     catalog.change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name}")
                 if self.action.keep_table:
                     return _result(partition, "detached")
-                return _result(partition, "dropped", freed=catalog.drop(partition))
+                return _result(partition, "dropped", freed=catalog.drop(table, partition))
             if not is_detached:
                 raise _Stays(reason)
             try:

@@ -18,6 +18,7 @@ from housekeeping.database.errors import sqlstate
 from housekeeping.database.queries import CompiledQuery
 from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, CLEARED_COLUMNS, inserted
 from housekeeping.sweeps.dependents import Link
+from housekeeping.sweeps.keyset import is_true
 from housekeeping.sweeps.stage import Batch, BatchResult
 from housekeeping.sweeps.table_stage import AS_WRITTEN, TableStage, Write, count_of
 
@@ -97,14 +98,14 @@ class Restore:
         same_key = Tuple(*(Column(candidates, each.name) for each in key)).in_(
             Select((restored,), [Column(restored, each.name) for each in key])
         )
-        back = Select((candidates,), [Column(candidates, name) for name in names]).where(_hashed(same_key))
+        back = Select((candidates,), [Column(candidates, name) for name in names]).where(is_true(same_key))
         gone = archive.delete()
-        leaving = [gone.where(chosen & _hashed(Tuple(*table.key).in_(back)))]
+        leaving = [gone.where(chosen & is_true(Tuple(*table.key).in_(back)))]
         if self.relinked:
             early = Column(candidates, _IS_EARLY)
             mark = archive.update({Column(stored, CLEARED_COLUMNS): array_of(self.relinked)})
             leaving = [
-                each.where(chosen & _hashed(Tuple(*table.key).in_(back.where(condition))))
+                each.where(chosen & is_true(Tuple(*table.key).in_(back.where(condition))))
                 for each, condition in ((gone, ~early), (mark, early))
             ]
         return _written(table, chosen, self.counted_as, [*before, restored, compared], restored, leaving)
@@ -131,7 +132,7 @@ class Restore:
                 of_batch = Select((candidates,), [Column(candidates, name) for name in link.parent_columns])
                 times = [Select((candidates,), [edge(Column(candidates, ARCHIVED_AT))]) for edge in (fn.MIN, fn.MAX)]
                 later = _waiting_rows(table, batch, link.parent_columns, *times)
-                is_early = is_early & ~_hashed(references.in_(of_batch)) & _hashed(references.in_(later))
+                is_early = is_early & ~is_true(references.in_(of_batch)) & is_true(references.in_(later))
             found.append(is_early)
         return reduce(or_, found)
 
@@ -161,7 +162,7 @@ class Restore:
         compared = [column for column in self.columns if not column.sql_type.startswith(("timestamp", "date", "time"))]
         archived = [self._value(candidates, column).cast(column.sql_type) for column in compared]
         texts = Select((candidates,), [fn.ROW(*archived).cast("text")])
-        return _hashed(fn.ROW(*(Column(restored, column.name) for column in compared)).cast("text").in_(texts))
+        return is_true(fn.ROW(*(Column(restored, column.name) for column in compared)).cast("text").in_(texts))
 
     def _value(self, candidates: Any, column: ColumnType) -> Any:
         """Return a column's archived value; the default of a column that was added after the row was archived."""
@@ -217,8 +218,8 @@ class RestoreCleared:
         same_key = Tuple(*(Column(candidates, name) for name in key)).in_(
             Select((restored,), [Column(restored, name) for name in key])
         )
-        back = Select((candidates,), [Column(candidates, name) for name in names]).where(_hashed(same_key))
-        leaving = [archive.delete().where(chosen & _hashed(Tuple(*table.key).in_(back)))]
+        back = Select((candidates,), [Column(candidates, name) for name in names]).where(is_true(same_key))
+        leaving = [archive.delete().where(chosen & is_true(Tuple(*table.key).in_(back)))]
         return _written(table, chosen, self.counted_as, [candidates, restored], restored, leaving)
 
     def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
@@ -250,14 +251,6 @@ def _waiting_rows(table: TableStage, batch: Batch, names: Iterable[str], oldest:
     stored = _table(archive)
     times = Column(stored, ARCHIVED_AT).between(Expression(oldest, OP.SUB, SQL(_STATEMENT)), newest)
     return archive.select(*(Column(stored, name) for name in names)).where(table.stale(batch.now) & times)
-
-
-def _hashed(condition: Expression) -> Any:
-    """Return the condition in a form that PostgreSQL does not turn into a join.
-
-    PostgreSQL expects few rows from a CTE, and would compare each row of the batch with all others.
-    """
-    return fn.COALESCE(condition, False)
 
 
 def _table(model: type[Model]) -> Any:

@@ -40,7 +40,7 @@ from housekeeping.core.logs import log_rows
 from housekeeping.database.catalog import is_absent, remove_absent_fields, table_if_visible
 from housekeeping.database.connection import database, select_within
 from housekeeping.database.queries import UNDONE, CompiledQuery, Inputs, has_written_values
-from housekeeping.sweeps.keyset import LOCKED_KEYS, ExceptHeld, TableRows, text_of
+from housekeeping.sweeps.keyset import LOCKED_KEYS, ExceptHeld, TableRows, is_true, text_of
 from housekeeping.sweeps.stage import (
     Announcement,
     Backlog,
@@ -228,7 +228,17 @@ class TableStage(TableRows):
         """Array of the keys of the batch's rows, for the action of a stage that `locks_first`."""
         return LOCKED_KEYS
 
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the rows are in shards of Citus, which locks none for a query on several of them.
+
+        A batch then picks its rows without locks. Its change compares each with the predicate and the hold once more.
+        """
+        return table_if_visible(self.model).is_distributed
+
     def locking(self, batch: Batch, rows: Any) -> Any:
+        if self.is_distributed:
+            return rows
         lock = self.statements.get(self.purpose(batch), "lock", lambda: lock_of(self, batch))
         return rows.for_update(lock, skip_locked=True)
 
@@ -534,7 +544,9 @@ def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False, with_text
         chosen = stage.among(picked)
     # Compare-and-set: a row is changed only if it is still stale then. COALESCE keeps PostgreSQL from using this
     # condition for an index: with old statistics it would read all stale rows for each row of the batch.
-    still_stale = fn.COALESCE(stage.stale(batch.now), False)
+    # Citus refuses a COALESCE of now(), or of what a subquery has found.
+    stale = stage.stale(batch.now)
+    still_stale = is_true(stale) if stage.is_distributed else fn.COALESCE(stale, False)
     write = stage.action.write(stage, batch, chosen & still_stale)
     part = archiving_part(stage.action)
     if part is not None and write.requires is None:
@@ -542,6 +554,8 @@ def changes(stage: TableStage, batch: Batch, *, by_ctid: bool = False, with_text
             f"{stage.name}: {type(part).__name__} has archive_to={part.archive_to!r}, but its `write` archives no "
             "row; begin it with super().write(table, batch, chosen)"
         )
+    if stage.is_distributed and write.holds is None:
+        write = replace(write, holds=_ANY)  # another session may have changed a picked row
     names = tuple(stage.action.counted_as)[: len(write.ctes)]
     if tuple(write.counts) != names or len(names) != len(write.ctes):
         raise DeclarationError(

@@ -474,6 +474,8 @@ def counted_branches(branches: Sequence[Branch], stale: Mapping[str, Backlog], n
 
 def _numbers(stage: TableStage, graph: Graph, now: datetime, stale: Backlog) -> dict[Link, tuple[int, bool]]:
     """Return the dependents by link, and whether they are all counted."""
+    if stage.is_distributed:  # Citus refuses the recursion, and the coordinator has no sizes of shards
+        return {}
     known, is_complete, scale = dict[Link, int](), False, 1.0
     if stale.exact and stale.rows <= COUNTED:
         known, is_complete = _counted_in_time(stage, graph, now, stale.rows)

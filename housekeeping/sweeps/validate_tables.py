@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from peewee import Field, Model, ProgrammingError
+from peewee import Field, Model, NotSupportedError, OperationalError, ProgrammingError
 
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DeclarationError, DependentsRefused
@@ -34,11 +34,13 @@ from housekeeping.database.catalog import (
     quoted_name,
     read_columns,
     read_table,
+    table_if_visible,
     table_of,
     vouches_for_key,
 )
 from housekeeping.database.connection import database
-from housekeeping.database.queries import Recorder
+from housekeeping.database.errors import is_timeout
+from housekeeping.database.queries import Recorder, explain
 from housekeeping.sweeps.actions import (
     ARCHIVED_AT,
     ARCHIVED_BY_RUN,
@@ -166,8 +168,45 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
                 stage.statements_of_a_run(datetime.now(UTC))
             except DeclarationError as error:
                 raise DeclarationError(f"{sweep.name}: {error}") from None
+        if (refusal := refused_by_citus(stage)) is not None:
+            raise DeclarationError(f"{sweep.name}: {'; '.join(each for each in refusal if each)}")
     sweep.texts.checked = catalog_version()
     return stages
+
+
+def refused_by_citus(stage: Stage) -> tuple[str, str | None] | None:
+    """Return why Citus refuses a statement of the stage, with the remedy if one is known; None if it accepts all.
+
+    Raises:
+      peewee.PeeweeException: When the database cannot be asked.
+    """
+    now = datetime.now(UTC)
+    explained = stage.explain_queries(now) if isinstance(stage, Explainable) else []
+    model = stage.model if isinstance(stage, TableStage) else next((each.model for each in explained), None)
+    if model is None or table_if_visible(model).distribution in (None, "local"):
+        return None
+    name = quoted_name(model)
+    if isinstance(stage, TableStage):
+        recorder = Recorder()
+        recorder.sql(stage.stale(now))
+        for other in map(quoted_name, (each for each in recorder.models if _is_local(each))):
+            text = f"{name} is distributed, and its predicate or hold reads {other}, which is not"
+            return text, f"SELECT create_reference_table('{other}'), or compare a column of {name} itself"
+    changing = getattr(stage, "statements_of_a_run", lambda now: ())(now)
+    for what, query in [*(("a batch", each) for each in changing), *((each.what, each.query) for each in explained)]:
+        try:
+            explain(query)
+        except NotSupportedError as error:
+            return f"Citus refuses {what} of the distributed table {name}: {error_line(error)}", None
+        except OperationalError as error:
+            if not is_timeout(error):
+                raise
+            return None  # the table is locked, so that a run cannot begin either
+    return None
+
+
+def _is_local(model: type[Model]) -> bool:
+    return read_table(model).distribution == "local"  # an operator may just have made a reference table of it
 
 
 def missing_column(stage: TableStage) -> str | None:

@@ -427,9 +427,9 @@ class _Trials:
     def _expire_killed_run(self) -> None:
         """Make the killed run look lost, and release its lease."""
         Run.update(heartbeat_at=NOW - 2 * runs.SILENCE).where((Run.id > self.since) & Run.outcome.is_null()).execute()
-        if self.sweep.lease is not None:
+        if (lease := self.sweep.lease_for_run()) is not None:
             store = shared_lease_store()
-            key = self.sweep.lease.key_for(self.argument)
+            key = lease.key_for(self.argument)
             if (owner := store.owner(key)) is not None:
                 store.release(key, owner)
 

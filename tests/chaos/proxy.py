@@ -1,4 +1,4 @@
-"""TCP proxy in front of a server's unix socket that injects network faults."""
+"""TCP proxy in front of a server's unix socket that injects network faults. `tests.citus_like` changes statements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMMITS_BY_ITSELF: Final = (b"EXECUTE housekeeping_", b'"advanced" AS')
 _CHUNK: Final = 65_536
 
 
-class _Link:
+class Link:
     """Connection of a client with its connection to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
@@ -34,7 +34,7 @@ class Proxy:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._delay_s = 0.0
@@ -123,7 +123,7 @@ class Proxy:
             writer.transport.abort()
             self._pumps.discard(ours)
             return
-        link = _Link(writer, server_writer)
+        link = Link(writer, server_writer)
         self._links.add(link)
         try:
             await asyncio.gather(
@@ -139,31 +139,34 @@ class Proxy:
 
     async def _pump(
         self,
-        link: _Link,
+        link: Link,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        look: Callable[[_Link, bytes], bool],
+        look: Callable[[Link, bytes], bytes | None],
     ) -> None:
         while data := await reader.read(_CHUNK):
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
             await self._flowing.wait()
-            if not look(link, data):
+            forwarded = look(link, data)
+            if forwarded is None:
                 break
-            writer.write(await self._as_far_as_it_goes(data))
+            writer.write(await self._as_far_as_it_goes(forwarded))
             await writer.drain()
         link.cut()
 
-    def _from_client(self, link: _Link, data: bytes) -> bool:
+    def _from_client(self, link: Link, data: bytes) -> bytes | None:
+        """Return what is forwarded of a client's bytes; None to close the connection."""
         if self._commits_to_cut and (b"COMMIT" in data or any(text in data for text in _COMMITS_BY_ITSELF)):
             self._commits_to_cut -= 1
             link.ends_with_the_answer = True
-        return True
+        return data
 
-    def _from_server(self, link: _Link, data: bytes) -> bool:
+    def _from_server(self, link: Link, data: bytes) -> bytes | None:
         if link.ends_with_the_answer:
             self.commits_cut += 1
-        return not link.ends_with_the_answer
+            return None
+        return data
 
     async def _as_far_as_it_goes(self, data: bytes) -> bytes:
         if self._bytes_left is None:

@@ -71,6 +71,13 @@ def mark_processed(project_id: int, rows: Sequence[Row]) -> tuple[list[Row], lis
     """
     if not rows:
         return [], []
+    found = sorted(_marking(project_id, rows).execute(current_database))
+    marked = [(id, ref) for id, ref, is_marked in found if is_marked]
+    return marked, [(id, ref) for id, ref, is_marked in found if not is_marked]
+
+
+def _marking(project_id: int, rows: Sequence[Row]) -> Any:
+    """Return the statement of `mark_processed`."""
     locked = _unchanged(project_id, rows).for_update(skip_locked=True).cte("locked", materialized=True)
     update = (
         Deletion.update(
@@ -88,15 +95,8 @@ def mark_processed(project_id: int, rows: Sequence[Row]) -> tuple[list[Row], lis
     changed = CTE("changed", update)
     is_same = (changed.c.id == locked.c.id) & (changed.c.ref == locked.c.ref)
     is_marked = fn.COALESCE(changed.c.status == machine.target("process"), SQL("false"))
-    query: Any = (
-        Select((locked,), (locked.c.id, locked.c.ref, is_marked))
-        .join(changed, JOIN.LEFT_OUTER, on=is_same)
-        .with_cte(locked, changed)
-        .tuples()
-    )
-    found = sorted(query.execute(current_database))
-    marked = [(id, ref) for id, ref, is_marked in found if is_marked]
-    return marked, [(id, ref) for id, ref, is_marked in found if not is_marked]
+    rows_of: Any = Select((locked,), (locked.c.id, locked.c.ref, is_marked))
+    return rows_of.join(changed, JOIN.LEFT_OUTER, on=is_same).with_cte(locked, changed).tuples()
 
 
 def count_pending_rows(project_id: int | None, limit: int) -> int:
@@ -366,6 +366,10 @@ class PendingDeletions:
             return None
         first = in_order(int(argument)).select(Deletion.created_at).limit(1).first()
         return None if first is None else first.created_at
+
+    def statements_of_a_run(self, now: datetime) -> list[Any]:
+        """Return the statement that changes the rows of a page, for `housekeeping doctor`."""
+        return [_marking(1, [(id, "refs/heads/main") for id in range(self.page_size)])]
 
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         page = in_order(1, 1).limit(self.page_size)
