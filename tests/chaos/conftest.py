@@ -119,10 +119,10 @@ def undisturbed(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> U
 def make_trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeTrial]:
     with ExitStack() as trials:
 
-        def make(families: Sequence[Family] = FIVE, **more: Any) -> Trial:
+        def make(families: Sequence[Family] = FIVE, kind: type[Trial] = Trial, **more: Any) -> Trial:
             for server in servers.versions:
                 servers.start(server)  # a failed test may have left it down
             folder = tmp_path_factory.mktemp("trial")
-            return trials.enter_context(Trial(servers, folder, families, **more))
+            return trials.enter_context(kind(servers, folder, families, **more))
 
         yield make

@@ -239,5 +239,7 @@ BUILDS: Final = Family(
 )
 
 FIVE: Final = (STATUSES, IMPORTS, UPLOADS, REFS, BUILDS)
+#: Families that need no messages.
+THREE: Final = (STATUSES, IMPORTS, BUILDS)
 #: Families with all records in PostgreSQL and git, which do not lose uploads with an empty Redis.
 FOUR: Final = (STATUSES, IMPORTS, REFS, BUILDS)

@@ -21,7 +21,7 @@ from dramatiq import Broker, MessageProxy, Middleware
 from housekeeping import ExclusiveLease
 from tests.internals.database import Database
 from tests.internals.engine import Commit
-from tests.internals.ledger import runs
+from tests.internals.ledger import runs, ticks
 from tests.internals.sweeps import CascadeStage, PartitionStage, TableStage
 from tests.internals.workers import Deletion, GitCli, PendingDeletions, PendingProjects, PendingUploadsStage
 
@@ -76,8 +76,8 @@ class Acknowledgements(Middleware):
         self._points.reached("after_ack", message.actor_name)
 
 
-def install(broker: Broker) -> None:
-    """Patch the library so that every point can be armed."""
+def install(broker: Broker | None = None) -> None:
+    """Patch the library so that every point can be armed; without a broker, also those of ticks."""
     points = Points(Path(os.environ[FOLDER]))
     reached = points.reached
     written = threading.local()
@@ -110,7 +110,23 @@ def install(broker: Broker) -> None:
             _after(made, "prepare", lambda: reached("select"))
         if "apply" in vars(made):
             _after(made, "apply", update)
-    broker.add_middleware(Acknowledgements(points))
+    if broker is not None:
+        broker.add_middleware(Acknowledgements(points))
+        return
+    take, end = ticks.take, ticks.end
+
+    def taken(*args: Any) -> Any:
+        found = take(*args)
+        for each in found:
+            reached("taken", each.worker)
+        return found
+
+    def ended(holder: str, tick: Any, *args: Any, **kwargs: Any) -> None:
+        reached("before_end", tick.worker)
+        end(holder, tick, *args, **kwargs)
+
+    for name, wrapped in (("take", taken), ("end", ended)):
+        setattr(ticks, name, wrapped)
 
 
 def _around_one_round_trip(reached: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from tests.chaos.families import Family, Place
 
 #: ``audit`` has a row per changed row. The transaction id gives the time of the commit.
-_OWN: Final = ("runs", "leases")
+_OWN: Final = ("runs", "leases", "held_leases", "ticks")
 _TABLES: Final = """
 CREATE TABLE audit (
     seq bigserial PRIMARY KEY,
@@ -56,7 +56,7 @@ SELECT id, number FROM (
 _TRIGGER: Final = "CREATE TRIGGER note AFTER {events} ON {table} FOR EACH ROW EXECUTE FUNCTION {schema}.note()"
 _EFFECTS: Final = """
 SELECT xid::text, tbl, coalesce(old->>'id', old->>'user_id') FROM audit
-WHERE tbl NOT IN ('runs', 'leases') AND (
+WHERE tbl NOT IN ('runs', 'leases', 'held_leases', 'ticks') AND (
     op = 'DELETE'
     OR (op = 'UPDATE' AND (old->>'status' <> new->>'status' OR old->>'author_id' IS DISTINCT FROM new->>'author_id'))
 )
@@ -87,6 +87,20 @@ _TAKEN_OVER: Final = """
 SELECT extract(epoch FROM min(pg_xact_commit_timestamp(xid)))::float8 FROM audit
 WHERE tbl = 'runs' AND op = 'INSERT' AND new->>'worker' = %s
   AND extract(epoch FROM pg_xact_commit_timestamp(xid)) > %s
+"""
+
+#: Leases and ticks, in the database, that were taken from a holder before its time.
+_TAKEN_TOO_EARLY: Final = """
+SELECT coalesce(new->>'key', concat_ws(' ', new->>'worker', new->>'tick')), old->>'holder', new->>'holder' FROM audit
+WHERE tbl IN ('held_leases', 'ticks') AND op = 'UPDATE' AND old->>'holder' <> new->>'holder'
+  AND coalesce(old->>'expires_at', old->>'due_at')::timestamptz > pg_xact_commit_timestamp(xid)
+"""
+#: Ticks that a process has taken, with the number of their completed runs, and of all that have ended.
+_TICKS: Final = """
+SELECT worker, tick, count(id) FILTER (WHERE outcome = 'done'), count(id) FILTER (WHERE outcome IS NOT NULL)
+FROM (SELECT DISTINCT new->>'worker' AS worker, (new->>'tick')::timestamptz AS tick FROM audit
+      WHERE tbl = 'ticks' AND new->>'due_at' IS NULL AND (new->>'attempts')::int > 0) AS ended
+LEFT JOIN {own}.runs USING (worker, tick) GROUP BY 1, 2
 """
 
 
@@ -142,7 +156,15 @@ class Recorder:
             *self._miscounted(effects, batches),
             *_backwards(batches, self._leases()),
             *self._misplaced(),
+            *(f"{key} was taken from {one} by {other}" for key, one, other in self._place.rows(_TAKEN_TOO_EARLY)),
+            *self._ticks_without_one_outcome(),
         ]
+
+    def _ticks_without_one_outcome(self) -> Iterator[str]:
+        """Yield ended ticks of an installation without Redis that were completed twice, or have no outcome."""
+        for worker, tick, done, ended in self._place.rows(_TICKS.format(own=self._own)):
+            if done > 1 or not ended:
+                yield f"tick {tick} of {worker} has {ended} outcomes, {done} of them done"
 
     def _misplaced(self) -> Iterator[str]:
         """Yield rows that some commit has left in both or none of a table and its archive."""

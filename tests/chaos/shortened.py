@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from tests.internals.brokers import redis as redis_broker
-from tests.internals.ledger import runs
+from tests.internals.ledger import processes, runs, ticks
 from tests.internals.middleware import deduplication, delivery, retries
 
 #: Environment variable that shortens the waits.
@@ -18,6 +18,9 @@ SHORTENED: Final = "CHAOS_SHORTENED"
 #: dead, which is one more fault and no wrong verdict.
 _SHORT: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (redis_broker, "HEARTBEAT_TIMEOUT_MS", 2000),
+    (processes, "INTERVAL", timedelta(seconds=0.5)),
+    (processes, "SILENCE", timedelta(seconds=2)),
+    (ticks, "SILENCE", timedelta(seconds=2)),
     (runs, "HEARTBEAT", timedelta(seconds=0.5)),
     (runs, "SILENCE", timedelta(seconds=2)),
     (delivery, "RUNNING_TTL", timedelta(seconds=2)),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tests.acceptance.processes import Process
 from tests.chaos.figures import Figures
-from tests.chaos.trial import Trial
+from tests.chaos.trial import ServeTrial, Trial
 
 
 class Victim(Protocol):
@@ -52,7 +52,8 @@ class Storm:
         self._figures = figures
         self._victims = victims
         self._deck: list[str] = []
-        self._faults: dict[str, Callable[[], None]] = {
+        unused = "Redis" if isinstance(trial, ServeTrial) else "-"
+        faults: dict[str, Callable[[], None]] = {
             "SIGKILL at random": self._kill,
             "SIGSTOP at random": self._stop,
             "pg_terminate_backend of one": self._terminate,
@@ -67,6 +68,7 @@ class Storm:
             "cut in the middle of an answer": self._cut_somewhere,
             "connection cut after COMMIT was forwarded": lambda: trial.postgres.cut_commits(1),
         }
+        self._faults = {name: fault for name, fault in faults.items() if unused not in name}
 
     def rage(self, seconds: float, work: Callable[[int], None]) -> None:
         """Add work and inject a fault, again and again, then repair everything.

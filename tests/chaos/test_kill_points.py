@@ -9,8 +9,9 @@ from typing import Final
 import pytest
 
 from tests.chaos.conftest import MakeTrial
-from tests.chaos.families import BUILDS, FIVE, REFS, UPLOADS, Family
+from tests.chaos.families import BUILDS, FIVE, REFS, THREE, UPLOADS, Family
 from tests.chaos.figures import Figures
+from tests.chaos.trial import ServeTrial, Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
 #: Point, number of the pass, and worker.
@@ -27,8 +28,10 @@ _LEASED: Final = (REFS, BUILDS)
 def kill_at(make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures) -> KillAt:
     """Kill a worker at each point, with a round of work each. The next worker takes over and is killed next."""
 
-    def kill(*points: Point, taken_over: bool = True) -> list[str]:
-        trial = make_trial(FIVE, lease_ttl_s=_NO_RUN_IS_CUT_SHORT_S)
+    def kill(
+        *points: Point, taken_over: bool = True, of: Sequence[Family] = FIVE, kind: type[Trial] = Trial
+    ) -> list[str]:
+        trial = make_trial(of, kind, lease_ttl_s=_NO_RUN_IS_CUT_SHORT_S)
         worker = trial.worker()
         wrong: list[str] = []
         for round, (point, nth, families) in enumerate(points, 1):
@@ -61,6 +64,25 @@ def test_runs_killed_within_a_batch_reach_the_same_state(kill_at: KillAt) -> Non
     points = [("select", 2, FIVE), ("external", 1, [REFS]), ("update", 2, FIVE), ("cursor", 2, FIVE)]
 
     assert kill_at(*points, ("commit", 2, FIVE)) == []
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [("update", 2, THREE), ("commit", 2, THREE)],
+        pytest.param([("taken", 1, [BUILDS]), ("begin", 1, THREE)], marks=pytest.mark.long),
+    ],
+    ids=["within a batch", "before the first batch"],
+)
+def test_process_without_redis_killed_anywhere_is_taken_over(kill_at: KillAt, points: list[Point]) -> None:
+    assert kill_at(*points, of=THREE, kind=ServeTrial) == []
+
+
+@pytest.mark.long
+def test_completed_ticks_killed_before_their_end_do_not_repeat(kill_at: KillAt) -> None:
+    points = [("release", 1, [BUILDS]), ("before_end", 1, [BUILDS])]
+
+    assert kill_at(*points, taken_over=False, of=THREE, kind=ServeTrial) == []
 
 
 @pytest.mark.long

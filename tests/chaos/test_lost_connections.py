@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from tests.acceptance.processes import eventually
 from tests.chaos.conftest import MakeTrial
-from tests.chaos.families import FIVE
+from tests.chaos.families import FIVE, THREE, Family
 from tests.chaos.figures import Figures
-from tests.chaos.trial import PATIENCE_S, Trial
+from tests.chaos.trial import PATIENCE_S, ServeTrial, Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
 
@@ -56,10 +58,15 @@ FAULTS: dict[str, Callable[[Trial], None]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("kind", "families"),
+    [(Trial, FIVE), pytest.param(ServeTrial, THREE, marks=pytest.mark.long)],
+    ids=["Redis", "PostgreSQL only"],
+)
 def test_postgresql_outage_loses_only_the_current_batch(
-    make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
+    kind: type[Trial], families: Sequence[Family], make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
 ) -> None:
-    trial = make_trial(FIVE)
+    trial = make_trial(families, kind)
     worker = trial.worker()
     for round, (name, fault) in enumerate(FAULTS.items(), 1):
         trial.arm("update", 2)

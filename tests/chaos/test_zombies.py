@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from tests.acceptance.processes import Process, eventually
 from tests.chaos.conftest import MakeTrial
-from tests.chaos.families import BUILDS, FIVE, FOUR, REFS
+from tests.chaos.families import BUILDS, FIVE, FOUR, REFS, THREE, Family
 from tests.chaos.figures import Figures
-from tests.chaos.trial import PATIENCE_S, Trial
+from tests.chaos.trial import PATIENCE_S, ServeTrial, Trial
 from tests.chaos.verdicts import Undisturbed, drain, verdict
 
 
@@ -53,19 +54,25 @@ def empty_redis_until_taken_over(trial: Trial, one: Process, figures: Figures) -
 
 
 @pytest.mark.parametrize("point", ["update", pytest.param("select", marks=pytest.mark.long)])
+@pytest.mark.parametrize(("kind", "families"), [(Trial, FIVE), (ServeTrial, THREE)], ids=["Redis", "PostgreSQL only"])
 def test_worker_paused_past_its_ttl_cannot_commit_after_a_takeover(  # F1
-    point: str, make_trial: MakeTrial, undisturbed: Undisturbed, figures: Figures
+    point: str,
+    kind: type[Trial],
+    families: Sequence[Family],
+    make_trial: MakeTrial,
+    undisturbed: Undisturbed,
+    figures: Figures,
 ) -> None:
-    trial = make_trial(FIVE)
+    trial = make_trial(families, kind)
     sleeper = trial.worker()
     trial.hold_first_round(point, 2, sleeper)
 
     other = pause_until_taken_over(trial, sleeper, figures)
-    eventually(lambda: ended(sleeper) == {family.actor for family in FIVE}, sleeper, patience_s=PATIENCE_S)
+    eventually(lambda: ended(sleeper) == {family.actor for family in families}, sleeper, patience_s=PATIENCE_S)
     drain(trial, sleeper, other, expected=undisturbed)
 
     assert verdict(trial, undisturbed, figures) == []
-    assert broken_off(sleeper) == {family.actor for family in FIVE}
+    assert broken_off(sleeper) == {family.actor for family in families}
 
 
 def test_empty_redis_doubles_attempts_but_not_effects(  # F2

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -34,6 +35,14 @@ PATIENCE_S: Final = 120.0
 LEASE_TTL_S: Final = 3
 _BETWEEN_TICKS_S: Final = 1.0
 _TOP: Final = Path(__file__).parents[2]
+_SHIFTED_CLOCK: Final = _TOP / "tests" / "acceptance" / "shifted_clock"
+#: A tick beside the schedule, unless one waits already.
+_TICK: Final = """
+INSERT INTO {own}.ticks (worker, tick, message_id, due_at)
+SELECT %s, clock_timestamp(), gen_random_uuid()::text, clock_timestamp()
+WHERE NOT EXISTS (SELECT FROM {own}.ticks WHERE worker = %s AND due_at IS NOT NULL AND attempts = 0)
+RETURNING worker
+"""
 #: Time between the end of a run and of its lease. The next message finishes what a busy machine does not.
 _MARGIN_S: Final = 0.5
 
@@ -68,6 +77,7 @@ class Trial:
         self._lease_ttl_s = lease_ttl_s
         self._app = app
         self._settings = settings or {}
+        self._each: dict[str, Any] = {}  # settings of each worker
         self._started = 0
         self._ends = ExitStack()
         self.own_schema = f"{self._name}_own"
@@ -84,7 +94,6 @@ class Trial:
             self.place = Place(ends.enter_context(closing(self._connection())), client, self._folder)
             self.recorder = Recorder(self.place, self._name, self.own_schema, self.families)
             self._processes = ends.enter_context(ExitStack())
-            self.sender = self._processes.enter_context(Sender(self._app, self.environment))
             self._ends = ends.pop_all()
         return self
 
@@ -92,6 +101,11 @@ class Trial:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._ends.close()
+
+    @cached_property
+    def sender(self) -> Sender:
+        """The process that sends messages."""
+        return self._processes.enter_context(Sender(self._app, self.environment))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -106,7 +120,7 @@ class Trial:
             if not family.is_worker:
                 continue
             lease = {"lease_ttl_s": self._lease_ttl_s} if family.leased and self._shortened else {}
-            workers.setdefault(family.actor, {}).update({**family.settings, **short, **lease})
+            workers.setdefault(family.actor, {}).update({**family.settings, **short, **lease, **self._each})
         ours = {
             "DATABASE_URL": f"postgresql://postgres@127.0.0.1:{self.postgres.port}/postgres"
             f"?options=-csearch_path%3D{self._name}",
@@ -253,10 +267,10 @@ class Trial:
     def _points(self) -> Path:
         return self._folder / "points"
 
-    def _process(self, command: list[str]) -> Process:
+    def _process(self, command: list[str], environment: dict[str, str] | None = None) -> Process:
         self._started += 1
         log = self._folder / f"process-{self._started}.log"
-        return self._processes.enter_context(started(command, self.environment, log))
+        return self._processes.enter_context(started(command, environment or self.environment, log))
 
     def _connection(self) -> Any:
         connection = psycopg2.connect(self.servers.database_url, options=f"-csearch_path={self._name}")
@@ -279,3 +293,36 @@ class Trial:
         finally:
             database.initialize(None)
             schema.use_schema("housekeeping")
+
+
+class ServeTrial(Trial):
+    """Trial without Redis: its processes are ``housekeeping serve``, and its messages are ticks.
+
+    Parameters:
+      schedule: Of each worker; by default no tick is due but those of the trial.
+    """
+
+    def __init__(self, *args: Any, schedule: str = "0 0 1 1 *", **more: Any) -> None:
+        super().__init__(*args, settings={"REDIS_URL": ""}, **more)
+        self._each = {"schedule": schedule}
+
+    def worker(self, app: str | None = None, *, ahead_s: int = 0) -> Process:
+        """Start a process, with a clock that is so many seconds ahead. It ends with the trial."""
+        path = os.pathsep.join((str(_SHIFTED_CLOCK), self.environment["PYTHONPATH"]))
+        shifted = {"PYTHONPATH": path, "TEST_CLOCK_AHEAD_S": str(ahead_s)} if ahead_s else {}
+        serve = [sys.executable, "-m", "tests.chaos.command", "serve", "--threads", "8"]
+        return self._process(serve, self.environment | shifted)
+
+    def tick(self, rounds: Iterable[int] | None = None) -> list[str]:
+        chosen = list(self.rounds) if rounds is None else rounds
+        for actor in {family.actor for round in chosen for family in self.rounds[round]}:
+            self.place.rows(_TICK.format(own=self.own_schema), actor, actor)
+        return []
+
+    @property
+    def waiting(self) -> int:
+        [[number]] = self.place.rows(f"SELECT count(*) FROM {self.own_schema}.ticks WHERE due_at IS NOT NULL")
+        return int(number)
+
+    def whereabouts(self) -> list[str]:
+        return [str(row) for row in self.place.rows(f"SELECT * FROM {self.own_schema}.ticks WHERE due_at IS NOT NULL")]

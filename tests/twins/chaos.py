@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 
+from tests.internals.core import MAIN
 from tests.internals.database import database
-from tests.internals.ledger import Run, runs
+from tests.internals.leases import HeldLeaseRow as HeldLease
+from tests.internals.leases import PostgresLeaseStore
+from tests.internals.ledger import NOW, Run, runs, ticks
 from tests.twins import Twin
 from tests.twins.scenarios import deletes_dependents_of_fresh_parents
 
 _KILLS: Final = "tests/chaos/test_kill_points.py::"
+_ALIVE: Final = "tests/chaos/test_two_serving.py::test_ticks_and_leases_stay_with_a_process_that_is_alive"
 _ZOMBIES: Final = "tests/chaos/test_zombies.py::"
 
 
@@ -41,7 +47,46 @@ def _discards_counts_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs, "fail", fail)
 
 
+def _takes_ticks_of_the_living(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ticks, "NOW", NOW + timedelta(hours=1))
+
+
+def _runs_a_tick_again_as_another_message(patch: pytest.MonkeyPatch) -> None:
+    original = ticks.take
+
+    def take(*given: Any) -> Any:
+        return [each._replace(message_id=uuid4().hex) for each in original(*given)]
+
+    patch.setattr(ticks, "take", take)
+
+
+def _grants_a_held_lease_in_the_database(patch: pytest.MonkeyPatch) -> None:
+    def obtain(self: object, key: str, token: str, ttl: timedelta) -> str:
+        given = {HeldLease.holder: token, HeldLease.expires_at: NOW + ttl}
+        with database.using(MAIN):
+            taking = HeldLease.insert({HeldLease.key: key, **given})
+            taking.on_conflict(conflict_target=[HeldLease.key], update=given).execute()
+        return token
+
+    patch.setattr(PostgresLeaseStore, "obtain", obtain)
+
+
 TWINS: Final = [
+    Twin("S1", "chaos_takes_ticks_of_the_living", _ALIVE, _takes_ticks_of_the_living, in_processes=True),
+    Twin(
+        "L1",
+        "chaos_grants_a_held_lease_in_the_database",
+        _ALIVE,
+        _grants_a_held_lease_in_the_database,
+        in_processes=True,
+    ),
+    Twin(
+        "S5",
+        "chaos_runs_a_tick_again_as_another_message",
+        f"{_KILLS}test_completed_ticks_killed_before_their_end_do_not_repeat",
+        _runs_a_tick_again_as_another_message,
+        in_processes=True,
+    ),
     Twin(
         "F1",
         "chaos_commits_after_a_takeover",
