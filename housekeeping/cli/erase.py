@@ -87,10 +87,14 @@ def take_key(key: str) -> str:
     return key
 
 
-class _Installation:
-    """Settings, sweeps and subjects of a command."""
+class _Command:
+    """A command with its options, and the settings, sweeps and subjects of the installation."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, dry_run: bool = False, yes: bool = False, confirmed: bool = False, requester: str | None = None
+    ) -> None:
+        self.dry_run, self.yes, self.confirmed = dry_run, yes, confirmed
+        self.requester = requester or command_line_user()
         self.settings, sweeps = load_workers()
         self.sweeps: Mapping[str, Sweep] = sweeps
         self.subjects: Mapping[str, Subject] = subjects_of(self.settings)
@@ -103,8 +107,27 @@ class _Installation:
         texts, digest = identify(self.subjects, self.settings, kind, key)
         return self.subjects[kind], texts, digest
 
-    def erasing(self, subject: Subject, key: list[str]) -> work.Erasing:
-        return work.Erasing(subject, key, [], self.sweeps.values())
+    def execute(self, subject: Subject, key: list[str], digest: str, reason: str | None) -> ErasureRecord:
+        """Execute an erasure in the foreground, and return how it ended, or that it has not."""
+        with record_action("erase", f"{subject.name} {digest}", command_line_user()) as outcome:
+            number = erasures.request(
+                subject.name, key, digest, requester=self.requester, reason=reason, confirmed=self.confirmed
+            )
+
+            def execute(line: ProgressLine, stopping: threading.Event) -> None:
+                line(f"erasure {number}")
+                try:
+                    work.execute(number, self.settings, self.subjects, self.sweeps.values(), stopping)
+                except ErasureInterrupted as error:
+                    notify(f"erasure {number} has not ended: {error}; the same command or a worker continues it")
+
+            run_with_progress(f"erasure {number}", execute, continued_by="the same command, or a worker,")
+            record = find_erasure(str(number))
+            outcome.result = f"erasure {number} {record.state}"
+        if not wants_json():
+            text = f"erasure {number} is {record.state}"
+            say(f"{text}; its receipt: housekeeping receipt {number}" if record.has_ended else text)
+        return record
 
 
 @click.command()
@@ -171,25 +194,14 @@ def erase(
         raise WrongArgument("--receipts needs --replay-since")
     if wants_json() and not (yes or dry_run):
         raise WrongArgument("--json does not ask for a confirmation; add --yes, or --dry-run")
-    here = _Installation()
-    requested_by = requester or command_line_user()
+    here = _Command(dry_run=dry_run, yes=yes, confirmed=confirmed, requester=requester)
     with translate_postgres_errors():
         if rekey:
-            _rekey(here, yes=yes)
+            _rekey(here)
             return
         if since is not None:
             erasures.require_known_secrets(here.secret)
-            without_identity(
-                lambda: _replay(
-                    here,
-                    parse_since(since, database_now()),
-                    file,
-                    requested_by,
-                    dry_run=dry_run,
-                    yes=yes,
-                    confirmed=confirmed,
-                )
-            )
+            without_identity(_replay, here, parse_since(since, database_now()), file)
             return
         assert kind is not None and given is not None
         for name, text in (("reason", reason), ("requester", requester)):
@@ -197,50 +209,40 @@ def erase(
                 raise WrongArgument(
                     f"the {name} contains the key, which must not be in the receipt; write a ticket number"
                 )
-        without_identity(
-            lambda: _erase_one(here, kind, given, reason, requested_by, dry_run=dry_run, yes=yes, confirmed=confirmed)
-        )
+        without_identity(_erase_one, here, kind, given, reason)
 
 
-def _erase_one(
-    here: _Installation,
-    kind: str,
-    key: str,
-    reason: str | None,
-    requester: str,
-    *,
-    dry_run: bool,
-    yes: bool,
-    confirmed: bool,
-) -> None:
+def _erase_one(here: _Command, kind: str, key: str, reason: str | None) -> None:
     subject, texts, digest = here.find(kind, key)
     refusal: str | None = None
     try:
         with progress(f"{kind}: counting"):
-            planned = plan_erasure(here.erasing(subject, texts), digest)
+            planned = plan_erasure(work.Erasing(subject, texts, [], here.sweeps.values()), digest)
     except DeclarationError as error:
-        if dry_run:
+        if here.dry_run:
             raise
         refusal = error_line(error)
     else:
-        if not wants_json() or dry_run:
-            _show(planned, confirmed=confirmed or not dry_run)
+        if not wants_json() or here.dry_run:
+            _show(planned, confirmed=here.confirmed or not here.dry_run)
         held = None if planned.held is None else f"on hold: {planned.held}"
-        if dry_run:
+        if here.dry_run:
             if held is not None:
                 raise Refused(held)
             return
-        refusal = held or (None if confirmed else planned.unconfirmed)
-        if not yes and refusal is None:
+        refusal = held or (None if here.confirmed else planned.unconfirmed)
+        if not here.yes and refusal is None:
             touched = [each for each in planned.links if each.rows and each.decision != "keep"]
             tables = counted(len({(each.database, each.table) for each in touched}), "table")
             rows = f"{counted(sum(each.rows for each in touched), 'row')} in {tables}"
             confirm(f"Erase {kind} {digest[:_HMAC]}: {rows}?", "nothing was erased")
     # A refusal is recorded, too.
-    record = _execute(here, subject, texts, digest, reason, requester, confirmed=confirmed)
-    if not print_as_json(record):
-        _report(record)
-    _exit(record)
+    record = here.execute(subject, texts, digest, reason)
+    print_as_json(record)
+    if record.state == "refused":
+        raise Refused(f"erasure {record.erasure_id} was refused, nothing was changed: {record.error}")
+    if record.state != "done":
+        raise _NotDone(f"erasure {record.erasure_id} is {record.state}" + (f": {record.error}" * bool(record.error)))
 
 
 def _show(planned: ErasurePlan, *, confirmed: bool) -> None:
@@ -261,60 +263,11 @@ def _show(planned: ErasurePlan, *, confirmed: bool) -> None:
         say(planned.unconfirmed, style="bold red")
 
 
-def _execute(
-    here: _Installation,
-    subject: Subject,
-    key: list[str],
-    digest: str,
-    reason: str | None,
-    requester: str,
-    *,
-    confirmed: bool,
-) -> ErasureRecord:
-    """Execute an erasure in the foreground, and return how it ended, or that it has not."""
-    with record_action("erase", f"{subject.name} {digest}", command_line_user()) as outcome:
-        number = erasures.request(subject.name, key, digest, requester=requester, reason=reason, confirmed=confirmed)
-
-        def execute(line: ProgressLine, stopping: threading.Event) -> None:
-            line(f"erasure {number}")
-            try:
-                work.execute(number, here.settings, here.subjects, here.sweeps.values(), stopping)
-            except ErasureInterrupted as error:
-                notify(f"erasure {number} has not ended: {error}; the same command or a worker continues it")
-
-        run_with_progress(f"erasure {number}", execute, continued_by="the same command, or a worker,")
-        record = find_erasure(str(number))
-        outcome.result = f"erasure {number} {record.state}"
-    return record
-
-
-def _report(record: ErasureRecord) -> None:
-    text = f"erasure {record.erasure_id} is {record.state}"
-    say(f"{text}; its receipt: housekeeping receipt {record.erasure_id}" if record.has_ended else text)
-
-
 class _NotDone(HousekeepingError):
     """An erasure has ended as incomplete or failed, or has not ended."""
 
 
-def _exit(record: ErasureRecord) -> None:
-    """Raise unless the erasure is done."""
-    if record.state == "refused":
-        raise Refused(f"erasure {record.erasure_id} was refused, nothing was changed: {record.error}")
-    if record.state != "done":
-        raise _NotDone(f"erasure {record.erasure_id} is {record.state}" + (f": {record.error}" * bool(record.error)))
-
-
-def _replay(
-    here: _Installation,
-    since: datetime,
-    file: BinaryIO | None,
-    requester: str,
-    *,
-    dry_run: bool,
-    yes: bool,
-    confirmed: bool,
-) -> None:
+def _replay(here: _Command, since: datetime, file: BinaryIO | None) -> None:
     receipts, unusable = _read_receipts(here, file)
     with progress("comparing"):
         saved = list(erased_by_receipts(receipts, since))
@@ -326,17 +279,15 @@ def _replay(
     if earlier and not wants_json():
         _show_replay(found, len(earlier))
     records: list[ErasureRecord] = []
-    if found.back and not dry_run:
-        if not yes:
+    if found.back and not here.dry_run:
+        if not here.yes:
             confirm(f"Erase {counted(len(found.back), 'subject')} again?", "nothing was erased")
         # The restored database would give numbers again that saved receipts have.
         erasures.continue_after(max((each["id"] for each in receipts), default=0))
         for subject, key, before in found.back:
             digest = erasures.key_hmac(here.secret, subject.name, key)
             again = f"again after a restore; erased before as {before.erasure_id}"
-            records.append(_execute(here, subject, key, digest, again, requester, confirmed=confirmed))
-            if not wants_json():
-                _report(records[-1])
+            records.append(here.execute(subject, key, digest, again))
     back = [{"subject": each.subject, "key_hmac": each.key_hmac, "id": each.erasure_id} for _, _, each in found.back]
     left_out = {"lost": found.lost, "undeclared": found.undeclared, "unusable_lines": unusable}
     print_as_json({"back": back, "erasures": records, **left_out})
@@ -350,7 +301,7 @@ def _replay(
         raise _NotDone(f"{counted(len(unusable), 'line')} of the file could not be used; the rest was")
 
 
-def _read_receipts(here: _Installation, file: BinaryIO | None) -> tuple[list[dict[str, Any]], list[int]]:
+def _read_receipts(here: _Command, file: BinaryIO | None) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the receipts in a file, and the numbers of the lines that have none, which are reported."""
     receipts, unusable = list[dict[str, Any]](), list[int]()
     for number, line in enumerate(file or (), start=1):
@@ -373,8 +324,8 @@ def _show_replay(found: Replay, earlier: int) -> None:
         say(f"{counted(number, 'erasure')} cannot be repeated: there is no subject {kind!r}", style="bold red")
 
 
-def _rekey(here: _Installation, *, yes: bool) -> None:
-    if not yes:
+def _rekey(here: _Command) -> None:
+    if not here.yes:
         confirm("Give up the secrets of earlier erasures? A replay cannot find their subjects.", "nothing was changed")
     with record_action("rekey", "erasures", command_line_user()) as outcome:
         number = erasures.give_up_unknown_secrets(here.secret)
@@ -404,15 +355,15 @@ def export(kind: str, key: str, path: Path | None) -> None:
     Exit status: 0; 1 if a server does not answer; 2 for an unknown kind or key, or a table without a decision.
     """
     given = take_key(key)
-    here = _Installation()
+    here = _Command()
     with translate_postgres_errors():
-        without_identity(lambda: _export(here, kind, given, path))
+        without_identity(_export, here, kind, given, path)
 
 
-def _export(here: _Installation, kind: str, key: str, path: Path | None) -> None:
+def _export(here: _Command, kind: str, key: str, path: Path | None) -> None:
     subject, texts, digest = here.find(kind, key)
     with record_action("export", f"{kind} {digest}", command_line_user()) as outcome:
-        erasing = here.erasing(subject, texts)
+        erasing = work.Erasing(subject, texts, [], needs="export")
         if not erasing.exists:
             raise UnknownSubject(f"the {kind} with this key no longer exists (HMAC {digest[:_HMAC]})")
         lines = export_lines(subject, erasing.reach, erasing.found, here.settings)

@@ -433,7 +433,7 @@ def _print_coverage(found: Coverage) -> None:
             Text(each.state, style="bold red" if each.state == "undecided" else ""),
             "?" if each.rows is None else f"{each.rows:,}",
             format_size(each.bytes),
-            format_size(each.growth),
+            format_size(each.growth_bytes_per_day),
             "-" if each.oldest_at is None else format_age(each.oldest_at, found.at),
             "; ".join(filter(None, (", ".join(each.by), each.reason))) or "-",
         )

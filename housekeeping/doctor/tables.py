@@ -147,7 +147,7 @@ def rights_of_subjects(settings: Settings) -> tuple[dict[str, tuple[str, ...]], 
         return {}, ["subjects: HOUSEKEEPING_DATABASE_URL is not set"] if subjects else []
     for subject in subjects.values():
         try:
-            reach = read_reach(subject, checks_rights=False)
+            reach = read_reach(subject, needs=None)
         except DeclarationError as error:
             unknown.append(f"subject {subject.name}: {error}")
             continue

@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from peewee import Model, PeeweeException
 
@@ -27,7 +27,7 @@ from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.cascade_rows import escaped, sql_name
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.dependents import Graph, GraphReader, Link, names_of, read_graph, without_spaces
+from housekeeping.sweeps.dependents import Graph, GraphReader, Link, NeededRights, names_of, read_graph, without_spaces
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.subjects import Keep, Subject, TableDecision
@@ -199,11 +199,11 @@ class Reach:
         return tuple(dict.fromkeys((*compared, *named, *by)))
 
 
-def read_reach(subject: Subject, *, checks_rights: bool = True) -> Reach:
+def read_reach(subject: Subject, *, needs: Literal["erasure", "export"] | None = "erasure") -> Reach:
     """Read the tables that reach a subject, with a decision about each link.
 
     Parameters:
-      checks_rights: Whether the current role must have the rights of an erasure.
+      needs: What the current role must have the rights for.
 
     Raises:
       DependentsRefused: A link has no decision, one cannot be carried out, or the role lacks a right; nothing was
@@ -215,7 +215,7 @@ def read_reach(subject: Subject, *, checks_rights: bool = True) -> Reach:
         graph = reader.read(subject.model)
         reader.refuse_distributed()
         refuse_unknown_columns(subject)
-    return _Decider(subject, reader, graph).decide(checks_rights=checks_rights)
+    return _Decider(subject, reader, graph).decide(needs)
 
 
 def refuse_unknown_columns(subject: Subject) -> None:
@@ -258,7 +258,7 @@ class _Decider:
         #: Name in `tables` -> what is undecided, and the decision to write.
         self._missing: dict[str, tuple[str, str]] = {}
 
-    def decide(self, *, checks_rights: bool) -> Reach:
+    def decide(self, needs: Literal["erasure", "export"] | None) -> Reach:
         root = (self._graph.database, self._graph.root)
         branches, seen, waiting = list[Branch](), {root}, deque([root])
         while waiting:
@@ -278,8 +278,9 @@ class _Decider:
             self._refuse_lost(reach, branch)
         whole = replace(self._graph, links=tuple(_as_cascaded(each) for each in reach.branches))
         needed = self._reader.needed_rights(whole, with_root=True)
-        if checks_rights:
-            self._reader.refuse_missing_rights(needed)
+        if needs is not None:
+            reading: NeededRights = {table: (facts, {"SELECT": ()}) for table, (facts, _) in needed.items()}
+            self._reader.refuse_missing_rights(needed if needs == "erasure" else reading)
             self._reader.refuse_hidden_rows(whole)
         return replace(reach, rights={table: tuple(rights) for table, (_, rights) in needed.items()})
 

@@ -386,41 +386,27 @@ def error_text(error: BaseException) -> str:
     return ", ".join(each for each in (code, *named) if each) or type(error).__name__
 
 
-def stage_of_root(conditions: Conditions, name: str, hold: Hold | None, batch: int) -> TableStage:
-    """Return the stage that deletes the subject's row, with everything that is deleted because of it."""
-    return _deleting(conditions, conditions.reach.root, name, conditions.of_root, hold, batch)
+def stage_of(conditions: Conditions, branch: Branch | None, name: str, hold: Hold | None, batch: int) -> TableStage:
+    """Return the stage that changes or deletes the rows of a link; None deletes the subject's row.
 
-
-def stage_of(conditions: Conditions, branch: Branch, name: str, hold: Hold | None, batch: int) -> TableStage:
-    """Return the stage that changes or deletes the rows of a link."""
-    if branch.deletes:
-        return _deleting(
-            conditions, branch.table, name, lambda alias: conditions.changeable(branch, alias), hold, batch
-        )
-    stale, action = changeable_rows(conditions, branch), WriteValues(conditions, branch)
-    return ChangingStage(name=name, stale=stale, order=key_of(stale.model), action=action, batch_size=batch, hold=hold)
+    What is deleted because of a row is deleted with it.
+    """
+    if branch is None:
+        table, model = conditions.reach.root, conditions.reach.model_of(conditions.reach.root)
+        stale = Stale(conditions, model, conditions.of_root)
+    else:
+        table, stale = branch.table, changeable_rows(conditions, branch)
+    common: Any = {"name": name, "stale": stale, "order": key_of(stale.model), "batch_size": batch, "hold": hold}
+    if branch is not None and not branch.deletes:
+        return ChangingStage(action=WriteValues(conditions, branch), **common)
+    delete = Delete(dependents=True)
+    return DeletingStage(action=delete, delete=delete, graph=conditions.reach.cascade_of(table), **common)
 
 
 def changeable_rows(conditions: Conditions, branch: Branch) -> Stale:
     """Return the predicate of the rows of a link that can be changed now."""
     model = conditions.reach.model_of(branch.table)
     return Stale(conditions, model, lambda alias: conditions.changeable(branch, alias))
-
-
-def _deleting(
-    conditions: Conditions, table: Table, name: str, condition: Any, hold: Hold | None, batch: int
-) -> TableStage:
-    model, delete = conditions.reach.model_of(table), Delete(dependents=True)
-    return DeletingStage(
-        name=name,
-        stale=Stale(conditions, model, condition),
-        order=key_of(model),
-        action=delete,
-        delete=delete,
-        graph=conditions.reach.cascade_of(table),
-        batch_size=batch,
-        hold=hold,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from peewee import DataError, PeeweeException
 
@@ -50,7 +50,6 @@ from housekeeping.erasures.stages import (
     Stale,
     error_text,
     stage_of,
-    stage_of_root,
     typed_key,
     without_identity,
 )
@@ -103,6 +102,7 @@ class Erasing:
     Parameters:
       key: Values of its primary key, as PostgreSQL writes them.
       versions: Those of its row that were read before. The current one is added, if the row still exists.
+      needs: As `read_reach`.
 
     Raises:
       DependentsRefused: As `read_reach`.
@@ -114,10 +114,11 @@ class Erasing:
         subject: Subject,
         key: Sequence[str],
         versions: Sequence[Mapping[str, str | None]],
-        sweeps: Collection[Sweep],
+        sweeps: Collection[Sweep] = (),
+        needs: Literal["erasure", "export"] = "erasure",
     ) -> None:
         self.subject, self._sweeps = subject, sweeps
-        self.reach = read_reach(subject)
+        self.reach = read_reach(subject, needs=needs)
         with database.using(subject.database):
             model = subject.model
             names = [each.column_name for each in key_of(model)]
@@ -275,9 +276,8 @@ class Erasing:
 
     def _stage(self, conditions: Conditions, number: int, table: Table, branch: Any) -> TableStage:
         hold = any_of(holds_on(self.reach.model_of(table), table[0], self._sweeps))
-        if branch is None:
-            return stage_of_root(conditions, "subject", hold, _BATCH)
-        return stage_of(conditions, branch, f"{number + 1} {branch.link.name}", hold, _BATCH)
+        name = "subject" if branch is None else f"{number + 1} {branch.link.name}"
+        return stage_of(conditions, branch, name, hold, _BATCH)
 
 
 def execute(

@@ -56,7 +56,7 @@ class CoveredTable:
       reason: Why it is kept, why its sweeps do not count, or the table whose deletions cascade to it; else None.
       rows: Estimated; None if unknown.
       bytes: Size with indexes; None while another session holds an exclusive lock on it.
-      growth: Bytes per day between two nights; None if unknown.
+      growth_bytes_per_day: Between two nights; None if unknown.
       oldest_at: Time of the oldest stale row at the end of a sweep's last run; None if none was left, or its age
         is unknown.
     """
@@ -69,23 +69,12 @@ class CoveredTable:
     reason: str | None = None
     rows: int | None = None
     bytes: int | None = None
-    growth: float | None = None
+    growth_bytes_per_day: int | None = None
     oldest_at: datetime | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return one element of ``tables`` in ``housekeeping coverage --json``."""
-        return {
-            "database": self.database,
-            "schema": self.schema,
-            "table": self.table,
-            "state": self.state,
-            "by": self.by,
-            "reason": self.reason,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "growth_bytes_per_day": None if self.growth is None else round(self.growth),
-            "oldest_at": self.oldest_at,
-        }
+        """Return one element of ``tables`` in ``housekeeping coverage --json``, always with its database."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +151,9 @@ def read_coverage(sweeps: Iterable[Sweep], kept: Sequence[Kept], subjects: Itera
         if covered is not None:
             tables += covered[0]
             fitting |= covered[1]
-    tables.sort(key=lambda each: (-(each.growth or 0), -(each.bytes or 0), each.database, each.schema, each.table))
+    tables.sort(
+        key=lambda each: (-(each.growth_bytes_per_day or 0), -(each.bytes or 0), each.database, each.schema, each.table)
+    )
     unfit = [] if unavailable else [each.table for each in kept if each.table not in fitting]
     return Coverage(SYSTEM_CLOCK.now(), tables, unfit, unavailable)
 
@@ -270,7 +261,7 @@ class _Touches:
                     reason=reason,
                     rows=each.rows,
                     bytes=each.size,
-                    growth=growth.get((each.schema, each.name)),
+                    growth_bytes_per_day=growth.get((each.schema, each.name)),
                     oldest_at=min((oldest[sweep] for sweep in by if sweep in oldest), default=None),
                 )
             )

@@ -86,11 +86,7 @@ class ErasureRecord:
     @property
     def kept_rows(self) -> dict[str, int | None]:
         """Number of rows that were kept unchanged, by table; None if it is unknown."""
-        if self.proof is None:
-            return {}
-        found: dict[str, int | None] | None = self.proof.get("kept")
-        # Receipts of earlier versions have no numbers.
-        return dict.fromkeys(name for name in self.kept if name not in self.counts) if found is None else found
+        return {} if self.proof is None else self.proof["kept"]
 
     def counts_in_words(self, table: str) -> str:
         """Counts of a table for display: ``deleted 12, anonymised 3``."""

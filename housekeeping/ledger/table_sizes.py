@@ -133,11 +133,13 @@ def store_sizes(tables: Iterable[CatalogTable]) -> int:
     return stored
 
 
-def growth_of_tables() -> Mapping[tuple[str, str], float]:
+def growth_of_tables() -> Mapping[tuple[str, str], int]:
     """Return the growth of each table with two samples, in bytes per day, by schema and name."""
     rows: Any = TableSize.select().where(TableSize.before.is_null(False))
     return {
-        (row.schema_name, row.table_name): (row.size - row.size_before) / ((row.at - row.before) / timedelta(days=1))
+        (row.schema_name, row.table_name): round(
+            (row.size - row.size_before) / ((row.at - row.before) / timedelta(days=1))
+        )
         for row in rows
         if row.at > row.before
     }

@@ -161,7 +161,7 @@ def test_growth_is_measured_between_two_nights(do: Do) -> None:
     create(do, "session")
     do("CREATE TABLE steady (id integer)")
     run_sweep(old_runs)
-    before = covered()["session"].growth
+    before = covered()["session"].growth_bytes_per_day
     TableSize.update(at=NOW - 2 * DAY).execute()
     do("INSERT INTO session SELECT n, now() FROM generate_series(1, 10000) AS n")
 
@@ -170,8 +170,8 @@ def test_growth_is_measured_between_two_nights(do: Do) -> None:
     again = run_sweep(old_runs).counts["sampled_tables"]
 
     table = covered()["session"]
-    assert before is None and table.growth is not None and table.bytes is not None
-    assert table.growth == pytest.approx((table.bytes - 8192) / 2, rel=0.01)
+    assert before is None and table.growth_bytes_per_day is not None and table.bytes is not None
+    assert table.growth_bytes_per_day == pytest.approx((table.bytes - 8192) / 2, rel=0.01)
     assert (found[0], again) == ("session", 0)
 
 
@@ -210,7 +210,7 @@ def test_ledger_need_not_exist(do: Do, settings: Settings) -> None:
     for model in (TableSize, Run):
         model.drop_table()
 
-    assert covered([SESSIONS])["session"].growth is None
+    assert covered([SESSIONS])["session"].growth_bytes_per_day is None
 
 
 def rows_read(sql_rows: Callable[[str], list[Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from peewee import BigIntegerField
 from psycopg2.extensions import connection as Connection
 from pydantic import SecretStr
 
-from housekeeping import BaseModel, Delete, Objects, Rows, Settings, Subject, Sweep
+from housekeeping import BaseModel, DeclarationError, Delete, Objects, Rows, Settings, Subject, Sweep
 from tests.integration.erasure import shop
 from tests.integration.erasure.shop import PERSON, ask, deciding, erase, row, with_key
 from tests.integration.roles import connected_as_a_role
@@ -184,6 +184,22 @@ def test_erasure_and_export_work_with_exactly_the_printed_rights(
 
     assert (levels, len(exported), done.state, done.error) == ({"fine"}, 23, "done", None)
     assert shop.rows() == shop.ERASED
+
+
+def test_export_needs_no_right_but_to_read(
+    settings: Settings, postgres: Database, admin: Connection, needed: dict[str, tuple[str, ...]]
+) -> None:
+    with connected_as_a_role(postgres, settings, admin, dict.fromkeys(needed, ("SELECT",))):
+        erasing = work.Erasing(PERSON, [str(shop.MARKER_ID)], [], needs="export")
+        exported = list(export(PERSON, erasing.reach, erasing.found, settings))
+    unread = {name: ("SELECT",) for name in needed if name != "item"}
+    with (
+        connected_as_a_role(postgres, settings, admin, unread),
+        pytest.raises(DeclarationError, match="SELECT ON item"),
+    ):
+        work.Erasing(PERSON, [str(shop.MARKER_ID)], [], needs="export")
+
+    assert len(exported) == 23
 
 
 def test_grants_command_prints_the_rights_of_subjects(

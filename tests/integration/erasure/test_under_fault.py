@@ -173,6 +173,22 @@ def test_hold_of_any_table_refuses_it(settings: Settings, table: str, hold: Any,
     assert (refused.state, refused.error, rows()) == ("refused", text, before)
 
 
+def test_hold_that_begins_meanwhile_keeps_the_row_and_what_leads_to_it(settings: Settings) -> None:
+    database.execute_sql(
+        "ALTER TABLE item ADD held boolean DEFAULT false;"
+        "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN UPDATE item SET held = true WHERE id = 8; RETURN NULL; END $$;"
+        "CREATE TRIGGER hold AFTER UPDATE ON comment FOR EACH STATEMENT EXECUTE FUNCTION hold()"
+    )
+    held = Sweep("shop.held", Rows("item", stale=lambda row: row.id < 0, hold=lambda row: row.held, action=Delete()))
+    subject = deciding(orders=Delete())
+
+    left = erase(settings, subject, sweeps=[held])
+
+    assert (left.state, left.error.partition("left; ")[2]) == ("incomplete", "on hold: item, by the hold of shop.held")
+    assert [row[0] for row in rows("item")["item"]] == [8, *range(9, 13)] and rows("account")["account"][1:]
+
+
 def test_hold_of_others_does_not(settings: Settings) -> None:
     held = Sweep(
         "shop.held", Rows("item", stale=lambda row: row.id < 0, hold=lambda row: row.id == 12, action=Delete())
