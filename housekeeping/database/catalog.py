@@ -415,20 +415,21 @@ WITH RECURSIVE reached (id, top) AS (
 )
 SELECT conname::text, conrelid::regclass::text,
     coalesce(pg_partition_root(conrelid)::oid, conrelid)::bigint,
-    ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS one (number, place)
+    ARRAY(SELECT attname::text FROM unnest(conkey[:width]) WITH ORDINALITY AS one (number, place)
           JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
     top::regclass::text, top::bigint,
-    ARRAY(SELECT attname::text FROM unnest(confkey) WITH ORDINALITY AS one (number, place)
+    ARRAY(SELECT attname::text FROM unnest(confkey[:width]) WITH ORDINALITY AS one (number, place)
           JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place),
-    CASE confdeltype WHEN 'a' THEN 'NO ACTION' WHEN 'r' THEN 'RESTRICT' WHEN 'c' THEN 'CASCADE' WHEN 'n' THEN 'SET NULL'
-        ELSE 'SET DEFAULT' END,
+    CASE WHEN enforced THEN CASE confdeltype WHEN 'a' THEN 'NO ACTION' WHEN 'r' THEN 'RESTRICT' WHEN 'c' THEN 'CASCADE'
+        WHEN 'n' THEN 'SET NULL' ELSE 'SET DEFAULT' END END,
+    width < cardinality(conkey),
     ARRAY(SELECT attname::text FROM jsonb_array_elements_text(
               CASE jsonb_typeof(listed) WHEN 'array' THEN listed ELSE to_jsonb(conkey) END
           ) AS number JOIN pg_attribute ON attrelid = conrelid AND attnum = number::int ORDER BY attnum),
     conparentid = 0,
     EXISTS (
         SELECT FROM pg_index WHERE indrelid = conrelid AND indisvalid AND indpred IS NULL
-        AND (indkey::smallint[])[0:cardinality(conkey) - 1] @> conkey
+        AND (indkey::smallint[])[0:width - 1] @> conkey[:width]
     ),
     relkind = 'p',
     has_table_privilege(conrelid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE'),
@@ -437,7 +438,12 @@ SELECT conname::text, conrelid::regclass::text,
         WHERE part.top = coalesce(pg_partition_root(conrelid)::oid, conrelid)
     )
 FROM pg_constraint AS one JOIN pg_class ON pg_class.oid = conrelid JOIN reached ON reached.id = confrelid
-CROSS JOIN LATERAL (SELECT to_jsonb(one) -> 'confdelsetcols' AS listed) AS set  -- since PostgreSQL 15
+CROSS JOIN LATERAL (
+    -- New in PostgreSQL 15, and the others in 18.
+    SELECT content -> 'confdelsetcols' AS listed, content -> 'conenforced' IS DISTINCT FROM 'false' AS enforced,
+        cardinality(conkey) - CASE content -> 'conperiod' WHEN 'true' THEN 1 ELSE 0 END AS width
+    FROM to_jsonb(one) AS content
+) AS newer
 WHERE contype = 'f' AND NOT EXISTS (
     SELECT FROM pg_constraint AS above JOIN reached AS upper ON upper.id = above.confrelid
     WHERE above.oid = one.conparentid AND upper.top = reached.top
@@ -458,10 +464,11 @@ class ForeignKey:
       name: Name of the constraint.
       table: The referencing table, as SQL has it.
       table_id: Its oid; of a partition, that of the partitioned table.
-      columns: The referencing columns, by name.
+      columns: The referencing columns, by name, without that of a PERIOD.
       referenced, referenced_id: The referenced table; likewise, unless it is the given partition.
-      referenced_columns: The referenced columns, by name.
-      on_delete: What PostgreSQL does with the referencing rows, such as ``NO ACTION``.
+      referenced_columns: The referenced columns, likewise.
+      on_delete: What PostgreSQL does with the referencing rows, such as ``NO ACTION``; None if it is NOT ENFORCED.
+      temporal: Whether it has a PERIOD, so that rows with the same columns may refer to other rows.
       set_columns: The columns that SET NULL and SET DEFAULT change.
       is_own: Whether the constraint was declared for these tables; otherwise for partitioned tables above them.
       indexed: Whether an index begins with the referencing columns.
@@ -477,7 +484,8 @@ class ForeignKey:
     referenced: str
     referenced_id: int
     referenced_columns: Sequence[str]
-    on_delete: str
+    on_delete: str | None
+    temporal: bool
     set_columns: Sequence[str]
     is_own: bool
     indexed: bool

@@ -374,6 +374,11 @@ class _Decider:
     def _checked(self, reach: Reach, branch: Branch) -> Branch:
         """Return a branch whose new values PostgreSQL takes, as far as that can be known."""
         link, facts = branch.link, self._reader.facts_of(branch.link)
+        if link.temporal and (branch.deletes or reach.may_be_deleted(branch.parent)):
+            raise DependentsRefused(
+                f"{link.name} is a foreign key with a PERIOD, so that its rows may refer to rows that stay",
+                "erase its rows by a function of your own, and drop the foreign key",
+            )
         if branch.deletes or branch.values or link.on_delete is not None:
             try:
                 reach.model_of(branch.table)
@@ -430,7 +435,8 @@ SELECT array(
     )
 ), coalesce((
     SELECT jsonb_object_agg(conname, pg_get_expr(conbin, conrelid)) FROM pg_constraint
-    WHERE conrelid = %(id)s AND contype = 'c' AND NOT EXISTS (
+    WHERE conrelid = %(id)s AND contype = 'c' AND to_jsonb(pg_constraint) -> 'conenforced' IS DISTINCT FROM 'false'
+    AND NOT EXISTS (
         SELECT FROM unnest(conkey) AS number JOIN pg_attribute ON attrelid = conrelid AND attnum = number
         WHERE attname <> ALL (%(names)s)
     )

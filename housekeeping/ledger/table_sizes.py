@@ -72,7 +72,8 @@ FROM (SELECT name, to_regclass(name)::oid AS id FROM unnest(%s::text[]) AS name)
 _CASCADES: Final = """
 SELECT DISTINCT coalesce(pg_partition_root(confrelid)::oid, confrelid)::bigint,
     coalesce(pg_partition_root(conrelid)::oid, conrelid)::bigint
-FROM pg_constraint WHERE contype = 'f' AND confdeltype = 'c'
+FROM pg_constraint AS one WHERE contype = 'f' AND confdeltype = 'c'
+AND to_jsonb(one) -> 'conenforced' IS DISTINCT FROM 'false'  -- since PostgreSQL 18
 """
 
 

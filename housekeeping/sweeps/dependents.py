@@ -48,7 +48,8 @@ class Link:
       columns: Its referencing columns, by name.
       parent, parent_columns, parent_types: The referenced table and columns, likewise, with their types.
       decision: None if neither the constraint nor the declaration decides.
-      on_delete: What the constraint does, such as ``NO ACTION``; None for a `Reference`.
+      on_delete: What the constraint does, such as ``NO ACTION``; None for a `Reference` or one that is NOT ENFORCED.
+      temporal: Whether the constraint has a PERIOD, so that dependents may refer to other rows with the same columns.
       where: Condition of a `Reference` on the dependents' table.
       table_id: Oid of the dependents' table.
       rows: Estimated rows of the whole table.
@@ -66,6 +67,7 @@ class Link:
     parent_types: tuple[str, ...]
     decision: Decision | None
     on_delete: str | None
+    temporal: bool
     where: str | None
     table_id: int
     rows: int
@@ -240,7 +242,7 @@ def read_graph(
     reader = GraphReader(dependents if isinstance(dependents, Mapping) else {}, references)
     graph = reader.read(model)
     if dependents is None:
-        return graph
+        return replace(graph, links=tuple(each for each in graph.links if each.on_delete is not None))
     reader.refuse_distributed()
     reader.refuse_problems(graph, checks_rights=checks_rights)
     if archives:
@@ -280,6 +282,7 @@ class _Edge:
     parent: _Node
     parent_columns: tuple[str, ...]
     on_delete: str | None = None
+    temporal: bool = False
     set_columns: tuple[str, ...] = ()
     indexed: bool = True
     where: str | None = None
@@ -349,6 +352,7 @@ class GraphReader:
                 (of_database, key.referenced_id),
                 tuple(key.referenced_columns),
                 key.on_delete,
+                key.temporal,
                 tuple(key.set_columns),
                 key.indexed,
             )
@@ -479,6 +483,7 @@ class GraphReader:
             ),
             decision=decision,
             on_delete=edge.on_delete,
+            temporal=edge.temporal,
             where=edge.where,
             table_id=table.id,
             rows=table.rows,
@@ -547,6 +552,11 @@ class GraphReader:
                 raise DependentsRefused(
                     f"{link.name} refers to a column that {link.parent} lacks, of a table that inherits from it",
                     "declare a sweep on that table",
+                )
+            if link.temporal and link.decision != "keep":
+                raise DependentsRefused(
+                    f"{link.name} is a foreign key with a PERIOD, so that its rows may refer to rows that stay",
+                    f'decide "keep": dependents={{"{link.name}": "keep"}}',
                 )
             if link.decision == "clear":
                 fixed = [each for each in link.cleared or link.columns if facts.columns[each].not_null]
@@ -639,8 +649,8 @@ SELECT id::bigint, coalesce(pg_partition_root(id)::oid, id)::bigint FROM (SELECT
 
 def _merged(one: _Edge, other: _Edge) -> _Edge:
     """Return the edge of two constraints on the same columns, such as those of single partitions."""
-    rules = sorted({each.on_delete or "" for each in (one, other)})
-    return replace(one, on_delete=" and ".join(rules), indexed=one.indexed and other.indexed)
+    rules = sorted({each.on_delete for each in (one, other) if each.on_delete is not None})
+    return replace(one, on_delete=" and ".join(rules) or None, indexed=one.indexed and other.indexed)
 
 
 def _as_text(

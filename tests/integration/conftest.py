@@ -57,6 +57,13 @@ def do(postgres: Database, admin: Connection) -> Do:
 
 
 @pytest.fixture
+def postgres_18(postgres: Database) -> None:
+    """PostgreSQL 18 or newer, which has virtual columns, constraints that are not enforced, and temporal keys."""
+    if postgres.server_version < 180000:
+        pytest.skip("it is about what is new in PostgreSQL 18")
+
+
+@pytest.fixture
 def statuses(postgres: Database) -> type[UserStatus]:
     """The empty table of user statuses."""
     postgres.create_tables([UserStatus])

@@ -41,6 +41,18 @@ def test_run_is_restored_exactly(archive: None) -> None:
     assert rows() == before and rows("old_tickets") == []
 
 
+def test_virtual_column_is_computed_again(archive: None, postgres_18: None) -> None:
+    database.execute_sql("ALTER TABLE ticket ADD net numeric GENERATED ALWAYS AS (price / 2) VIRTUAL")
+    tickets.create_archives(sweep())
+    before = rows()
+    run_id = archived()
+    assert value("SELECT sum(net) FROM old_tickets") == value("SELECT sum(price) / 2 FROM old_tickets")
+
+    restore(run_id)
+
+    assert rows() == before
+
+
 def test_restoring_is_a_run_in_the_ledger(archive: None) -> None:
     run_id = archived()
 

@@ -280,6 +280,34 @@ def test_columns_that_a_partial_set_null_names_are_cleared(do: Do, postgres: Dat
     assert (link.columns, link.cleared, link.decision) == (("tenant", "author"), ("author",), "clear")
 
 
+def test_foreign_key_that_is_not_enforced_needs_a_decision(do: Do, postgres_18: None) -> None:
+    do(
+        "CREATE TABLE comment (id bigint PRIMARY KEY, author_id bigint"
+        " REFERENCES account (id) ON DELETE CASCADE NOT ENFORCED)"
+    )
+
+    assert "1 link has no decision: comment.author_id (references account, a Reference)" in refusal()
+    assert lines(graph({"comment": "delete"})) == ["account <- comment.author_id delete"]
+    assert graph(None).links == ()  # PostgreSQL ignores it when it deletes the account
+
+
+@pytest.mark.parametrize("decision", ["delete", "clear"])
+def test_foreign_key_with_a_period_can_only_keep_rows(do: Do, postgres_18: None, decision: str) -> None:
+    do(
+        "ALTER TABLE account ADD number int4range, ADD valid daterange, ADD UNIQUE (number, valid WITHOUT OVERLAPS);"
+        "CREATE TABLE contract (id bigint PRIMARY KEY, number int4range, valid daterange,"
+        " FOREIGN KEY (number, PERIOD valid) REFERENCES account (number, PERIOD valid)); CREATE INDEX ON contract (number)"
+    )
+
+    (link,) = graph({"contract": "keep"}).links
+
+    # Rows of all periods are kept: a row may refer to several accounts, each of which covers a part of its period.
+    assert (link.columns, link.parent_columns, link.indexed) == (("number",), ("number",), True)
+    assert refusal({"contract": decision}).startswith(
+        "contract.number is a foreign key with a PERIOD, so that its rows may refer to rows that stay; decide \"keep\""
+    )
+
+
 def test_column_that_is_not_null_cannot_be_cleared(do: Do) -> None:
     do("CREATE TABLE comment (id bigint PRIMARY KEY, author_id bigint NOT NULL REFERENCES account (id))")
 

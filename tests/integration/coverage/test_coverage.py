@@ -86,6 +86,13 @@ def test_table_whose_rows_go_with_others_is_swept(do: Do) -> None:
     assert found["payment"].state == "undecided"
 
 
+def test_cascade_that_is_not_enforced_cleans_no_table(do: Do, postgres_18: None) -> None:
+    create(do, "session")
+    do("CREATE TABLE visit (id integer, session_id integer REFERENCES session ON DELETE CASCADE NOT ENFORCED)")
+
+    assert covered([SESSIONS])["visit"].state == "undecided"
+
+
 def test_table_that_a_declared_cascade_deletes_is_swept_and_a_kept_one_is_not(do: Do) -> None:
     create(do, "session")
     do(

@@ -273,3 +273,31 @@ def test_constraint_that_forbids_the_new_values_is_known_before(settings: Settin
     values = {"account_id": None, "name": "erased"} | ({"copy": "x"} if "copy" in change else {})
 
     assert text in _refusal(settings, deciding(orders=Keep("tax law", anonymise=values)))
+
+
+def test_check_that_is_not_enforced_forbids_no_values(settings: Settings, postgres_18: None) -> None:
+    database.execute_sql("ALTER TABLE orders ADD CHECK (name <> 'erased') NOT ENFORCED")
+
+    keep = Keep("tax law", anonymise={"account_id": None, "name": "erased"})
+    assert erase(settings, deciding(orders=keep)).state == "done"
+
+
+def test_foreign_key_with_a_period_is_refused(settings: Settings, postgres_18: None) -> None:
+    database.execute_sql(
+        "ALTER TABLE account ADD number int4range, ADD valid daterange, ADD UNIQUE (number, valid WITHOUT OVERLAPS);"
+        "CREATE TABLE contract (id bigint PRIMARY KEY, number int4range, valid daterange,"
+        " FOREIGN KEY (number, PERIOD valid) REFERENCES account (number, PERIOD valid))"
+    )
+
+    assert "contract.number is a foreign key with a PERIOD" in _refusal(settings, deciding(contract=Delete()))
+
+
+def test_rows_whose_foreign_key_is_not_enforced_are_erased(settings: Settings, postgres_18: None) -> None:
+    database.execute_sql(
+        "CREATE TABLE visit (id bigint PRIMARY KEY, account_id bigint REFERENCES account ON DELETE CASCADE NOT ENFORCED);"
+        f"INSERT INTO visit VALUES (1, {MARKER_ID})"
+    )
+
+    assert "visit" in _refusal(settings, PERSON)
+    assert erase(settings, deciding(visit=Delete())).state == "done"
+    assert database.execute_sql("SELECT count(*) FROM visit").fetchone() == (0,)
