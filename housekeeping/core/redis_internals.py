@@ -7,15 +7,16 @@ Only code that connects imports this module. redis-py takes longer to import tha
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool, parse_url
+from redis.connection import ConnectionPool, DefaultParser, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
@@ -27,6 +28,7 @@ from housekeeping.core.urls import NO_CLUSTER, is_sentinel_url, parse_sentinel_u
 
 #: A Sentinel answers within milliseconds, and there are others if it does not.
 _SENTINEL_TIMEOUT_S: Final = 1
+_IN_SCRIPT: Final = re.compile(r"Error running script .*?: -([A-Z]+ .*)", re.DOTALL)
 
 
 class DemotedServer(redis.ConnectionError):
@@ -95,13 +97,24 @@ def _checking(kind: Any, check: Callable[[Any], None]) -> Any:
     def read_response(self: Any, *args: Any, **options: Any) -> Any:
         try:
             return kind.read_response(self, *args, **options)
-        except redis.ReadOnlyError as error:
-            # A failover made it a replica without closing its connections. The address may lead to another server now.
-            self.disconnect()
-            raise DemotedServer(f"Redis at {_address(self)} is not a primary, but a replica") from error
+        except redis.ResponseError as error:
+            of_command = _of_command(error)
+            if isinstance(of_command, redis.ReadOnlyError):
+                # A failover made it a replica without closing its connections. The address may lead to another server
+                # now.
+                self.disconnect()
+                raise DemotedServer(f"Redis at {_address(self)} is not a primary, but a replica") from error
+            raise of_command from None
 
     own = {name: on_connect, "read_response": read_response, "checked": True}
     return type(kind.__name__, (kind,), own)
+
+
+def _of_command(error: redis.ResponseError) -> Exception:
+    """Return the error of the command in a script, which is a part of the script's text before Redis 7."""
+    found = _IN_SCRIPT.match(str(error))
+    parser: Any = DefaultParser
+    return error if found is None else cast(Exception, parser.parse_error(found[1]))
 
 
 def _check_server(connection: Any) -> None:
