@@ -296,7 +296,8 @@ def test_foreign_key_with_a_period_can_only_keep_rows(do: Do, postgres_18: None,
     do(
         "ALTER TABLE account ADD number int4range, ADD valid daterange, ADD UNIQUE (number, valid WITHOUT OVERLAPS);"
         "CREATE TABLE contract (id bigint PRIMARY KEY, number int4range, valid daterange,"
-        " FOREIGN KEY (number, PERIOD valid) REFERENCES account (number, PERIOD valid)); CREATE INDEX ON contract (number)"
+        " FOREIGN KEY (number, PERIOD valid) REFERENCES account (number, PERIOD valid));"
+        "CREATE INDEX ON contract (number)"
     )
 
     (link,) = graph({"contract": "keep"}).links
@@ -304,7 +305,7 @@ def test_foreign_key_with_a_period_can_only_keep_rows(do: Do, postgres_18: None,
     # Rows of all periods are kept: a row may refer to several accounts, each of which covers a part of its period.
     assert (link.columns, link.parent_columns, link.indexed) == (("number",), ("number",), True)
     assert refusal({"contract": decision}).startswith(
-        "contract.number is a foreign key with a PERIOD, so that its rows may refer to rows that stay; decide \"keep\""
+        'contract.number is a foreign key with a PERIOD, so that its rows may refer to rows that stay; decide "keep"'
     )
 
 

@@ -294,7 +294,8 @@ def test_foreign_key_with_a_period_is_refused(settings: Settings, postgres_18: N
 
 def test_rows_whose_foreign_key_is_not_enforced_are_erased(settings: Settings, postgres_18: None) -> None:
     database.execute_sql(
-        "CREATE TABLE visit (id bigint PRIMARY KEY, account_id bigint REFERENCES account ON DELETE CASCADE NOT ENFORCED);"
+        "CREATE TABLE visit (id bigint PRIMARY KEY, account_id bigint"
+        " REFERENCES account ON DELETE CASCADE NOT ENFORCED);"
         f"INSERT INTO visit VALUES (1, {MARKER_ID})"
     )
 

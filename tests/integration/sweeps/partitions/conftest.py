@@ -11,6 +11,12 @@ from tests.internals.sweeps import partition_catalog
 
 
 @pytest.fixture
+def postgres_14(postgres: Database) -> None:
+    if postgres.server_version < 140000:
+        pytest.skip("DETACH PARTITION ... CONCURRENTLY is new in PostgreSQL 14")
+
+
+@pytest.fixture
 def months(postgres: Database) -> None:
     """The partitioned table, without a DEFAULT partition, so that partitions are detached concurrently."""
     events.create()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import pytest
 from peewee import BigIntegerField, BooleanField, CompositeKey
 
 from housekeeping import BaseModel, DropPartitions, Sweep, UtcDateTimeField
@@ -37,6 +39,13 @@ class Event(BaseModel):
     class Meta:
         table_name = "events"
         primary_key = CompositeKey("id", "happened_at")
+
+
+def concurrently(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test of partitions that are detached concurrently."""
+    pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")(test)
+    pytest.mark.usefixtures("postgres_14")(test)
+    return test
 
 
 def sweep(**given: Any) -> Sweep:

@@ -17,6 +17,7 @@ from tests.integration.sweeps.partitions.events import (
     AGE,
     KEPT,
     close_killed_runs,
+    concurrently,
     partitions,
     recorded,
     run,
@@ -29,8 +30,6 @@ from tests.internals.ledger import Run, begin
 from tests.internals.sweeps import PartitionStage, partition_catalog
 
 LEASED: Any = dataclasses.replace(sweep(lock_retries=0), lease=Lease("events", timedelta(minutes=10)))
-#: Detaching is concurrent only on a direct connection.
-_CONCURRENTLY = pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
 
 
 class Another:
@@ -75,7 +74,7 @@ def test_parallel_runs_drop_each_partition_once(either_way: None) -> None:
     assert _sum("dropped_partitions") == 2
 
 
-@_CONCURRENTLY
+@concurrently
 def test_run_drops_what_another_run_of_its_worker_has_detached(months: None) -> None:
     another = Another(sweep(lock_retries=0))
 
@@ -86,7 +85,7 @@ def test_run_drops_what_another_run_of_its_worker_has_detached(months: None) -> 
     assert tables() == KEPT and result.outcome == "done"
 
 
-@_CONCURRENTLY
+@concurrently
 def test_table_that_another_worker_detached_is_left_to_it(months: None) -> None:
     with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
         run(sweep(keep_table=True))
@@ -101,7 +100,7 @@ def test_table_that_another_worker_detached_is_left_to_it(months: None) -> None:
     assert tables() == ["events_09", *KEPT] and recorded() == []
 
 
-@_CONCURRENTLY
+@concurrently
 def test_run_that_lost_its_lease_after_detaching_drops_nothing(months: None, lose_lease: LoseLease) -> None:
     successor = Another(LEASED)
 
@@ -116,7 +115,7 @@ def test_run_that_lost_its_lease_after_detaching_drops_nothing(months: None, los
     assert successor.count("dropped_partitions") == 2 and tables() == KEPT
 
 
-@_CONCURRENTLY
+@concurrently
 def test_database_refuses_the_drop_once_another_run_has_begun(months: None, lose_lease: LoseLease) -> None:
     """The other run has the lease, and has not looked at any partition yet."""
 
@@ -131,7 +130,7 @@ def test_database_refuses_the_drop_once_another_run_has_begun(months: None, lose
     assert tables() == ["events_09", "events_10", *KEPT] and "events_09" not in partitions()
 
 
-@_CONCURRENTLY
+@concurrently
 def test_run_that_was_taken_over_detaches_nothing(months: None, lose_lease: LoseLease) -> None:
     """The successor wants to keep the partitions, and closes the sleeping run's row."""
     older = dataclasses.replace(LEASED, stages=dataclasses.replace(LEASED.stages, older_than=20 * AGE))
@@ -150,7 +149,7 @@ def test_run_that_was_taken_over_detaches_nothing(months: None, lose_lease: Lose
 
 
 @pytest.mark.slow
-@_CONCURRENTLY
+@concurrently
 def test_record_stays_while_another_run_detaches(months: None, lose_lease: LoseLease) -> None:
     """The successor of a sleeping run cannot drop the partition, and does not remove the record."""
     successor = Another(LEASED)

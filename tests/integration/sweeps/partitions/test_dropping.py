@@ -13,6 +13,7 @@ from tests.integration.sweeps.partitions.events import (
     AGE,
     NOW,
     comment_of,
+    concurrently,
     create,
     partitions,
     run,
@@ -51,7 +52,7 @@ def test_second_run_drops_nothing(either_way: None) -> None:
     assert (result.outcome, result.counts["dropped_partitions"], result.counts["freed_bytes"]) == ("done", 0, 0)
 
 
-@pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
+@concurrently
 def test_only_a_table_without_default_is_detached_concurrently(months: None, statements: list[str]) -> None:
     run(sweep())
     concurrently = [sql for sql in statements if "CONCURRENTLY" in sql]

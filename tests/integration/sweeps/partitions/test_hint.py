@@ -10,7 +10,7 @@ import pytest
 
 from housekeeping import Delete, Rows, Settings, Sweep
 from housekeeping.testing.stubs import ManualClock
-from tests.integration.sweeps.partitions.events import NOW, Event, create, sweep
+from tests.integration.sweeps.partitions.events import NOW, Event, concurrently, create, sweep
 from tests.internals.database import Database, database
 from tests.internals.doctor import tables
 from tests.internals.insight import hint_of, plan
@@ -83,7 +83,7 @@ def test_doctor_counts_partitions_and_the_reasons_of_those_that_stay(months: Non
     assert "the last partition, " in findings[2].text and ".events_12, ends at 2026-01-01 00:00 UTC" in findings[2].text
 
 
-@pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
+@concurrently
 def test_doctor_names_tables_that_a_removed_worker_has_detached(killed: None, settings: Settings) -> None:
     findings = _findings(settings, dataclasses.replace(sweep(), name="shop.renamed"))
 

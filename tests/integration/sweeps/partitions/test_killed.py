@@ -20,6 +20,7 @@ from tests.integration.sweeps.partitions.events import (
     KEPT,
     NOW,
     close_killed_runs,
+    concurrently,
     create,
     exported,
     partitions,
@@ -32,9 +33,6 @@ from tests.internals.database import Database, database
 from tests.internals.insight import plan
 from tests.internals.ledger import Run
 from tests.internals.sweeps import partition_catalog
-
-#: Detaching is concurrent only on a direct connection.
-_CONCURRENTLY = pytest.mark.direct_only(reason="partitions are not detached concurrently through a pooler")
 
 
 def _sum(count: str) -> int:
@@ -58,7 +56,7 @@ def _killed_at_each_point(of: Sweep, *, has_default: bool) -> Iterator[Ended]:
 
 
 @pytest.mark.slow
-@_CONCURRENTLY
+@concurrently
 @pytest.mark.parametrize("has_default", [False, True], ids=["concurrently", "with DEFAULT partition"])
 @pytest.mark.parametrize("keep_table", [False, True], ids=["dropped", "kept"])
 def test_run_killed_at_any_point_is_finished_by_the_next(
@@ -79,7 +77,7 @@ def test_run_killed_at_any_point_is_finished_by_the_next(
     assert any("CONCURRENTLY" in point for point in points) is not has_default
 
 
-@_CONCURRENTLY
+@concurrently
 def test_run_killed_between_detach_and_drop_is_finished_by_the_next(killed: None) -> None:
     between = partitions(), tables(), recorded()
 
@@ -91,6 +89,7 @@ def test_run_killed_between_detach_and_drop_is_finished_by_the_next(killed: None
     assert (tables(), result.counts["dropped_partitions"]) == (KEPT, 2)
 
 
+@concurrently
 def test_interrupted_detachment_is_finalized(months: None, admin: Connection, locked: Locked) -> None:
     with locked("SELECT FROM events"), admin.cursor() as cursor:
         cursor.execute("SET lock_timeout = 300")
@@ -104,6 +103,7 @@ def test_interrupted_detachment_is_finalized(months: None, admin: Connection, lo
     assert (tables(), result.counts["dropped_partitions"], result.outcome) == (KEPT, 2, "done")
 
 
+@concurrently
 def test_detachment_of_another_partition_is_left_to_its_owner(months: None, admin: Connection, locked: Locked) -> None:
     with locked("SELECT FROM events"), admin.cursor() as cursor:
         cursor.execute("SET lock_timeout = 300")
@@ -115,7 +115,7 @@ def test_detachment_of_another_partition_is_left_to_its_owner(months: None, admi
     assert (result.outcome, result.counts["skipped_partitions"], len(tables())) == ("done", 2, 4)
 
 
-@_CONCURRENTLY
+@concurrently
 def test_detached_table_that_is_renamed_is_kept(killed: None) -> None:
     database.execute_sql("ALTER TABLE events_09 RENAME TO events_to_keep")
 
@@ -125,7 +125,7 @@ def test_detached_table_that_is_renamed_is_kept(killed: None) -> None:
     assert recorded() == []
 
 
-@_CONCURRENTLY
+@concurrently
 def test_detached_table_that_is_too_young_now_is_attached_again(killed: None) -> None:
     old = sweep(older_than=timedelta(days=4000))
 
@@ -137,7 +137,7 @@ def test_detached_table_that_is_too_young_now_is_attached_again(killed: None) ->
     assert len(partitions()) == 4 and recorded() == []
 
 
-@_CONCURRENTLY
+@concurrently
 def test_detached_table_whose_range_is_taken_stays_detached(killed: None) -> None:
     database.execute_sql("CREATE TABLE events_new PARTITION OF events FOR VALUES FROM ('2025-09-01') TO ('2025-10-01')")
 
@@ -147,7 +147,7 @@ def test_detached_table_whose_range_is_taken_stays_detached(killed: None) -> Non
     assert "events_09" in tables() and "events_09" not in partitions()
 
 
-@_CONCURRENTLY
+@concurrently
 def test_record_of_a_partition_that_stays_is_removed(months: None) -> None:
     with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "before", crash):
         run(sweep())
