@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
@@ -237,3 +238,17 @@ def elsewhere(action: Callable[[], object]) -> Callable[[], None]:
         assert not thread.is_alive()
 
     return do
+
+
+def exit_code_of_fork(function: Callable[[], int]) -> int:
+    """Call the function in a fork of this process, which ends with the returned number, and return that."""
+    with warnings.catch_warnings():
+        # Python warns of locks that other threads hold; from 3.15 on, the warning is raised if it is an error.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            os._exit(function())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

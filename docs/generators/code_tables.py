@@ -115,6 +115,7 @@ def environment_table(old: str) -> str:
     first = [
         (name, tox["testenv"]["description"]) for name in tox["tox"]["env_list"].split(", ") if name.startswith("py")
     ]
-    others = [(name.removeprefix("testenv:"), tox[name]["description"]) for name in tox.sections() if ":" in name]
+    sections = [(name.removeprefix("testenv:"), tox[name]["description"]) for name in tox.sections() if ":" in name]
+    others = [(re.sub(r"\{(.+?),.+?\}", r"\1", name), text) for name, text in sections]  # the first of alternatives
     rows = [(code(f"tox -e {name}"), " ".join(text.split())) for name, text in [*first, *others]]
     return table(("Command", "What it does"), rows, old)

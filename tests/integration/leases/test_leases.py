@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ import redis
 
 from housekeeping import ExclusiveLease, Settings
 from housekeeping.testing.stubs import ManualClock, MemoryLeaseStore
-from tests.faults import lose_connection, once, redis_fault
+from tests.faults import exit_code_of_fork, lose_connection, once, redis_fault
 from tests.internals.core import MAIN, DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
 from tests.internals.core import redis_client as make_redis_client
 from tests.internals.database import Database, database
@@ -179,11 +178,7 @@ def test_forked_child_neither_renews_nor_releases_its_parents_lease(
     lease = ExclusiveLease(KEY, TTL, store)
     lease.try_obtain()
 
-    child = os.fork()
-    if child == 0:
-        os._exit(lease.renew() + 2 * lease.cancel())
-
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_code_of_fork(lambda: lease.renew() + 2 * lease.cancel()) == 0
     assert lease.exists()
 
 

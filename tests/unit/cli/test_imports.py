@@ -24,7 +24,8 @@ _OTHER_CHAPTERS: Final = (
     *(f"housekeeping.sweeps.{each}" for each in ("cascade", "dependents", "tree")),
     "housekeeping.cli.sample_rows",
 )
-_EVERY_COMMAND: Final = {"housekeeping", "click"}
+#: With a module of Python 3.15 about missing parts of the standard library, which its list of modules leaves out.
+_EVERY_COMMAND: Final = {"housekeeping", "click", "_missing_stdlib_info"}
 #: peewee imports psycopg 3 if it is installed, which the library does not require.
 _PROGRAM: Final = """
 import atexit, sys

@@ -12,7 +12,7 @@ import pytest
 
 from housekeeping import ObjectNotDeleted, Settings
 from housekeeping.testing.stubs import ManualClock
-from tests.faults import at_step, once
+from tests.faults import at_step, exit_code_of_fork, once
 from tests.integration.workers.object_storage.conftest import Configure, Lines, Pending, Prepare, counted
 from tests.integration.workers.object_storage.places import Folder, Place
 from tests.integration.workers.object_storage.s3_server import S3Server
@@ -133,15 +133,14 @@ def test_client_used_before_a_fork_raises(s3: S3Server) -> None:
     store = ObjectStore("artifacts", ObjectStoreSettings(url="s3://uploads", options=s3.options()))
     store.check_access()
 
-    child = os.fork()
-    if child == 0:
+    def used() -> int:
         try:
             store.check_access()
         except ObjectStoreUnavailable as error:
-            os._exit(7 if "fork" in str(error) else 1)
-        os._exit(0)
+            return 7 if "fork" in str(error) else 1
+        return 0
 
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert exit_code_of_fork(used) == 7
 
 
 HOSTILE = [
