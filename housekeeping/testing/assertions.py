@@ -169,7 +169,7 @@ class Tables:
           Refused: When a table has too many rows for a test.
         """
         for number, table in enumerate(self._tables):
-            (rows,) = self.run(f"SELECT count(*) FROM (SELECT FROM {table.name} LIMIT {MOST_ROWS + 1}) AS counted")[0]  # noqa: S608
+            (rows,) = self.run(f"SELECT count(*) FROM (SELECT 1 FROM {table.name} LIMIT {MOST_ROWS + 1}) AS counted")[0]  # noqa: S608
             if rows > MOST_ROWS:
                 raise Refused(
                     f"{table.name} has more than {MOST_ROWS:,} rows: this is for a few rows in a test's own schema"

@@ -80,7 +80,7 @@ def sweep(action: Any = None, **given: Any) -> Sweep:
         Ticket, stale=lambda row, now: row.expires_at <= now, order="expires_at", action=action or Delete(), hold=hold
     )
     given.setdefault("guard", Guard(first_run=False))
-    return Sweep("shop.tickets", rows, limits=Limits(batch=8, batch_takes=None), **given)
+    return Sweep("shop.tickets", rows, limits=Limits(batch=given.pop("batch", 8), batch_takes=None), **given)
 
 
 def run(of: Sweep) -> RunResult:
@@ -225,6 +225,18 @@ def test_run_that_is_killed_anywhere_counts_each_change_once(left: Callable[[], 
         counted = [row.counts.get("deleted_rows", 0) for row in Run.select().where(Run.id > since)]
         assert (left(), sum(counted)) == ([], 20), number
     assert len(commits) > 4
+
+
+@pytest.mark.parametrize(("others", "outcome"), [(0, "skipped"), (4004, "done")])
+def test_first_run_counts_the_rows_of_all_shards(
+    others: int, outcome: str, left: Callable[[], list[int]], do: Do
+) -> None:
+    do("INSERT INTO tickets SELECT n % 5, n, 'open', NULL, '2025-12-01' FROM generate_series(100, 1080) AS n")
+    do(f"INSERT INTO tickets SELECT n % 5, -n, 'open', NULL, '2026-02-01' FROM generate_series(2, {others}) AS n")
+
+    result = run(sweep(guard=Guard(), batch=1000))
+
+    assert (result.outcome, result.counts["deleted_rows"]) == (outcome, 1001 if outcome == "done" else 0)
 
 
 def test_limit_of_rows_ends_the_run(left: Callable[[], list[int]]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import redis
-from peewee import IntegerField, fn
+from peewee import IntegerField, NotSupportedError, fn
 
 from housekeeping import BaseModel, Delete, Settings, Subject, Sweep
 from housekeeping.testing.stubs import ManualClock
@@ -53,6 +55,53 @@ WITH_DEPENDENTS = (
     "tickets is a distributed table of Citus, whose rows cannot be locked with their dependents; give each table a "
     "sweep, or foreign keys between colocated tables ON DELETE CASCADE"
 )
+
+
+PICKED = "WITH picked AS MATERIALIZED (SELECT tenant, id FROM tickets ORDER BY expires_at LIMIT 10)"
+OF_PICKED = "(tenant, id) IN (SELECT tenant, id FROM picked)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("SELECT id FROM tickets LIMIT 1 FOR UPDATE", "could not run distributed query with FOR UPDATE/SHARE commands"),
+        (
+            "SELECT id FROM tickets AS t WHERE EXISTS (SELECT FROM local_holds AS l WHERE l.tenant = t.tenant)",
+            "direct joins between distributed and local tables are not supported",
+        ),
+        (
+            f"{PICKED} DELETE FROM tickets WHERE {OF_PICKED} AND COALESCE(expires_at < now(), false)",
+            "non-IMMUTABLE functions are not allowed in CASE or COALESCE statements",
+        ),
+        (
+            f"{PICKED} UPDATE tickets SET expires_at = clock_timestamp() WHERE {OF_PICKED}",
+            "functions used in UPDATE queries on distributed tables must not be VOLATILE",
+        ),
+        (
+            f"{PICKED} UPDATE tickets SET status = 'x' WHERE {OF_PICKED} RETURNING expires_at = now()",
+            "non-IMMUTABLE functions are not allowed in the RETURNING clause",
+        ),
+        (
+            "WITH picked AS MATERIALIZED (SELECT ctid FROM tickets LIMIT 9) DELETE FROM tickets WHERE ctid = ANY "
+            "(ARRAY(SELECT ctid FROM picked))",
+            "cannot perform distributed planning for the given modification",
+        ),
+        (
+            "SELECT found.id FROM held_tenants AS h, LATERAL (SELECT id FROM tickets WHERE tickets.tenant = h.tenant "
+            "ORDER BY expires_at LIMIT 3) AS found",
+            "cannot push down this subquery",
+        ),
+        (f"{PICKED} DELETE FROM tickets WHERE {OF_PICKED} AND (expires_at < now()) IS TRUE RETURNING tenant, id", None),
+        (f"{PICKED} UPDATE tickets SET expires_at = statement_timestamp() WHERE {OF_PICKED}", None),
+        ("SELECT id FROM tickets AS t WHERE EXISTS (SELECT FROM held_tenants AS h WHERE h.tenant = t.tenant)", None),
+    ],
+)
+def test_proxy_refuses_what_citus_refuses_in_its_words(
+    statement: str, text: str | None, tables: Callable[[], list[int]], postgres: Database
+) -> None:
+    # On a server with Citus, this compares the proxy's rules with it.
+    with nullcontext() if text is None else pytest.raises(NotSupportedError, match=f"^{re.escape(text)}"):
+        postgres.execute_sql(f"EXPLAIN {statement}")
 
 
 @pytest.fixture
