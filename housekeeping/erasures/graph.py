@@ -276,6 +276,7 @@ class _Decider:
         reach = replace(reach, branches=tuple(self._checked(reach, each) for each in reach.branches))
         for branch in reach.branches:
             self._refuse_lost(reach, branch)
+            self._refuse_contradiction(reach, branch)
         whole = replace(self._graph, links=tuple(_as_cascaded(each) for each in reach.branches))
         needed = self._reader.needed_rights(whole, with_root=True)
         if needs is not None:
@@ -403,6 +404,15 @@ class _Decider:
                 self._reader.facts_of(branch.link),
                 f"they are not found any more once rows of {branch.link.parent} are deleted",
             )
+
+    def _refuse_contradiction(self, reach: Reach, branch: Branch) -> None:
+        """Refuse two links of a table that write different values into one column of a row, by turns."""
+        for other in (each for each in reach.branches if each.table == branch.table):
+            if not (branch.releases or other.releases):
+                for name in branch.values.keys() & other.values.keys():
+                    if branch.values[name] != other.values[name]:
+                        problem = f"{branch.link.name} and {other.link.name} give {name} different values"
+                        raise DependentsRefused(problem, "write the same value")
 
 
 def _as_cascaded(branch: Branch) -> Link:

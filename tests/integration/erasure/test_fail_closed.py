@@ -259,6 +259,17 @@ def test_decision_that_cannot_be_carried_out_is_refused(
     assert text in _refusal(settings, deciding(**decisions))
 
 
+def test_two_links_that_give_a_column_different_values_are_refused(settings: Settings) -> None:
+    database.execute_sql("ALTER TABLE audit_entry ADD by bigint, ADD note text")
+    decided = {"audit_entry.account_id": Anonymise(note="a"), "audit_entry.by": Anonymise(note="b")}
+    tables = {name: each for name, each in PERSON.tables.items() if name != "audit_entry"} | decided
+    references = [*PERSON.references, Reference("audit_entry.by", "account.id")]
+
+    text = _refusal(settings, replace(PERSON, tables=tables, references=references))
+
+    assert text == "audit_entry.account_id and audit_entry.by give note different values; write the same value"
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
