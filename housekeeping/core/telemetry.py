@@ -36,31 +36,6 @@ from housekeeping.core.logs import logger as named_logger
 Trigger = Literal["schedule", "enqueue", "parent"]
 
 
-@dataclass(slots=True)  # not frozen, which takes longer to make
-class MessageContext:
-    """The message that the current thread processes.
-
-    Attributes:
-      message_id: Dramatiq's id; retries and redeliveries keep it.
-      trigger: Its sender.
-      tick: Nominal time of its tick; None if it was not scheduled.
-      stopping: Set once the worker process is shutting down.
-      worker: Name of the actor; None if a test or a tool gave none.
-      failed: Whether its run has failed, also if it is not retried for that.
-    """
-
-    message_id: str
-    trigger: Trigger = "enqueue"
-    tick: datetime | None = None
-    stopping: threading.Event = field(default_factory=threading.Event)
-    worker: str | None = None
-    failed: bool = False
-
-
-#: Set by the run log middleware during each message; None on the command line and in other code.
-current_message: Final[ContextVar[MessageContext | None]] = ContextVar("current_message", default=None)
-
-
 @dataclass(frozen=True, slots=True)
 class WaitTimes:
     """Seconds that a thread has waited, in total or since an earlier reading.
@@ -94,6 +69,35 @@ _thread_state: Final = _ThreadState()
 def wait_times() -> WaitTimes:
     """Return the total wait times of this thread."""
     return WaitTimes(_thread_state.database, _thread_state.redis)
+
+
+@dataclass(slots=True)  # not frozen, which takes longer to make
+class MessageContext:
+    """The message that the current thread processes.
+
+    Attributes:
+      message_id: Dramatiq's id; retries and redeliveries keep it.
+      trigger: Its sender.
+      tick: Nominal time of its tick; None if it was not scheduled.
+      stopping: Set once the worker process is shutting down.
+      worker: Name of the actor; None if a test or a tool gave none.
+      failed: Whether its run has failed, also if it is not retried for that.
+      began: When its processing began, by the monotonic clock.
+      waited: The thread's wait times then.
+    """
+
+    message_id: str
+    trigger: Trigger = "enqueue"
+    tick: datetime | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+    worker: str | None = None
+    failed: bool = False
+    began: float = field(default_factory=time.monotonic)
+    waited: WaitTimes = field(default_factory=wait_times)
+
+
+#: Set by the run log middleware during each message; None on the command line and in other code.
+current_message: Final[ContextVar[MessageContext | None]] = ContextVar("current_message", default=None)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from itertools import islice, takewhile
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, get_args
 
 from housekeeping.core import telemetry
 from housekeeping.core.clock import TOLERATED, Clock
@@ -74,21 +74,8 @@ _PERIODS: Final = 2  # periods of the shortest schedule without a scheduler befo
 OUTCOMES: tuple[str, ...] = tuple(outcome for outcome in get_args(Outcome) if outcome not in ("lost", "missed"))
 
 
-class EndedRun(Protocol):
-    """A run that began and ended: its result, or its row in the ledger."""
-
-    @property
-    def outcome(self) -> str | None: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def error(self) -> BaseException | str | None: ...
-    @property
-    def duration_s(self) -> float | None: ...
-    @property
-    def finished_at(self) -> datetime | None: ...
-    @property
-    def counts(self) -> dict[str, Any]: ...
+#: A run that began and ended: its result, or its row in the ledger.
+EndedRun = RunResult | RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -316,11 +316,6 @@ def archive_sweep(sweep: Sweep) -> Sweep | None:
     return known
 
 
-def following(companion: Sweep, sweep: Sweep) -> Sweep:
-    """Return the sweep that cleans an archive, moved to the database of the sweep that fills the archive."""
-    return replace(companion, database=sweep.database)
-
-
 def _made_for(sweep: Sweep) -> Sweep | None:
     """Return a sweep with a stage for each archive that keeps its rows for a time; None without one."""
     keeping: dict[type[Model] | None, tuple[TableStage, timedelta]] = {}

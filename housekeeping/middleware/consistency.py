@@ -251,11 +251,6 @@ _NOWHERE: Final[dict[str, ReadRouting]] = {}
 _routing: Final[ContextVar[dict[str, ReadRouting]]] = ContextVar("read_routing", default=_NOWHERE)
 
 
-def routing_of(name: str) -> ReadRouting | None:
-    """Return the routing of the current message for the database; None if it has none."""
-    return _routing.get().get(name)
-
-
 def read_database(name: str = MAIN) -> Database:
     """Return the database that the current message may read from: a replica if its ``data_consistency`` allows one.
 
@@ -280,7 +275,7 @@ def read_database(name: str = MAIN) -> Database:
       SettingsError: If there is no such database, or ``HOUSEKEEPING_DATABASE_URL`` is not set.
     """
     primary = primary_named(name)
-    routing = routing_of(name)
+    routing = _routing.get().get(name)
     if primary.in_transaction() or routing is None or routing.message is not current_message.get():
         return primary
     return routing.database()
@@ -485,7 +480,7 @@ class Replica(Database):
     def execute_sql(self, sql: str, params: Any = None) -> Any:
         if self.in_transaction():
             return super().execute_sql(sql, params)
-        routing = routing_of(self._primary)
+        routing = _routing.get().get(self._primary)
         if routing is None or not routing.uses(self) or self.is_closed():
             return primary_named(self._primary).execute_sql(sql, params)
         try:

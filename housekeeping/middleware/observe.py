@@ -175,8 +175,8 @@ class Heartbeats(Middleware):
     def __init__(self, client: redis.Redis, namespace: str, watch: Watch | None = None) -> None:
         self._watch = watch
         self._store = RedisHeartbeats(client, namespace)
-        #: Thread -> its message, and when that began.
-        self._busy: dict[int, tuple[MessageProxy, float]] = {}
+        #: Thread -> its message.
+        self._busy: dict[int, MessageContext] = {}
         self._sender: Sender | None = None
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -188,19 +188,19 @@ class Heartbeats(Middleware):
             self._sender.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._busy[threading.get_ident()] = message, time.monotonic()
+        if (context := current_message.get()) is not None:
+            self._busy[threading.get_ident()] = context
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         self._busy.pop(threading.get_ident(), None)
 
-    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._busy.pop(threading.get_ident(), None)
+    after_skip_message = after_process_message
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
         queues, busy = sorted({q_name(queue) for queue in list(worker.consumers)}), dict(self._busy)
-        threads = long_busy({ident: (msg.actor_name, msg.message_id, began) for ident, (msg, began) in busy.items()})
+        threads = long_busy({ident: (each.worker or "", each.message_id, each.began) for ident, each in busy.items()})
         return {"queues": queues, "threads": worker.worker_threads, "busy": len(busy), "busy_threads": threads}
 
 
@@ -225,10 +225,7 @@ def long_busy(busy: Mapping[int, tuple[str, str, float]]) -> list[BusyThread]:
 class SchedulerHeartbeats:
     """Heartbeats of a process that runs periodiq, from its first wake-up on; any other process sends none."""
 
-    def __init__(
-        self, client: redis.Redis, namespace: str, awake: timedelta = AWAKE, watch: Watch | None = None
-    ) -> None:
-        self._awake = awake
+    def __init__(self, client: redis.Redis, namespace: str, watch: Watch | None = None) -> None:
         self._watch = watch
         self._store = RedisHeartbeats(client, namespace)
         self._sender: Sender | None = None
@@ -243,7 +240,7 @@ class SchedulerHeartbeats:
             _call_at_exit(self._sender.stop)
 
     def _while_awake(self) -> dict[str, Any] | None:
-        return {} if time.monotonic() - self._woke_at < self._awake.total_seconds() else None
+        return {} if time.monotonic() - self._woke_at < AWAKE.total_seconds() else None
 
 
 class Sender:
@@ -302,14 +299,9 @@ class Sender:
                 self._stopping.wait(heartbeats.INTERVAL.total_seconds())
 
     def _write(self, stopped: bool) -> None:
-        heartbeat = self._heartbeat(stopped)
-        if heartbeat is not None:
-            self._store.write(self.id, heartbeat)
-
-    def _heartbeat(self, stopped: bool) -> Heartbeat | None:
         fields = self._describe()
         if fields is None:
-            return None
+            return
         heartbeat = Heartbeat(
             kind=self._kind,
             host=socket.gethostname(),
@@ -323,7 +315,7 @@ class Sender:
         telemetry.PROCESS_HEARTBEAT.set(time.time(), *process, ",".join(heartbeat.queues), heartbeat.version)
         telemetry.PROCESS_THREADS.set(heartbeat.threads, *process)
         telemetry.PROCESS_BUSY_THREADS.set(heartbeat.busy, *process)
-        return heartbeat
+        self._store.write(self.id, heartbeat)
 
 
 def _fails(step: Callable[[], None], server: str, trouble: str, failed_before: bool) -> bool:
@@ -449,7 +441,6 @@ class RunLog(Middleware):
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
-        self._started = threading.local()
 
     @property
     def actor_options(self) -> set[str]:
@@ -475,7 +466,6 @@ class RunLog(Middleware):
         trigger: Trigger = "schedule" if tick else "parent" if parent else "enqueue"
         current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping, message.actor_name))
         self._name(broker, message)
-        self._started.at, self._started.waited = time.monotonic(), wait_times()
         actor = broker.get_actor(message.actor_name)
         if "sweep" not in actor.options and _logs.isEnabledFor(level := _level(actor)):
             logger.log(level, "Run started", trigger=trigger, tick=tick)
@@ -494,13 +484,13 @@ class RunLog(Middleware):
         self._forget()
 
     def _log_end(self, broker: Broker, message: MessageProxy, level: int, outcome: str, **more: str) -> None:
-        started_at = getattr(self._started, "at", None)
-        if started_at is None:
+        context = current_message.get()
+        if context is None:
             # A middleware before this one skipped the message.
             self._name(broker, message)
-            started_at, self._started.waited = time.monotonic(), wait_times()
-        duration_s = time.monotonic() - started_at
-        spent = wait_times().since(self._started.waited)
+            context = MessageContext(message.message_id)
+        duration_s = time.monotonic() - context.began
+        spent = wait_times().since(context.waited)
         if _logs.isEnabledFor(level):
             logger.log(
                 level,
@@ -533,7 +523,6 @@ class RunLog(Middleware):
 
     def _forget(self) -> None:
         current_message.set(None)
-        self._started.at = None
         structlog.contextvars.unbind_contextvars(*_CONTEXT)
 
 
@@ -557,22 +546,18 @@ class CheckIns(Middleware):
     not set up Sentry.
     """
 
-    def __init__(self) -> None:
-        self._began = threading.local()
-
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        self._began.at = time.monotonic()
         self._check_in(broker, message, "in_progress", None)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        if not isinstance(exception, Requeue | Shutdown):  # otherwise the next delivery ends the same check-in
-            duration_s = time.monotonic() - self._began.at
-            context = current_message.get()
+        context = current_message.get()
+        # After a requeue, the next delivery ends the same check-in.
+        if context is not None and not isinstance(exception, Requeue | Shutdown):
             # A run that its breaker stopped raises nothing.
-            failed = exception is not None or (context is not None and context.failed)
-            self._check_in(broker, message, "error" if failed else "ok", duration_s)
+            status = "ok" if exception is None and not context.failed else "error"
+            self._check_in(broker, message, status, time.monotonic() - context.began)
 
     def _check_in(self, broker: Broker, message: MessageProxy, status: str, duration_s: float | None) -> None:
         if tick_of(message) is None:

@@ -25,7 +25,6 @@ from housekeeping.engine.registry import (
     declared_by,
     each_once,
     family_of,
-    following,
     imported,
 )
 from housekeeping.ledger.schema import MODELS as LEDGER
@@ -250,7 +249,7 @@ def _configured(family: Family, settings: Settings) -> dict[str, Sweep]:
     configured: dict[str, Sweep] = {}
     for sweep in family.sweeps:
         archived = configured.get(sweep.name.removesuffix(SUFFIX))
-        declared = sweep if archived is None else following(sweep, archived)
+        declared = sweep if archived is None else replace(sweep, database=archived.database)
         configured[sweep.name] = declared.configured(settings.workers.get(sweep.name, WorkerSettings()))
     for name, sweep in configured.items():
         problem = _lack_of_redis(family, sweep) if shared_redis.is_replaced(settings) else None

@@ -151,7 +151,8 @@ def test_scheduler_that_stopped_waking_sends_no_heartbeat(
     read: Callable[[], list[Heartbeat]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scheduler = SchedulerHeartbeats(redis_client, settings.namespace, awake=timedelta(seconds=0.3))
+    monkeypatch.setattr(observe, "AWAKE", timedelta(seconds=0.3))
+    scheduler = SchedulerHeartbeats(redis_client, settings.namespace)
 
     def main() -> None:
         scheduler.wake()
