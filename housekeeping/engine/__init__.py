@@ -32,7 +32,6 @@ from housekeeping.sweeps.stage import DETAILS, BatchResult, Position, merged
 
 if TYPE_CHECKING:
     from housekeeping.engine.failures import Rejections
-    from housekeeping.engine.speed import HealthSource
 
 #: How a run ends: outcome and reason.
 Verdict = tuple[Outcome, str | None]
@@ -117,7 +116,6 @@ class RunRequest:
     resumes: int | None = None
     noted: Counts = field(default_factory=dict)
     clock: Clock | None = None
-    health: HealthSource | None = None
     on_batch: Callable[[Counts], None] | None = None
     on_begin: Callable[[int], None] | None = None
 

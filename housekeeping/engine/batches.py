@@ -195,7 +195,7 @@ class Batches:
         self._commits = 0
         self._commit = Commit(sweep.name, begun, sweep.texts)
         tables = throttled_tables(stages, now)
-        self._throttle = Throttle(sweep.limits.throttle, tables, budget, request.stopping.wait, request.health)
+        self._throttle = Throttle(sweep.limits.throttle, tables, budget, request.stopping.wait)
         self._speed = Speed(sweep, stages, budget, state.clock, self._throttle, ignores_pause=request.force)
         self._speed.apply(override)
         self._failing: _Failing = (0, None)

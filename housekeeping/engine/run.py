@@ -42,7 +42,6 @@ from housekeeping.engine.batches import Batches
 from housekeeping.engine.failures import Rejections, due_for_report
 from housekeeping.engine.gates import Gate, OverrideGate, before_batches
 from housekeeping.engine.guard import UNCONFIRMED, RowGuard, RowLimit, is_exceeded, processed_rows
-from housekeeping.engine.speed import HealthSource
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import runs, schema
 from housekeeping.ledger.leases import holder_of
@@ -79,7 +78,6 @@ def run_sweep(
     on_batch: Callable[[Counts], None] | None = None,
     on_begin: Callable[[int], None] | None = None,
     stopping: threading.Event | None = None,
-    health: HealthSource | None = None,
 ) -> RunResult:
     """Run a sweep once, record it in the ledger, and return its result. A failed run does not raise.
 
@@ -98,7 +96,6 @@ def run_sweep(
       on_begin: Called with the id of the run's row once the row is written.
       stopping: Ends the run after the current batch once it is set. Default: the message's own event, or within
         `in_thread` that of a canceled task.
-      health: Source of the database's health for the throttle. Default: the database's own views.
     """
     message = current_message.get()
     request = RunRequest(
@@ -114,7 +111,6 @@ def run_sweep(
         resumes=resumes,
         noted=noted or {},
         clock=clock,
-        health=health,
         on_batch=on_batch,
         on_begin=on_begin,
     )

@@ -281,13 +281,11 @@ class Throttle:
         tables: Sequence[str],
         budget: RunBudget,
         wait: Callable[[float], object],
-        health: HealthSource | None = None,
     ) -> None:
         self._limits = limits
         self._tables = tables
         self._budget = budget
         self._wait = wait
-        self._health = health or read_health
         self._wal = WalRate()
         self._checked_at: float | None = None
         self._exceeded: ExceededLimit | None = None
@@ -383,7 +381,7 @@ class Throttle:
         """Yield each check with its limit, its value, and why the value is unknown (None)."""
         limits = self._limits
         if self._tables and (limits.replication_lag_s, limits.waiting_locks, limits.vacuum) != (None, None, False):
-            health = self._health(self._tables)
+            health = read_health(self._tables)
             yield "replication_lag_s", limits.replication_lag_s, health.replication_lag_s, health.trouble
             yield "waiting_locks", limits.waiting_locks, health.waiting_locks, health.trouble
             yield "vacuum", 0 if limits.vacuum else None, health.vacuum, health.trouble
@@ -448,9 +446,6 @@ class DbHealth:
     trouble: str | None = None
 
 
-#: Returns the current health for these quoted tables. Errors do not raise; the signals are then None.
-HealthSource = Callable[[Sequence[str]], DbHealth]
-
 #: Looks at other sessions only if any waits: `pg_blocking_pids` stops the lock manager for a moment.
 _BLOCKS_OTHERS: Final = """
 SELECT coalesce(bool_or(CASE WHEN granted THEN false ELSE pg_backend_pid() = ANY (pg_blocking_pids(pid)) END), false)
@@ -481,7 +476,7 @@ SELECT
 
 
 def read_health(tables: Sequence[str]) -> DbHealth:
-    """Return the health signals from PostgreSQL's statistics views, on the library's connection; a `HealthSource`."""
+    """Return the health signals from PostgreSQL's statistics views, on the library's connection."""
     try:
         row: Any = database.execute_sql(_HEALTH, (list(tables),)).fetchone()
     except PeeweeException as error:
@@ -535,8 +530,7 @@ class WalRate:
       is_first: Whether there was at most one look, so that there is no rate yet.
     """
 
-    def __init__(self, read: Callable[[], WalState] = read_wal) -> None:
-        self._read = read
+    def __init__(self) -> None:
         self._last: tuple[float, float | None] | None = None
         self.is_first = True
 
@@ -546,7 +540,7 @@ class WalRate:
         Parameters:
           now: Seconds on a monotonic clock.
         """
-        state, last = self._read(), self._last
+        state, last = read_wal(), self._last
         self._last, self.is_first = (now, state.position), last is None
         if last is None or state.position is None or last[1] is None or now <= last[0]:
             return state

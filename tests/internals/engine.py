@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from housekeeping.engine import RunResult, added, batches, failures, guard, run
+from housekeeping.engine import RunResult, added, batches, failures, guard, run, speed
 from housekeeping.engine.commit import REFUSED, Commit
 from housekeeping.engine.failures import CAUSES, LINES, OTHER_CAUSES, SAMPLES, Rejected, Rejections, record
 from housekeeping.engine.guard import AT_LEAST, FLOOR, ONE_IN, RowGuard, fingerprint, in_numbers, stale_if_outgrown

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+import pytest
+
+from housekeeping import Sweep
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import changed
-from tests.internals.engine import DbHealth
+from tests.internals.engine import DbHealth, RunResult, run_sweep, speed
 from tests.internals.ledger import NOW, Counts, Run
 from tests.internals.workers import status_sweep as sweep
 
@@ -41,7 +44,7 @@ class Impatient(threading.Event):
 
 
 class Told:
-    """HealthSource that returns each of the given values once, and then always the last one.
+    """Health of the database that is each of the given values once, and then always the last one.
 
     Attributes:
       looks: For which tables it was asked, each time.
@@ -54,6 +57,13 @@ class Told:
     def __call__(self, tables: Sequence[str]) -> DbHealth:
         self.looks.append(list(tables))
         return self._signs.pop(0) if len(self._signs) > 1 else self._signs[0]
+
+
+def run_told(sweep: Sweep, *, health: Callable[[Sequence[str]], DbHealth], **options: Any) -> RunResult:
+    """Run a sweep whose throttle is told this health of the database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "read_health", health)
+        return run_sweep(sweep, **options)
 
 
 class Sizes:

@@ -18,7 +18,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.integration.statements import watch_statements
-from tests.integration.sweeps.engine.sizing import DUE, SMALL, WELL, Impatient, Sizes, Told
+from tests.integration.sweeps.engine.sizing import DUE, SMALL, WELL, Impatient, Sizes, Told, run_told
 from tests.internals.core import SettingsError, WorkerSettings
 from tests.internals.engine import DbHealth, run_sweep
 from tests.internals.insight import plan
@@ -128,7 +128,7 @@ def test_throttle_shrinks_a_batch_and_lets_it_not_grow(add_statuses: AddStatuses
     lagging = Told(WELL, DbHealth(99.0, 0, False))
     in_time = changed(TARGET, batch_takes=timedelta(seconds=3))
 
-    run_sweep(in_time, clock=clock, on_batch=slow, health=lagging, stopping=Impatient(clock))
+    run_told(in_time, clock=clock, on_batch=slow, health=lagging, stopping=Impatient(clock))
 
     assert slow.seen[:6] == [100, 100, 50, 20, 10, 10]
 

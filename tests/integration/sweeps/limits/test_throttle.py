@@ -15,7 +15,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.declarations import changed
 from tests.integration.conftest import AddStatuses, Locked, Plant
 from tests.integration.sweeps.conftest import History
-from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, WELL, Impatient, Told
+from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, WELL, Impatient, Told, run_told
 from tests.internals.core import ThrottleSettings, WorkerSettings
 from tests.internals.database import database
 from tests.internals.engine import DbHealth, run_sweep
@@ -53,7 +53,7 @@ def test_run_that_starts_throttled_waits_then_works_slowly_and_ends(
     stopping = Impatient(clock)
 
     with caplog.at_level("INFO"):
-        result = run_sweep(WATCHFUL, clock=clock, stopping=stopping, health=Told(signs))
+        result = run_told(WATCHFUL, clock=clock, stopping=stopping, health=Told(signs))
 
     assert (result.outcome, result.reason, result.exit_code, result.error) == ("partial", "gate", 0, None)
     assert (last_run().outcome, last_run().reason, last_run().error) == ("partial", "gate", None)
@@ -71,7 +71,7 @@ def test_throttled_run_takes_a_batch_however_long_it_waits(
     add_statuses(1000, DUE)
     short = changed(SMALL, throttle=Throttle(wait_s=wait_s))
 
-    result = run_sweep(short, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
+    result = run_told(short, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
 
     assert result.outcome == "partial"
     assert result.counts["deleted_rows"] >= 10
@@ -90,7 +90,7 @@ def test_three_throttled_runs_in_a_row_alert_until_one_is_not(
 
     seen = []
     for signs in (LAGGING, LAGGING, LAGGING, WELL):
-        run_sweep(without_promise, clock=clock, stopping=Impatient(clock), health=Told(signs))
+        run_told(without_promise, clock=clock, stopping=Impatient(clock), health=Told(signs))
         seen.append(alerts())
 
     assert seen[:2] == [[], []] and seen[3] == []
@@ -108,7 +108,7 @@ def test_run_with_a_wrong_clock_between_throttled_ones_hides_no_alert(
 
     for _ in range(3):
         history(1, 0, "failed", "clock")
-        run_sweep(LONG, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
+        run_told(LONG, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
 
     assert "throttled" in [record.__dict__["alarm"] for record in logged(caplog, "Alert")]
     assert "throttled" in [alarm.name for alarm in worker_status(LONG, clock.now(), UTC).alarms]
@@ -121,7 +121,7 @@ def test_throttled_run_that_waits_too_long_for_a_lock_does_not_fail(
     set_in_session(database, "lock_timeout = '50ms'")
 
     with locked("LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE"):
-        result = run_sweep(
+        result = run_told(
             changed(LONG, alerts=Alerts()),
             clock=clock,
             stopping=Impatient(clock),
@@ -141,7 +141,7 @@ def test_throttled_run_ends_when_every_probed_row_waits_for_a_lock(
     set_in_session(database, "lock_timeout = '50ms'")
 
     with locked("UPDATE totals SET number = number"):
-        result = run_sweep(LONG, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
+        result = run_told(LONG, clock=clock, stopping=Impatient(clock), health=Told(LAGGING))
 
     assert (result.outcome, result.reason, result.counts.get("failed", 0)) == ("partial", "gate", 0)
     assert last_run().reason == "gate"
@@ -151,7 +151,7 @@ def test_value_at_exactly_the_limit_does_not_throttle(add_statuses: AddStatuses,
     add_statuses(5, DUE)
     stopping = Impatient(clock)
 
-    result = run_sweep(WATCHFUL, clock=clock, stopping=stopping, health=Told(DbHealth(30.0, 10, False)))
+    result = run_told(WATCHFUL, clock=clock, stopping=stopping, health=Told(DbHealth(30.0, 10, False)))
 
     assert (result.outcome, stopping.waits) == ("done", [])
 
@@ -161,7 +161,7 @@ def test_run_starts_when_the_database_recovers_in_time(add_statuses: AddStatuses
     stopping = Impatient(clock)
     lagging = DbHealth(99.0, 0, False)
 
-    result = run_sweep(LONG, clock=clock, stopping=stopping, health=Told(lagging, lagging, lagging, WELL))
+    result = run_told(LONG, clock=clock, stopping=stopping, health=Told(lagging, lagging, lagging, WELL))
 
     assert (result.outcome, result.counts["deleted_rows"]) == ("done", 5)
     assert 6 <= sum(stopping.waits) <= 9
@@ -178,10 +178,10 @@ def test_throttled_run_slows_down_then_ends_and_the_next_resumes(
         if counts["batches"] == 1:
             clock.advance(timedelta(seconds=2))
 
-    stopped = run_sweep(LONG, clock=clock, stopping=stopping, health=told, on_batch=on_batch)
+    stopped = run_told(LONG, clock=clock, stopping=stopping, health=told, on_batch=on_batch)
     before = UserStatus.select().count()
     add_statuses(1, LONG_DUE, first_id=1000)
-    next_one = run_sweep(LONG, clock=clock, health=Told(WELL))
+    next_one = run_told(LONG, clock=clock, health=Told(WELL))
 
     assert (stopped.outcome, stopped.reason) == ("partial", "gate")
     assert stopped.counts["deleted_rows"] == 500 - before > 20
@@ -195,7 +195,7 @@ def test_run_returns_to_full_speed_when_the_database_recovers(add_statuses: AddS
     stopping = Impatient(clock)
     told = Told(WELL, DbHealth(99.0, 0, False), WELL)
 
-    result = run_sweep(
+    result = run_told(
         LONG, clock=clock, stopping=stopping, health=told, on_batch=lambda counts: clock.advance(timedelta(seconds=1))
     )
 
@@ -207,7 +207,7 @@ def test_health_is_checked_at_most_every_two_seconds(add_statuses: AddStatuses, 
     add_statuses(95, DUE)
     told = Told(WELL)
 
-    run_sweep(LONG, clock=clock, health=told, on_batch=lambda counts: clock.advance(timedelta(seconds=0.5)))
+    run_told(LONG, clock=clock, health=told, on_batch=lambda counts: clock.advance(timedelta(seconds=0.5)))
 
     # Before the first batch, and after 2 s and 4 s of its ten.
     assert told.looks == [['"user_statuses"']] * 3
@@ -220,7 +220,7 @@ def test_unavailable_health_check_is_logged_once_and_ignored(
     blind = Told(DbHealth(None, None, None))
 
     with caplog.at_level("INFO"):
-        result = run_sweep(
+        result = run_told(
             WATCHFUL,
             clock=clock,
             stopping=Impatient(clock),
@@ -255,7 +255,7 @@ def test_slow_own_batches_throttle_the_run_until_they_are_fast(add_statuses: Add
     stopping, told = Impatient(clock), Told(WELL)
     seconds = iter([10.0, *[0.1] * 10])
 
-    result = run_sweep(
+    result = run_told(
         own,
         clock=clock,
         stopping=stopping,
@@ -279,7 +279,7 @@ def test_shutdown_ends_the_wait_of_a_throttled_run(
     add_statuses(5, DUE)
     stopping = Stopped(clock)
 
-    result = run_sweep(LONG, clock=clock, stopping=stopping, health=Told(DbHealth(99.0, 0, False)))
+    result = run_told(LONG, clock=clock, stopping=stopping, health=Told(DbHealth(99.0, 0, False)))
 
     assert (result.outcome, result.reason, len(stopping.waits)) == ("partial", "shutdown", 1)
     assert last_run().outcome == "partial"
@@ -290,8 +290,8 @@ def test_worker_without_throttle_or_tables_runs_no_health_check(
 ) -> None:
     told = Told(DbHealth(99.0, 99, True))
 
-    off = run_sweep(changed(LONG, throttle=Throttle(None, None)), clock=clock, health=told)
-    run_sweep(uploads, clock=clock, health=told)
+    off = run_told(changed(LONG, throttle=Throttle(None, None)), clock=clock, health=told)
+    run_told(uploads, clock=clock, health=told)
 
     assert (off.outcome, told.looks) == ("done", [])
 

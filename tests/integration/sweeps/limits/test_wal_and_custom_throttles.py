@@ -16,7 +16,7 @@ from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, SMALL, Impatient
 from tests.internals.core import SettingsError, ThrottleSettings, WorkerSettings
 from tests.internals.database import Database
-from tests.internals.engine import WalRate, WalState, read_wal, run_sweep
+from tests.internals.engine import WalRate, WalState, read_wal, run_sweep, speed
 from tests.internals.insight import worker_status
 from tests.internals.ledger import Run
 from tests.session_settings import set_in_session
@@ -37,16 +37,6 @@ def not_busy() -> None:
 NOT_A_FUNCTION = 7
 
 
-class Wal:
-    """WAL source that returns these states, the last one from then on."""
-
-    def __init__(self, *states: WalState) -> None:
-        self._states = list(states)
-
-    def __call__(self) -> WalState:
-        return self._states.pop(0) if len(self._states) > 1 else self._states[0]
-
-
 @pytest.fixture
 def slot(admin: Connection) -> Iterator[None]:
     """A replication slot that keeps all WAL from now on."""
@@ -56,8 +46,10 @@ def slot(admin: Connection) -> Iterator[None]:
         cursor.execute("SELECT pg_drop_replication_slot('housekeeping_test')")
 
 
-def test_wal_rate_is_measured_between_two_looks() -> None:
-    rate = WalRate(Wal(WalState(100 * MB, 5.0), WalState(106 * MB, 0.0), WalState(1 * MB, 0.0), WalState(None)))
+def test_wal_rate_is_measured_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter([WalState(100 * MB, 5.0), WalState(106 * MB, 0.0), WalState(1 * MB, 0.0), WalState(None)])
+    monkeypatch.setattr(speed, "read_wal", lambda: next(states))
+    rate = WalRate()
 
     first, is_first = rate.look(10.0), rate.is_first
     second, after_failover, unknown = (rate.look(now) for now in (12.0, 14.0, 16.0))
