@@ -397,9 +397,6 @@ def _set_key(meta: Any, key: Any) -> None:
     meta.auto_increment = isinstance(key, Field) and key.auto_increment
 
 
-CASCADE: Final = "CASCADE"
-#: Pages of 8 KiB, 1 MiB in all: some 10,000 rows. To read a smaller table for each deleted row is no problem.
-_LARGE: Final = 128
 #: `top` is a table with all of its partitions. The table that is asked about may be a partition by itself. A constraint
 #: of a partitioned table has one for each partition below it; only the topmost is listed.
 _KEYS: Final = """
@@ -417,7 +414,7 @@ SELECT conname::text, conrelid::regclass::text,
     coalesce(pg_partition_root(conrelid)::oid, conrelid)::bigint,
     ARRAY(SELECT attname::text FROM unnest(conkey[:width]) WITH ORDINALITY AS one (number, place)
           JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place),
-    top::regclass::text, top::bigint,
+    top::bigint,
     ARRAY(SELECT attname::text FROM unnest(confkey[:width]) WITH ORDINALITY AS one (number, place)
           JOIN pg_attribute ON attrelid = confrelid AND attnum = number ORDER BY place),
     CASE WHEN enforced THEN CASE confdeltype WHEN 'a' THEN 'NO ACTION' WHEN 'r' THEN 'RESTRICT' WHEN 'c' THEN 'CASCADE'
@@ -430,14 +427,8 @@ SELECT conname::text, conrelid::regclass::text,
     EXISTS (
         SELECT FROM pg_index WHERE indrelid = conrelid AND indisvalid AND indpred IS NULL
         AND (indkey::smallint[])[0:width - 1] @> conkey[:width]
-    ),
-    relkind = 'p',
-    has_table_privilege(conrelid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE'),
-    %(large)s <= (
-        SELECT coalesce(sum(greatest(relpages, 0)), 0) FROM reached AS part JOIN pg_class ON pg_class.oid = part.id
-        WHERE part.top = coalesce(pg_partition_root(conrelid)::oid, conrelid)
     )
-FROM pg_constraint AS one JOIN pg_class ON pg_class.oid = conrelid JOIN reached ON reached.id = confrelid
+FROM pg_constraint AS one JOIN reached ON reached.id = confrelid
 CROSS JOIN LATERAL (
     -- New in PostgreSQL 15, and the others in 18.
     SELECT content -> 'confdelsetcols' AS listed, content -> 'conenforced' IS DISTINCT FROM 'false' AS enforced,
@@ -447,7 +438,7 @@ CROSS JOIN LATERAL (
 WHERE contype = 'f' AND NOT EXISTS (
     SELECT FROM pg_constraint AS above JOIN reached AS upper ON upper.id = above.confrelid
     WHERE above.oid = one.conparentid AND upper.top = reached.top
-) ORDER BY 3, 5, 6
+) ORDER BY 3, 5
 """
 _TABLES: Final = """
 SELECT nspname::text, relname::text, pg_table_is_visible(pg_class.oid),
@@ -465,23 +456,19 @@ class ForeignKey:
       table: The referencing table, as SQL has it.
       table_id: Its oid; of a partition, that of the partitioned table.
       columns: The referencing columns, by name, without that of a PERIOD.
-      referenced, referenced_id: The referenced table; likewise, unless it is the given partition.
+      referenced_id: Oid of the referenced table; likewise, unless it is the given partition.
       referenced_columns: The referenced columns, likewise.
       on_delete: What PostgreSQL does with the referencing rows, such as ``NO ACTION``; None if it is NOT ENFORCED.
       temporal: Whether it has a PERIOD, so that rows with the same columns may refer to other rows.
       set_columns: The columns that SET NULL and SET DEFAULT change.
       is_own: Whether the constraint was declared for these tables; otherwise for partitioned tables above them.
       indexed: Whether an index begins with the referencing columns.
-      partitioned: Whether the referencing table is partitioned.
-      readable: Whether the current role may read it.
-      large: Whether it is over 1 MiB, as of its last vacuum.
     """
 
     name: str
     table: str
     table_id: int
     columns: Sequence[str]
-    referenced: str
     referenced_id: int
     referenced_columns: Sequence[str]
     on_delete: str | None
@@ -489,9 +476,6 @@ class ForeignKey:
     set_columns: Sequence[str]
     is_own: bool
     indexed: bool
-    partitioned: bool
-    readable: bool
-    large: bool
 
 
 def foreign_keys_to(table: str, *, deep: bool = False) -> list[ForeignKey]:
@@ -503,7 +487,7 @@ def foreign_keys_to(table: str, *, deep: bool = False) -> list[ForeignKey]:
     Raises:
       peewee.PeeweeException: The catalog cannot be read.
     """
-    rows = database.execute_sql(_KEYS, {"table": table, "deep": deep, "large": _LARGE}).fetchall()
+    rows = database.execute_sql(_KEYS, {"table": table, "deep": deep}).fetchall()
     return [ForeignKey(*row) for row in rows]
 
 
