@@ -7,7 +7,6 @@ the stage and fails, and the next one continues there.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -290,8 +289,8 @@ class Batches:
                 is_closed = found.outcome == "done"
                 self._take((found.counts, replace(place, after=after), DONE if is_closed else None))
                 return BatchResult(position=after, exhausted=is_closed)
-            level = logging.WARNING if is_conflict(error) else logging.DEBUG
-            logger.log(level, "Batch is retried", error=shortened(error_line(error), LONGEST_ERROR))
+            if is_conflict(error):
+                logger.warning("Batch is retried", error=shortened(error_line(error), LONGEST_ERROR))
             return self._commit_whole(apply, place)
         self._speed.apply(override)
         self._state.nothing_left = is_closed and nothing_left
