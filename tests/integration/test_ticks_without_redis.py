@@ -64,6 +64,21 @@ def test_process_that_is_late_does_not_send_a_tick_that_counts_as_missed() -> No
     assert (missed.tick, missed.counts) == (AT.replace(second=0) + MINUTE, {"missed": 1})
 
 
+def test_clock_set_back_repeats_no_tick_and_set_forward_misses_none_twice() -> None:
+    # S1, S4, S5
+    send(AT)
+    for each in take():
+        ticks.end(HOLDER, each, None, failed=False)
+
+    assert [send(AT - 60 * MINUTE), send(AT - 59 * MINUTE), send(AT)] == [None, None, None]
+    forward = send(AT + 60 * MINUTE)
+    assert [send(AT + MINUTE), send(AT + 60 * MINUTE)] == [None, None]
+
+    assert forward is not None and (forward.is_sent, forward.missed) == (True, 59)
+    assert [each.tick - AT.replace(second=0) for each in take()] == [60 * MINUTE]
+    assert [row.counts for row in Run.select()] == [{"missed": 59}]
+
+
 @pytest.mark.parametrize(("catch_up", "missed"), [(True, 3), (False, 4)])
 def test_outage_catches_up_the_latest_tick_and_records_the_others(catch_up: bool, missed: int) -> None:
     # S4, S5

@@ -10,10 +10,11 @@ from peewee import OperationalError
 
 from housekeeping import Delete, ExclusiveLease, Limits, Row, Rows, Settings, Sweep, run_sweep, shared_redis
 from housekeeping import Lease as DeclaredLease
-from tests.internals.core import MAIN, DatabaseUnavailable, LeaseLost, SettingsError
+from tests.internals.core import MAIN, DatabaseUnavailable, LeaseLost, SchemaMissing, SettingsError
 from tests.internals.database import Database, database
 from tests.internals.leases import HeldLeaseRow, PostgresLeaseStore
 from tests.internals.ledger import NOW, Run, held_leases, release_lease
+from tests.session_settings import set_in_session
 
 KEY, TTL = "expired", timedelta(minutes=10)
 
@@ -102,6 +103,22 @@ def test_unreachable_database_does_not_free_the_lease() -> None:
         patch.setattr(type(database.obj), "execute_sql", refuse)
         with pytest.raises(DatabaseUnavailable):
             lease.try_obtain()
+
+
+def test_lease_on_a_standby_is_unavailable(postgres: Database) -> None:
+    # L5: as after a failover, until the connection is replaced
+    lease = ExclusiveLease(KEY, TTL)
+    set_in_session(postgres, "default_transaction_read_only = on")
+
+    with pytest.raises(DatabaseUnavailable, match="read-only transaction"):
+        lease.try_obtain()
+
+
+def test_lease_without_the_schema_names_the_init_command(postgres: Database, settings: Settings) -> None:
+    postgres.execute_sql(f"DROP SCHEMA {settings.schema_name} CASCADE")
+
+    with pytest.raises(SchemaMissing, match="run: housekeeping init"):
+        ExclusiveLease(KEY, TTL).try_obtain()
 
 
 def refuse(*_: object, **__: object) -> object:
