@@ -32,7 +32,7 @@ from housekeeping.core.logs import how_to_install
 SOURCE_SETTING: Final = "HOUSEKEEPING_EMBEDDED"
 #: What programs print for ``--version``, and the oldest major version that the library supports.
 _POSTGRES: Final = (re.compile(r"()\(PostgreSQL\) ((\d+)[\w.]*)"), 13)
-_REDIS: Final = (re.compile(r"((?:Redis|Valkey) )server v=((\d+)[\w.]*)"), 6)
+_REDIS: Final = (re.compile(r"((?:Redis |Valkey )?)[Ss]erver v=((\d+)[\w.]*)"), 6)
 VERSION_SECONDS: Final = 60  # a program that does not print its version by then is ignored
 
 

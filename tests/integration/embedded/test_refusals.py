@@ -70,9 +70,16 @@ def test_postgres_13_or_newer_is_accepted(
     assert (find_postgres().path == fake) is taken
 
 
-@pytest.mark.parametrize(("version", "taken"), [("5.0.14", False), ("6.0.0", True)])
+@pytest.mark.parametrize(
+    ("version", "taken"),
+    [
+        ("Redis server v=5.0.14", False),
+        ("Redis server v=6.0.0", True),
+        ("Server v=7.2.7", True),  # Valkey 7.2
+    ],
+)
 def test_redis_6_or_newer_is_accepted(programs: Path, version: str, taken: bool) -> None:
-    fake = fake_program(programs / "redis-server", f"Redis server v={version} sha=00000000:0 malloc=jemalloc bits=64")
+    fake = fake_program(programs / "redis-server", f"{version} sha=00000000:0 malloc=jemalloc bits=64")
 
     assert (find_redis().path == fake) is taken
 
