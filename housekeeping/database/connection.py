@@ -173,9 +173,9 @@ def _nearest(read: Any, smallest: date, largest: date) -> Callable[[str | None, 
 
 T = TypeVar("T")
 
-#: PostgreSQL's code for a column that does not exist.
-_NOT_SUPPORTED: Final = "0A000"
+#: PostgreSQL's codes for a column that does not exist, and for what a server, or Citus, cannot do.
 _UNDEFINED_COLUMN: Final = "42703"
+_NOT_SUPPORTED: Final = "0A000"
 _IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
 #: peewee's record of the open blocks of a thread, which it resets with each connection.
 _BLOCKS: Final = ("ctx", "transactions", "commit_callbacks")
