@@ -219,6 +219,7 @@ def serve(threads: int, with_web: bool, host: str, port: int) -> None:
             raise Abandoned(number)
         asked = True
         service.stop()
+        notify("each run ends after its batch; a second Ctrl-C or SIGTERM ends this process at once")
 
     def run() -> None:
         # Printed only once signals are handled, because a supervisor may send one as soon as it reads the line.

@@ -140,7 +140,50 @@ def test_process_that_is_stopped_as_soon_as_it_serves_exits_with_0(calls: dict[s
     with started(SERVE, calls, tmp_path / "one") as one:
         assert one.running.wait(PATIENCE_S) == 0
 
-    assert one.text() == "serving 3 workers (Ctrl-C to stop)\n"
+    assert one.text().splitlines() == [
+        "serving 3 workers (Ctrl-C to stop)",
+        "housekeeping: each run ends after its batch; a second Ctrl-C or SIGTERM ends this process at once",
+    ]
+
+
+def test_second_signal_ends_the_process_within_its_batch(
+    calls: dict[str, str], postgres: Database, tmp_path: Path
+) -> None:
+    # R5
+    with started(SERVE, calls, tmp_path / "one") as one:
+        eventually((tmp_path / "called").exists, one)
+        one.running.terminate()
+        eventually(lambda: "a second Ctrl-C" in one.text(), one)
+        assert one.terminate() == 143
+
+    assert one.text().splitlines()[-1] == "housekeeping: ended at once; other processes resume its runs after a minute"
+    assert [run.outcome for run in of(CALLS)] == [None]
+    assert postgres.execute_sql("SELECT count(*) FROM calls").fetchone() == (3,)
+
+
+def test_installations_with_different_schemas_share_a_database(
+    environment: dict[str, str], add: Callable[[int], None], postgres: Database, command: Command, tmp_path: Path
+) -> None:
+    # Each has its own ticks, leases and heartbeats.
+    add(3)
+    other = {"SCHEMA": "other", "NAMESPACE": environment["HOUSEKEEPING_NAMESPACE"] + "_2"}
+    assert command("init", **other).returncode == 0
+    assert command("pause", STATUSES, **other).returncode == 0
+    paused = environment | {f"HOUSEKEEPING_{name}": value for name, value in other.items()}
+
+    with started(SERVE, environment, tmp_path / "one") as one, started(SERVE, paused, tmp_path / "two") as two:
+        eventually(lambda: [run.outcome for run in of(STATUSES)][:1] == ["done"], one)
+        eventually(lambda: STATUSES in dict(_runs_of_other(postgres)), two)
+        alive = [json.loads(command("status", "--json", **each).stdout)["processes"] for each in ({}, other)]
+
+    assert dict(_runs_of_other(postgres))[STATUSES] == "skipped"
+    assert {run.outcome for run in of(STATUSES)} == {"done"}
+    assert [len(each) for each in alive] == [2, 2]
+    postgres.execute_sql("DROP SCHEMA other CASCADE")
+
+
+def _runs_of_other(postgres: Database) -> list[tuple[str, str]]:
+    return list(postgres.execute_sql("SELECT worker, outcome FROM other.runs ORDER BY id").fetchall())
 
 
 def test_another_process_takes_over_from_a_killed_one(

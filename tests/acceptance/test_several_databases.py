@@ -236,6 +236,22 @@ def test_worker_starts_and_runs_while_main_is_unavailable(two: TwoServers) -> No
     assert (sent.returncode, status) == (0, 0), working.text()
 
 
+def test_process_without_redis_serves_each_database_that_answers(two: TwoServers) -> None:
+    del two.environment["HOUSEKEEPING_REDIS_URL"]
+    two.ci.stop("postgres")
+
+    with started([sys.executable, "-m", "housekeeping", "serve"], two.environment, two.folder / "serve.log") as serving:
+        # Their ticks are sent before and after that of the other database's worker.
+        for worker in (STATUSES, "housekeeping.outbox"):
+            eventually(lambda of=worker: (of, "done") in runs_in(two.main), serving)  # type: ignore[misc]
+        two.ci.start("postgres")
+        eventually(lambda: (BUILDS, "done") in runs_in(two.ci), serving)
+        status = serving.terminate()
+
+    assert status == 0, serving.text()
+    assert query(two.ci, "SELECT status FROM ci_builds") == [("failed",)]
+
+
 def followed(text: str, two: TwoServers) -> str:
     """Run a block of shell commands; return what it prints."""
     text = text.replace("postgresql://user:password@main-host:5432/app", two.main.database_url)
