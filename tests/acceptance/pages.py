@@ -23,7 +23,8 @@ _DATABASE: Final = re.compile(r"postgresql://user:password@host:5432/\w+")
 _REDIS: Final = re.compile(r"redis://host:6379/\d")
 #: .ci/run and tests/acceptance/test_demo.py run the installation, the demo and the suites from an empty folder.
 _DONE_ELSEWHERE: Final = re.compile(
-    r"^(?:python3 -m venv|\S*pip (?:install|wheel)|\S*housekeeping demo|pytest|HOUSEKEEPING_TEST_)(?:.*\\\n)*.*$",
+    r"^(?:python3 -m venv|\S*pip (?:install|wheel)|\S*housekeeping demo|pytest|HOUSEKEEPING_TEST_|PATH=.* tox )"
+    r"(?:.*\\\n)*.*$",
     re.MULTILINE,
 )
 #: Programs that run until they are stopped: stopped as soon as they work.
