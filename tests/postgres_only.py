@@ -15,6 +15,7 @@ NEEDS_REDIS: Final = {
     "tests/integration/middleware/": _BROKER,
     "tests/integration/redis_topologies/": _STORE,
     "tests/integration/leases/test_leases.py::*[redis": _STORE,
+    "tests/integration/leases/test_async_leases.py::*[redis": _STORE,
     "tests/integration/leases/test_leases.py::test_lease_acquired_without_an_answer": _LOST,
     "tests/integration/leases/test_leases.py::test_a_lease_shares_the_installed_applications_redis": _STORE,
     "tests/integration/leases/test_leases_given_back.py::test_lease_is_released_if_redis": _LOST,
