@@ -42,6 +42,7 @@ _CONNECTS: Final = "the test connects to the one database of its settings by its
 _THREADS: Final = "threads of the test use the current database, which is main there"
 _COUNTS: Final = "the test counts what an installation with one database has"
 _NAMES: Final = "the test names what is in the only database"
+_CHANGES: Final = "the test changes the only database, which has the leases; here they are in main"
 #: Tests that need one database, with the reason.
 ONE_DATABASE: Final = {
     "tests/integration/costs/": _COUNTS,
@@ -54,6 +55,8 @@ ONE_DATABASE: Final = {
     "tests/integration/leases/test_fences.py::test_fenced_lease_without_a_database": _CONNECTS,
     "tests/integration/leases/test_fences.py::test_lease_is_released_if": _THREADS,
     "tests/integration/leases/test_fencing_tokens.py": _THREADS,
+    "tests/integration/leases/test_without_redis.py::test_lease_on_a_standby": _CHANGES,
+    "tests/integration/leases/test_without_redis.py::test_lease_without_the_schema": _CHANGES,
     "tests/integration/middleware/interrupts/test_statements.py": _THREADS,
     "tests/integration/own_sweeps/test_installed.py": _COUNTS,
     "tests/integration/sweeps/engine/test_batch_sizing.py::test_batch_whose_locks": _CONNECTS,
