@@ -130,9 +130,9 @@ COMPARISONS: Final = (
         },
         targets={
             "whole middleware": 0.9,
-            "deduplicated": 0.6,
-            "under a lease, with a database": 0.6,
-            "both": 0.5,
+            "deduplicated": 0.8,
+            "under a lease, with a database": 0.8,
+            "both": 0.7,
         },
     ),
     Comparison(

@@ -86,6 +86,6 @@ COMPARISONS: Final = (
         rows=20_000,
         among=200_000,
         contestants={FLOOR: _floor, OURS: ours(_WORKER), LINES: ours(_WORKER, lines=True)},
-        targets={OURS: 0.75},
+        targets={OURS: 0.8},
     ),
 )
