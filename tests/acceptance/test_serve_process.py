@@ -57,7 +57,7 @@ sys.stderr = Stderr(sys.stderr)
 """
 
 
-pytestmark = pytest.mark.usefixtures("without_redis")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_redis")]
 
 
 @pytest.fixture

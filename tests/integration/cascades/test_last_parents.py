@@ -148,6 +148,7 @@ def test_parent_goes_once_its_dependents_can_be_deleted(failing: None) -> None:
     assert (ids("account"), result.counts["details"]["postponed"]) == ({"account": [4]}, {"rows": []})
 
 
+@pytest.mark.slow
 def test_run_leaves_1000_rejected_rows_in_a_row_and_the_next_one_does_the_others(accounts: None, plant: Plant) -> None:
     """Twelve accounts have 100 such items each, which a run meets before those of the others."""
     execute(
