@@ -165,7 +165,7 @@ def erase(
     Shows the decision and the number of rows for each table, then asks for a confirmation. KEY is the primary key
     ("4711,7" if it has two columns), or the value of the subject's column "by". "-" prompts for it. The command removes
     the key from the list of processes; output and log show its HMAC instead. "housekeeping receipt ID" prints the
-    receipt, with the reason and the requester. The log of actions has the operator, which is the user of the command.
+    receipt, with the reason and the requester. The action log has the operator, which is the user of the command.
 
     The erasure is refused before any change if a table that refers to the subject has no decision, if a row is on hold,
     or if over 20 % of a table, and at least 1,000 rows, would be changed. --confirm allows that; it does not replace

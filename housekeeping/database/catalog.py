@@ -123,7 +123,7 @@ def table_version(model: type[Model]) -> tuple[Any, ...]:
     The counter increases when a statement names a column that does not exist, because the table may have changed.
     """
     meta: Any = model._meta
-    return (database.obj, meta.schema, meta.table_name, getattr(database.obj, "unknown_columns", 0))
+    return (database.obj, meta.schema, meta.table_name, getattr(database.obj, "catalog_errors", 0))
 
 
 def catalog_version() -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def catalog_version() -> tuple[Any, ...]:
 
     Statements that were built with the same version and the same declaration are equal.
     """
-    return (database.obj, getattr(database.obj, "unknown_columns", 0), _last_change)
+    return (database.obj, getattr(database.obj, "catalog_errors", 0), _last_change)
 
 
 def _note_change() -> None:

@@ -173,9 +173,8 @@ def _nearest(read: Any, smallest: date, largest: date) -> Callable[[str | None, 
 
 T = TypeVar("T")
 
-#: PostgreSQL's codes for a column that does not exist, and for what a server, or Citus, cannot do.
-_UNDEFINED_COLUMN: Final = "42703"
-_NOT_SUPPORTED: Final = "0A000"
+#: SQLSTATEs undefined_column and feature_not_supported.
+_OUTDATED_CATALOG: Final = ("42703", "0A000")
 _IN_TRANSACTION: Final = (TRANSACTION_STATUS_INTRANS, TRANSACTION_STATUS_INERROR)
 #: peewee's record of the open blocks of a thread, which it resets with each connection.
 _BLOCKS: Final = ("ctx", "transactions", "commit_callbacks")
@@ -233,8 +232,8 @@ class Database(PostgresqlDatabase):
       prepared_statements: Whether connections are direct, so that they keep settings and prepared statements.
 
     Attributes:
-      unknown_columns: Number of statements that named a column that does not exist, or that Citus refused. After such
-        an error, what is cached about the tables may be outdated: a table may have been distributed since.
+      catalog_errors: Number of statements that failed because a column does not exist, or the server cannot do it, as
+        Citus with a table that was distributed. After such an error, cached facts about tables may be outdated.
     """
 
     _state: Any  # of the current thread
@@ -243,7 +242,7 @@ class Database(PostgresqlDatabase):
 
     def __init__(self, *args: Any, prepared_statements: PreparedStatements = "auto", **kwargs: Any) -> None:
         self.prepared_statements: Final = prepared_statements
-        self.unknown_columns = 0
+        self.catalog_errors = 0
         self._rejects_options = False
         self._thread_state = _ThreadState()
         super().__init__(*args, **kwargs)
@@ -367,13 +366,12 @@ class Database(PostgresqlDatabase):
 
     @contextmanager
     def _statement(self) -> Iterator[None]:
-        """Wait for a statement in the block, and count it in `unknown_columns`."""
+        """Wait for a statement in the block; count an error that `catalog_errors` counts."""
         with self._waiting():
             try:
                 yield
             except (ProgrammingError, NotSupportedError) as error:
-                if sqlstate(error) in (_UNDEFINED_COLUMN, _NOT_SUPPORTED):
-                    self.unknown_columns += 1
+                self.catalog_errors += sqlstate(error) in _OUTDATED_CATALOG
                 raise
 
     @contextmanager

@@ -298,7 +298,7 @@ def model_of(table: object) -> type[Any]:
       peewee.PeeweeException: The catalog cannot be read for a name.
     """
     if isinstance(table, str):
-        return _named(table, database.obj, getattr(database.obj, "unknown_columns", 0))
+        return _named(table, database.obj, getattr(database.obj, "catalog_errors", 0))
     if isinstance(table, type) and issubclass(table, Model):
         return table
     model = _built(table) if isinstance(table, Hashable) else None
@@ -340,7 +340,7 @@ def orm_rules(tables: Iterable[object]) -> list[OrmRule]:
 
 
 @cache
-def _named(name: str, _database: object, _unknown_columns: int) -> type[Model]:
+def _named(name: str, _database: object, _catalog_errors: int) -> type[Model]:
     """Read a table again once a statement on the database has named a column that does not exist."""
     return build_model(describe(name))
 

@@ -178,7 +178,7 @@ def refused_by_citus(stage: Stage) -> tuple[str, str | None] | None:
     """Return why Citus refuses a statement of the stage, with the remedy if one is known; None if it accepts all.
 
     Raises:
-      peewee.PeeweeException: When the database cannot be asked.
+      peewee.PeeweeException: If the database cannot be read.
     """
     now = datetime.now(UTC)
     explained = stage.explain_queries(now) if isinstance(stage, Explainable) else []

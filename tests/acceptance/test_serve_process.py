@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
-from tests.acceptance.processes import PATIENCE_S, eventually, started
+from tests.acceptance.processes import PATIENCE_S, Process, eventually, started
 from tests.internals.database import Database
 from tests.internals.ledger import NOW, SILENCE, Run, TickRow
 
@@ -72,6 +73,14 @@ def calls(
     return environment | {"HOUSEKEEPING_SWEEPS": "calls_of_the_shop", "HOUSEKEEPING_BUILT_IN": "none"}
 
 
+@contextmanager
+def in_a_batch(calls: dict[str, str], folder: Path) -> Iterator[Process]:
+    """Start a process; begin the block once its run is in the first batch."""
+    with started(SERVE, calls, folder / "one") as process:
+        eventually((folder / "called").exists, process)
+        yield process
+
+
 def of(worker: str) -> list[Run]:
     return list(Run.select().where(Run.worker == worker).order_by(Run.id))
 
@@ -114,8 +123,7 @@ def test_stopped_process_ends_its_batch_and_the_next_one_continues_the_tick(
     calls: dict[str, str], postgres: Database, tmp_path: Path
 ) -> None:
     # R5, S5
-    with started(SERVE, calls, tmp_path / "one") as one:
-        eventually((tmp_path / "called").exists, one)
+    with in_a_batch(calls, tmp_path) as one:
         one.running.terminate()
         (tmp_path / "go").touch()
         assert one.running.wait(PATIENCE_S) == 0
@@ -150,8 +158,7 @@ def test_second_signal_ends_the_process_within_its_batch(
     calls: dict[str, str], postgres: Database, tmp_path: Path
 ) -> None:
     # R5
-    with started(SERVE, calls, tmp_path / "one") as one:
-        eventually((tmp_path / "called").exists, one)
+    with in_a_batch(calls, tmp_path) as one:
         one.running.terminate()
         eventually(lambda: "a second Ctrl-C" in one.text(), one)
         assert one.terminate() == 143
@@ -190,8 +197,7 @@ def test_another_process_takes_over_from_a_killed_one(
     calls: dict[str, str], postgres: Database, tmp_path: Path
 ) -> None:
     # S5, L1
-    with started(SERVE, calls, tmp_path / "one") as one:
-        eventually((tmp_path / "called").exists, one)
+    with in_a_batch(calls, tmp_path) as one:
         one.kill()
     # The time passes after which the process and its run count as dead.
     TickRow.update(due_at=NOW).where(TickRow.holder.is_null(False)).execute()

@@ -27,7 +27,7 @@ def trial(make_trial: MakeTrial) -> Iterator[Trial]:
 
 
 def begun() -> runs.RunStart:
-    attempt = runs.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "somebody"))
+    attempt = runs.begin(BUILDS.actor, message_id=None, tick=None, trigger="cli", lease=(KEY, "another holder"))
     assert attempt is not None
     return attempt
 

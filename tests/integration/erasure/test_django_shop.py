@@ -141,7 +141,7 @@ def test_everything_is_changed_as_decided_and_counted_as_planned(
 
 
 def test_export_has_no_rows_of_others_that_would_be_deleted_along(shop: Settings) -> None:
-    """Others wrote comments 2 and 3. Nobody else wrote comment 5, or packed for themselves what Eve bought."""
+    """Comments 2 and 3 have other authors. Comment 5 has no author, and Eve bought what others packed."""
     erasing = Erasing(PERSON, [str(EVE)], [], ())
 
     lines = [json.loads(each) for each in export(PERSON, erasing.reach, erasing.found, with_key(shop))]

@@ -228,7 +228,7 @@ def test_release_of_a_free_lease_is_rejected(release: Release, postgres: Databas
         release()
 
     assert held.exists()
-    assert not LeaseRow.select().exists(), "nobody was fenced off"
+    assert not LeaseRow.select().exists(), "no holder was fenced off"
 
 
 def test_release_fences_off_a_plain_holder(release: Release, postgres: Database, redis_client: redis.Redis) -> None:
