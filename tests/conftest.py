@@ -96,7 +96,7 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_database_of_another_test() -> Iterator[None]:
     yield
-    for name in database.by_name().keys() - {MAIN}:
+    for name in database.by_name():
         with database.using(name):
             database.initialize(None)
     schema.use_schema(Settings.model_fields["schema_name"].default)  # a command within the test may have changed it

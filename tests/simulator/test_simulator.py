@@ -23,7 +23,7 @@ def _simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("schedules", ["15", pytest.param("40", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedules", ["5", pytest.param("40", marks=pytest.mark.slow)])
 def test_schedules_pass_every_invariant(schedules: str) -> None:
     ended = _simulate("--schedules", schedules)
 

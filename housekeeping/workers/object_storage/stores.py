@@ -50,7 +50,7 @@ _CONNECTION: Final = frozenset(
 #: obstore's defaults are 30 s and 10 retries within 3 minutes: one request could use up a run. These requests end
 #: within 25 s, so that a deletion and an access check stay below the minute after which a run counts as lost.
 _CLIENT: Final = {"connect_timeout": "5s", "timeout": "15s"}
-_RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 
 #: Validity of a signed address: the request for it begins at once.
 _SIGNED_FOR: Final = timedelta(minutes=5)
@@ -144,7 +144,7 @@ class ObjectStore:
         addresses = obstore.sign(self.client(), "DELETE", list(keys), _SIGNED_FOR)
         options: Any = self._connection()
         return {
-            key: HTTPStore.from_url(address, client_options=options, retry_config=_RETRY)
+            key: HTTPStore.from_url(address, client_options=options, retry_config=RETRY)
             for key, address in zip(keys, addresses, strict=True)
         }
 
@@ -216,7 +216,7 @@ class ObjectStore:
         store_options: Any = self._store_options()
         kinds: dict[str, Any] = {"s3": store.S3Store, "gs": store.GCSStore, "az": store.AzureStore}
         return kinds[self.scheme](
-            self.place, config=store_options, client_options=self._connection(), retry_config=_RETRY
+            self.place, config=store_options, client_options=self._connection(), retry_config=RETRY
         )
 
     def _store_options(self) -> dict[str, str]:

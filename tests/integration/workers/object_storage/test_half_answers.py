@@ -4,6 +4,7 @@ object is still there, and no object that is in use."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.integration.workers.object_storage.faulty_s3 import (
 from tests.integration.workers.object_storage.places import Bucket
 from tests.integration.workers.object_storage.s3_server import S3Server
 from tests.internals.engine import run_sweep
+from tests.internals.workers import stores
 from tests.internals.workers import uploads_sweep as sweep
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
@@ -33,8 +35,10 @@ COMPLETED, FRESH = {"may/completed"}, {"may/fresh"}
 
 
 @pytest.fixture
-def store(configure: Configure, prepared: Prepare) -> Iterator[FaultyS3]:
-    """A store with 40 stale uploads, one fresh, and one object that was completed."""
+def store(configure: Configure, prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """A store with 40 stale uploads, one fresh, and one object that was completed; its client hardly waits to retry."""
+    soon = timedelta(milliseconds=1)
+    monkeypatch.setitem(stores.RETRY, "backoff", {"init_backoff": soon, "max_backoff": soon, "base": 2})
     with faulty_s3() as store:
         configure(artifacts=store.settings())
         store.objects = STALE | COMPLETED | FRESH

@@ -154,7 +154,7 @@ def test_reason_names_why_no_answer_came(
 
 def test_requests_and_retries_end_well_within_a_run() -> None:
     seconds = float(stores._CLIENT["timeout"].removesuffix("s"))
-    at_most = stores._RETRY["retry_timeout"].total_seconds() + seconds
+    at_most = stores.RETRY["retry_timeout"].total_seconds() + seconds
 
     assert 2 * at_most < sweep.limits.runtime.total_seconds() / 2
 
