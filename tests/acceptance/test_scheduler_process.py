@@ -85,6 +85,7 @@ def test_invalid_setting_raises_at_import(environment: dict[str, str]) -> None:
     assert ended.returncode == 1
 
 
+@pytest.mark.slow
 def test_scheduler_catches_up_after_an_outage(  # S4, S5
     environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
 ) -> None:

@@ -275,6 +275,7 @@ def sender(environment: dict[str, str], receiver: Receiver) -> Iterator[Callable
         each.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_event_of_a_killed_sender_is_sent_again_with_its_id(
     webhook: AlertWebhook, receiver: Receiver, sender: Callable[[], subprocess.Popen[bytes]]
 ) -> None:

@@ -140,6 +140,7 @@ def _answers(broker: RedisBroker) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_group_whose_count_gets_no_answer_completes_once(  # R4
     grouped: RedisBroker,
 ) -> None:

@@ -26,6 +26,7 @@ pytestmark = NEEDS_SESSION
 _DUE = "timestamptz '2026-01-01 00:00:00+00' + interval '1 minute' * (n - 3)"
 
 
+@pytest.mark.slow
 def test_user_statuses_are_idempotent_and_survive_kills(add_statuses: AddStatuses, clock: ManualClock) -> None:
     # I4, F3
     add_statuses(5, _DUE)

@@ -129,7 +129,7 @@ def test_letters_that_die_after_the_confirmation_stay(client: FlaskClient, log_i
     assert "Dead letters: 120 deleted." in done and left == [b"new"]
 
 
-@pytest.mark.parametrize("action", ["requeue", "delete"])
+@pytest.mark.parametrize("action", ["requeue", pytest.param("delete", marks=pytest.mark.slow)])
 def test_over_a_thousand_letters_are_changed_in_the_background(
     client: FlaskClient, log_in: LogIn, letters: RedisBroker, action: str
 ) -> None:

@@ -148,6 +148,7 @@ def test_actor_called_as_a_function_is_not_interrupted(broker: RedisBroker) -> N
     assert (in_worker.interrupted.is_set(), called.interrupted.is_set()) == (True, False)
 
 
+@pytest.mark.slow
 def test_interrupted_coroutine_that_ends_slowly_is_requeued(broker: RedisBroker) -> None:  # R5
     began, may_end = threading.Event(), threading.Event()
     broker.add_middleware(AsyncIO())

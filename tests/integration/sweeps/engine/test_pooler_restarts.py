@@ -46,6 +46,7 @@ def _deleted() -> int:
     return sum(run.counts.get("deleted_rows", 0) for run in Run.select())
 
 
+@pytest.mark.slow
 def test_pooler_restarted_within_a_batch_loses_nothing(restartable: PgBouncer, admin: Connection) -> None:
     with admin.cursor() as cursor:
         cursor.execute(_SLOW)

@@ -232,6 +232,7 @@ def test_a_missing_program_is_named(bare: Bare) -> None:
 
 
 @pytest.mark.parametrize("ignores", ["", "trap '' TERM; "])
+@pytest.mark.slow
 def test_hanging_git_is_killed(bare: Bare, program: Program, tmp_path: Path, ignores: str) -> None:
     hanging = program(f"{ignores}echo $$ > '{tmp_path}/pid'; exec sleep 600")
 
@@ -242,6 +243,7 @@ def test_hanging_git_is_killed(bare: Bare, program: Program, tmp_path: Path, ign
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_hanging_git_leaves_no_lock_files(bare: Bare, program: Program, tmp_path: Path) -> None:
     # They would block every push to these refs and every deletion until someone removes them.
     bare.add("refs/heads/packed")

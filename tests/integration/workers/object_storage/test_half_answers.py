@@ -146,6 +146,7 @@ def test_unconfirmed_deletion_is_logged_and_reported(
     assert report["rows"] == len(STALE)
 
 
+@pytest.mark.slow
 def test_late_answer_leaves_the_entry_to_the_next_run(
     store: FaultyS3, still_pending: Pending, clock: ManualClock
 ) -> None:
