@@ -6,6 +6,7 @@ their numbers. The handler writes one line or many lines at a time.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ import re
 import select
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -167,8 +168,11 @@ def described(value: object, most: int = 60) -> str:
 
 #: Bytes that a pipe writes at once. Longer writes can be mixed with lines of another process on the same pipe.
 _ATOMIC_WRITE: Final = select.PIPE_BUF
-#: Lines that this thread collects by their handler; None while each line is written at once.
-_together: Final[ContextVar[dict[StderrHandler, list[str]] | None]] = ContextVar("together", default=None)
+#: The record that this thread's rows are copies of, and those collected by each handler; None outside of `log_rows`.
+_rows: Final[ContextVar[tuple[logging.LogRecord, dict[StderrHandler, list[logging.LogRecord]]] | None]] = ContextVar(
+    "rows", default=None
+)
+_MOST_COLLECTED: Final = 1000  # records of about 2 kB
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
@@ -193,16 +197,37 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         return passed
 
     def emit(self, record: logging.LogRecord) -> None:
+        if (rows := _rows.get()) is None:
+            self._emit_one(record)
+            return
+        original, collected = rows
+        if record.created != original.created or record.msg is not original.msg:  # a line between two rows
+            self.emit_rows(collected.pop(self, []))
+            self._emit_one(record)
+            return
+        records = collected.setdefault(self, [])
+        records.append(record)
+        if len(records) >= _MOST_COLLECTED:
+            self.emit_rows(collected.pop(self))
+
+    def emit_rows(self, records: Sequence[logging.LogRecord]) -> None:
+        """Write the lines of rows. Those that differ only in the values of their fields are formatted together."""
+        for form, group in itertools.groupby(records, _form):
+            alike = list(group)
+            if form is not None and isinstance(self.formatter, _JsonFormatter):
+                with suppress(Exception):  # one of them cannot be formatted
+                    self.write(self.formatter.format_alike(alike))
+                    continue
+            for record in alike:
+                self._emit_one(record)
+
+    def _emit_one(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
         except Exception:
             self.handleError(record)
-            return
-        together = _together.get()
-        if together is None:
-            self.write([line])
         else:
-            together.setdefault(self, []).append(line)
+            self.write([line])
 
     def write(self, lines: Iterable[str]) -> None:
         """Write lines in few chunks, none of them split; never raises. Lines that stderr does not accept are lost."""
@@ -236,6 +261,13 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         )
 
 
+def _form(record: logging.LogRecord) -> tuple[Any, ...] | None:
+    """Return what lines that are formatted together have in common; None for a record that is formatted by itself."""
+    if record.args or record.exc_info or record.stack_info:
+        return None
+    return record.msg, record.name, record.levelname, record.created, *vars(record)
+
+
 def _chunks(lines: Iterable[str]) -> Iterator[str]:
     chunk: list[str] = []
     length = 0
@@ -255,6 +287,9 @@ Format = Literal["json", "console"]
 #: Libraries whose INFO lines concern only their own developers.
 _QUIET: Final = ("pika", "urllib3", "botocore")
 _JSON: Final = json.JSONEncoder(check_circular=False)  # `to_log_value` ends cycles by its depth
+#: Types whose JSON has no line end, so that a list of them has a line for each.
+_SINGLE: Final = frozenset({str, int, bool, type(None)})
+_ONE_BY_LINE: Final = json.JSONEncoder(check_circular=False, separators=("\n", ": "))
 _RECORD_ATTRIBUTES: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 _RESERVED: Final = _RECORD_ATTRIBUTES - {"exc_info", "stack_info"}
 _DEPTH: Final = 6  # levels of nesting that are kept; deeper values are written as text
@@ -316,6 +351,10 @@ class _LineFormatter(logging.Formatter):
         self.render: Final = render
 
     def format(self, record: logging.LogRecord) -> str:
+        return self.render(self.fields(record))
+
+    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return the fields of the line as JSON types."""
         import structlog
 
         event = record.getMessage()
@@ -332,7 +371,45 @@ class _LineFormatter(logging.Formatter):
         if "exc_info" in fields:
             # Before passwords are masked, because the exception's text may quote a URL.
             fields = structlog.processors.format_exc_info(None, "", {**fields, **trailing})
-        return self.render({**_to_log_values(fields), **trailing})
+        return {**_to_log_values(fields), **trailing}
+
+
+class _JsonFormatter(_LineFormatter):
+    """Formatter that writes JSON. A thousand lines that are formatted together take a tenth of the time."""
+
+    def __init__(self) -> None:
+        super().__init__(_JSON.encode)
+
+    def format_alike(self, records: Sequence[logging.LogRecord]) -> list[str]:
+        """Return the lines of records with the same `_form`."""
+        first = records[0]
+        fields = self.fields(first)
+        fixed = {"event", *_trailing_fields(first.levelname, first.name, first.created)}
+        given = list(map(vars, records))
+        columns: dict[str, list[str]] = {}
+        for name in given[0].keys() - _RECORD_ATTRIBUTES - fixed:
+            values = [each[name] for each in given]
+            if len(set(map(id, values))) > 1:
+                columns[str(name)] = _encode_each(values)
+        encoded = {
+            name: "%s" if name in columns else _JSON.encode(value).replace("%", "%%") for name, value in fields.items()
+        }
+        names = (_JSON.encode(name).replace("%", "%%") for name in fields)
+        template = "{" + ", ".join(map(": ".join, zip(names, encoded.values(), strict=True))) + "}"
+        if not columns:
+            return [template % ()] * len(records)
+        return [
+            template % values for values in zip(*(columns[name] for name in fields if name in columns), strict=True)
+        ]
+
+
+def _encode_each(values: Sequence[Any]) -> list[str]:
+    """Return the JSON of each value."""
+    if set(map(type, values)) <= _SINGLE:
+        text = _ONE_BY_LINE.encode(values)
+        if not any(sign in text for sign in _SIGNS):
+            return text[1:-1].split("\n")
+    return [_JSON.encode(to_log_value(value)) for value in values]
 
 
 def _field_name(name: str) -> str:
@@ -384,7 +461,7 @@ def configure(level: str = "INFO", form: Format | None = None) -> None:
     form = form or ("console" if sys.stderr.isatty() else "json")
     handler = StderrHandler()
     # JSON escapes everything that a terminal would obey.
-    handler.setFormatter(_LineFormatter(_JSON.encode if form == "json" else _console()))
+    handler.setFormatter(_JsonFormatter() if form == "json" else _LineFormatter(_console()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
@@ -460,18 +537,21 @@ def log_rows(name: str, level: int, event: str, rows: Iterable[Mapping[str, Any]
     file, line, *_ = standard_logger.findCaller(stacklevel=2)
     context = _rename_reserved(standard_logger, "", structlog.contextvars.get_contextvars())
     shared = standard_logger.makeRecord(name, level, file, line, event, (), None, extra=context)
-    lines: dict[StderrHandler, list[str]] = {}
-    token = _together.set(lines)
+    collected: dict[StderrHandler, list[logging.LogRecord]] = {}
+    token = _rows.set((shared, collected))
     try:
         for row in rows:
             # A copy costs a third of a new record.
             record = shared.__class__.__new__(shared.__class__)
-            record.__dict__ = {**vars(shared), **_rename_reserved(standard_logger, "", row)}
+            record.__dict__ = {
+                **vars(shared),
+                **(row if _RESERVED.isdisjoint(row) else _rename_reserved(standard_logger, "", row)),
+            }
             standard_logger.handle(record)
     finally:
-        _together.reset(token)
-        for handler, each in lines.items():
-            handler.write(each)
+        _rows.reset(token)
+        for handler, records in collected.items():
+            handler.emit_rows(records)
 
 
 #: The distribution's name. The name of the import package belongs to another project on the public index.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -263,25 +264,44 @@ ROWS: list[dict[str, Any]] = [
     {"name": "n", "message": "m", "args": 1, "\x1b[31m\n": 1},
     {},
 ]
+#: Rows with the same names, which are formatted together.
+ALIKE: list[dict[str, Any]] = [
+    {
+        "100 %s \n": value,
+        "path": f"a/{number}",
+        "of": "all",
+        "secret": f"token={number}hunter2",
+        "worker": number,
+        "level": number,
+        "args": value,
+        "size": size,
+    }
+    for number, (value, size) in enumerate(itertools.product((v for row in ROWS for v in row.values()), (1, True)))
+]
 
 
+@pytest.mark.parametrize("rows", [ROWS, ALIKE, [*ALIKE, *ROWS, *ALIKE[:1]], [{"id": 1, "level": "mine"}] * 3])
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_log_rows_writes_the_same_lines_as_a_logger(
-    root_as_before: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: logs.Format
+    root_as_before: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    form: logs.Format,
+    rows: list[dict[str, Any]],
 ) -> None:
     monkeypatch.setattr("time.time", lambda: 1_767_225_600.25)
     monkeypatch.setattr("time.time_ns", lambda: 1_767_225_600_250_000_000)  # which logging reads since Python 3.13
     logs.configure("INFO", form)
 
     with structlog.contextvars.bound_contextvars(worker="w", run_id=7, url=HOSTILE):
-        logs.log_rows(NAME, logging.INFO, HOSTILE, ROWS)
+        logs.log_rows(NAME, logging.INFO, HOSTILE, rows)
         written_at_once = capsys.readouterr().err
-        for row in ROWS:
+        for row in rows:
             logs.logger(NAME).info(HOSTILE, **row)
         written_one_by_one = capsys.readouterr().err
 
     assert written_at_once == written_one_by_one
-    assert ("hunter2" in written_at_once, written_at_once.count("2026-01-01T00:00:00.250000Z")) == (False, len(ROWS))
+    assert ("hunter2" in written_at_once, written_at_once.count("2026-01-01T00:00:00.250000Z")) == (False, len(rows))
 
 
 class _Chunks:
@@ -302,7 +322,7 @@ def test_rows_are_written_in_few_chunks_of_at_most_pipe_buf(root_as_before: None
     stderr: Any = _Chunks()
     with redirect_stderr(stderr):
         logs.configure("INFO", "json")
-        logs.log_rows(NAME, logging.INFO, "Row changed", [{"text": "x" * length} for length in range(1, 200)])
+        logs.log_rows(NAME, logging.INFO, "Row changed", [{"100 %": "x" * length} for length in range(1, 200)])
 
     assert len(stderr.written) == pytest.approx(sum(map(len, stderr.written)) / select.PIPE_BUF, rel=0.2)
     assert [chunk for chunk in stderr.written if len(chunk) > select.PIPE_BUF or chunk[-1] != "\n"] == []
@@ -488,13 +508,14 @@ def test_lines_of_other_loggers_keep_their_place_between_rows(lines: Lines) -> N
     logs.configure("INFO", "json")
 
     def log(record: logging.LogRecord) -> None:
-        logging.getLogger("theirs").warning("Seen", extra={"of": "x"})
+        with structlog.contextvars.bound_contextvars(run_id=8):
+            logging.getLogger("theirs").warning("Seen", extra={"of": "x"})
 
     with _handled(NAME, log), structlog.contextvars.bound_contextvars(run_id=7):
         logs.log_rows(NAME, logging.INFO, "Row changed", [{"id": 1}, {"id": 2}])
 
     assert [(line["event"], line["logger"], line["level"], line["run_id"]) for line in lines()] == [
-        ("Seen", "theirs", "warning", 7),
+        ("Seen", "theirs", "warning", 8),
         ("Row changed", NAME, "info", 7),
     ] * 2
 
