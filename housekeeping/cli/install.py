@@ -38,7 +38,6 @@ from housekeeping.ledger import schema
 from housekeeping.ledger.operators import Override, overrides
 from housekeeping.ledger.schema import name_database, use_database
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.sweeps.validate_tables import problems_of
 from housekeeping.sweeps.values import Finding, Level, SetupProblem
 from housekeeping.workers import configured_sweeps, families_of
 
@@ -343,6 +342,8 @@ def _init_archives(workers: dict[str, Sweep], with_archives: bool, sql: bool, re
     Parameters:
       sql: Whether to report only statements that would be executed.
     """
+    from housekeeping.sweeps.validate_tables import problems_of
+
     stages = [stage for each in workers.values() if each.enabled for stage in each.declared_stages()]
     for problem in problems_of(stages):
         if not problem.statements or (sql and (problem.rewrites or not with_archives)):

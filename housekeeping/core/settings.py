@@ -20,8 +20,6 @@ from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 import pydantic
-from dotenv import dotenv_values
-from dotenv.parser import parse_stream
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -320,6 +318,9 @@ def values_in_file(path: Path) -> dict[str, str | None]:
     """Return what a ``.env`` file sets. Malformed lines without the prefix are ignored."""
     if not path.is_file():
         return {}
+    from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
+
     try:
         with path.open(encoding="utf-8") as stream:
             entries = list(parse_stream(stream))

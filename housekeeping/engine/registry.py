@@ -33,7 +33,6 @@ from housekeeping.sweeps.keyset import hold_of_another_table
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.rows import Call
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.validate_tables import Columns, archive_of, columns_of, misfit, updated_columns
 from housekeeping.sweeps.values import Finding, Kept, Lease, Setup, SetupProblem
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from housekeeping.engine import RunResult
     from housekeeping.sweeps.subjects import Subject
+    from housekeeping.sweeps.validate_tables import Columns
 
 T = TypeVar("T")
 
@@ -254,6 +254,8 @@ class FamilySetup:
         return None if text is None else SetupProblem(self._family.name, text)
 
     def _misfits(self) -> Iterator[str]:
+        from housekeeping.sweeps.validate_tables import misfit
+
         self._needed = self._needed or _needed_columns(self._family)
         for model in self._family.models.values():
             needed = self._needed.get(model, {})
@@ -280,7 +282,9 @@ def by_problem(problems: Mapping[str, SetupProblem]) -> dict[SetupProblem, list[
 
 
 def _needed_columns(family: Family) -> dict[type[Model], Columns]:
-    found = {model: Columns() for model in family.models.values()}
+    from housekeeping.sweeps.validate_tables import columns_of, updated_columns
+
+    found: dict[type[Model], Columns] = {model: {} for model in family.models.values()}
     found |= columns_of(stage for sweep in family.sweeps for stage in sweep.known_stages())
     for name, model in family.models.items():
         meta: Any = model._meta
@@ -318,14 +322,15 @@ def archive_sweep(sweep: Sweep) -> Sweep | None:
 
 def _made_for(sweep: Sweep) -> Sweep | None:
     """Return a sweep with a stage for each archive that keeps its rows for a time; None without one."""
-    keeping: dict[type[Model] | None, tuple[TableStage, timedelta]] = {}
-    for stage in sweep.known_stages():
-        if isinstance(stage, TableStage):
-            action = archiving(stage.action)
-            if action is not None and action.archive_keep is not None:
-                keeping.setdefault(archive_of(stage), (stage, action.archive_keep))
-    if not keeping:
+    tables = [stage for stage in sweep.known_stages() if isinstance(stage, TableStage)]
+    aged = [(stage, age) for stage in tables if (age := getattr(archiving(stage.action), "archive_keep", None))]
+    if not aged:
         return None
+    from housekeeping.sweeps.validate_tables import archive_of
+
+    keeping: dict[type[Model] | None, tuple[TableStage, timedelta]] = {}
+    for stage, age in aged:
+        keeping.setdefault(archive_of(stage), (stage, age))
     ages = {age.total_seconds() for _, age in keeping.values()}
     lease = None if sweep.lease is None else Lease(f"{sweep.name}{SUFFIX}", sweep.lease.ttl)
     return Sweep(
@@ -342,6 +347,8 @@ def _made_for(sweep: Sweep) -> Sweep | None:
 
 def _deleting(own: Sweep, stage: TableStage, age: timedelta, *, alone: bool) -> TableStage:
     """Return the stage of the companion that deletes the old rows of a stage's archive."""
+    from housekeeping.sweeps.validate_tables import archive_of
+
     archive: Any = archive_of(stage)
     at, run = getattr(archive, ARCHIVED_AT), getattr(archive, ARCHIVED_BY_RUN)
     key = [getattr(archive, column.name) for column in key_of(stage.model)]

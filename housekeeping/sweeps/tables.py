@@ -29,7 +29,6 @@ from peewee import (
     TimeField,
     UUIDField,
 )
-from playhouse.postgres_ext import ArrayField
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.logs import described, error_line
@@ -181,6 +180,8 @@ def field_of(sql_type: str, labels: Mapping[Any, str], **options: Any) -> Any:
     plain = _MODIFIER.sub("", sql_type).strip()
     if array := _ARRAY.fullmatch(plain):
         element, dimensions = array[1], array[2].count("[")
+        from playhouse.postgres_ext import ArrayField
+
         return ArrayField(SqlField, {"sql_type": element}, dimensions=dimensions, index=False, **options)
     kind = _FIELDS.get(plain.lower())
     return SqlField(plain, **options) if kind is None else kind(**options)

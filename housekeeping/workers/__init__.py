@@ -31,7 +31,6 @@ from housekeeping.ledger.schema import MODELS as LEDGER
 from housekeeping.sweeps.declaration import Sweep, setting_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.validate_tables import archives_of
 from housekeeping.sweeps.values import Kept, SetupProblem
 from housekeeping.workers import (
     batched_git_ref_updates,
@@ -265,6 +264,8 @@ def _lack_of_redis(family: Family, sweep: Sweep) -> tuple[str, str] | None:
 
 
 def _archives(family: Family) -> set[type[Model]]:
+    from housekeeping.sweeps.validate_tables import archives_of
+
     return {archive for sweep in family.sweeps for archive in archives_of(sweep.known_stages())}
 
 

@@ -14,6 +14,7 @@ import pytest
 #: Clients of servers, and other libraries that only some commands need.
 _CLIENTS: Final = {
     *("redis", "dramatiq", "periodiq", "pendulum", "obstore", "prometheus_client", "structlog", "pika", "asyncio"),
+    *("dotenv", "playhouse"),
 }
 #: Chapters that run sweeps, inspect the installation or show it, which a list of declarations does not need.
 _OTHER_CHAPTERS: Final = (
@@ -21,7 +22,7 @@ _OTHER_CHAPTERS: Final = (
     *(f"housekeeping.engine.{each}" for each in ("run", "batches", "commit", "failures", "gates", "guard", "speed")),
     *(f"housekeeping.insight.{each}" for each in ("plan", "status", "why", "trends")),
     "housekeeping.ledger.history",
-    *(f"housekeeping.sweeps.{each}" for each in ("cascade", "dependents", "tree")),
+    *(f"housekeeping.sweeps.{each}" for each in ("cascade", "dependents", "tree", "validate_tables")),
     "housekeeping.cli.sample_rows",
 )
 #: With a module of Python 3.15 about missing parts of the standard library, which its list of modules leaves out.
