@@ -240,9 +240,9 @@ def _erase_one(here: _Command, kind: str, key: str, reason: str | None) -> None:
     record = here.execute(subject, texts, digest, reason)
     print_as_json(record)
     if record.state == "refused":
-        raise Refused(f"erasure {record.erasure_id} was refused, nothing was changed: {record.error}")
+        raise Refused(f"erasure {record.id} was refused, nothing was changed: {record.error}")
     if record.state != "done":
-        raise _NotDone(f"erasure {record.erasure_id} is {record.state}" + (f": {record.error}" * bool(record.error)))
+        raise _NotDone(f"erasure {record.id} is {record.state}" + (f": {record.error}" * bool(record.error)))
 
 
 def _show(planned: ErasurePlan, *, confirmed: bool) -> None:

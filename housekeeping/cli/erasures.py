@@ -12,8 +12,9 @@ from housekeeping.cli.output import (
     json_option,
     page_options,
     print_as_json,
-    print_list,
+    print_page,
     print_table,
+    read_id,
     read_times,
     say,
     table,
@@ -62,8 +63,7 @@ def erasures(subject: str | None, receipts: bool, before: str | None, limit: int
     the database, "housekeeping erase --replay-since TIME --receipts FILE" repeats the erasures after the backup.
     """
     settings = load_ledger()
-    if before is not None and not before.isdecimal():
-        raise WrongArgument(f"{before!r} is no ID of an erasure; housekeeping erasures lists them")
+    place = read_id(before, "an erasure; housekeeping erasures lists them")
     with translate_postgres_errors():
         since, until = read_times(times, database_now())
     if receipts:
@@ -72,11 +72,8 @@ def erasures(subject: str | None, receipts: bool, before: str | None, limit: int
             if each.has_ended:
                 click.echo(json.dumps(each.receipt(secret)))
         return
-    place = None if before is None else int(before)
-    # One more than shown tells whether there are older ones.
     found = read_erasures(limit + 1, before=place, since=since, until=until, subject=subject)
-    older = str(found[limit - 1].erasure_id) if len(found) > limit else None
-    print_list("erasures", found[:limit], _COLUMNS, _cells, "no erasures", older=older)
+    print_page("erasures", found, limit, _COLUMNS, _cells, "no erasures")
 
 
 _COLUMNS: Final = (">ID", "STATE", "KIND", "HMAC", "REQUESTED (UTC)", ">TOOK", "REASON, ERROR")
@@ -84,7 +81,7 @@ _COLUMNS: Final = (">ID", "STATE", "KIND", "HMAC", "REQUESTED (UTC)", ">TOOK", "
 
 def _cells(erasure: ErasureRecord) -> list[str]:
     return [
-        str(erasure.erasure_id),
+        str(erasure.id),
         erasure.state,
         erasure.subject,
         erasure.key_hmac[:_HMAC],
@@ -128,7 +125,7 @@ def receipt(erasure_id: str | None, file: BinaryIO | None) -> None:
 
 
 def _print(found: ErasureRecord) -> None:
-    say(f"Erasure {found.erasure_id}: {found.subject} {found.key_hmac}", style="bold")
+    say(f"Erasure {found.id}: {found.subject} {found.key_hmac}", style="bold")
     lines: list[tuple[str, Any]] = [
         ("state", f"{found.state}: {found.error}" if found.error else found.state),
         ("requested", f"{format_time(found.requested_at)} UTC by {found.requester}"),

@@ -16,8 +16,9 @@ from housekeeping.cli.output import (
     notify,
     page_options,
     print_as_json,
-    print_list,
+    print_page,
     progress,
+    read_id,
     read_times,
     say,
     time_options,
@@ -35,7 +36,6 @@ from housekeeping.ledger import history, operators, schema
 from housekeeping.ledger.alerts import acknowledge as acknowledge_alerts
 from housekeeping.ledger.alerts import describe_acknowledged
 from housekeeping.ledger.operators import (
-    LoggedAction,
     Override,
     SwitchState,
     command_line_user,
@@ -44,7 +44,7 @@ from housekeeping.ledger.operators import (
     record_action,
 )
 from housekeeping.ledger.runs import PURGE
-from housekeeping.ledger.schema import name_database
+from housekeeping.ledger.schema import Action, name_database
 from housekeeping.sweeps.declaration import Sweep
 
 
@@ -97,21 +97,17 @@ def actions(target: str | None, user: str | None, before: str | None, limit: int
     """
     schema.use_database(load_settings())
     schema.require()
-    if before is not None and not before.isdecimal():
-        raise WrongArgument(f"{before!r} is no ID of an action; housekeeping actions --json has them")
+    place = read_id(before, "an action; housekeeping actions --json has them")
     with translate_postgres_errors():
         first, last = read_times(times, database_now())
-    place = None if before is None else int(before)
-    # One more than shown tells whether there are older ones.
     found = logged_actions(limit + 1, before=place, target=target, user=user, since=first, until=last)
-    older = str(found[limit - 1].action_id) if len(found) > limit else None
-    print_list("actions", found[:limit], _COLUMNS, _cells, "no actions", older=older)
+    print_page("actions", found, limit, _COLUMNS, _cells, "no actions")
 
 
 _COLUMNS: Final = ("TIME (UTC)", "USER", "ACTION", "TARGET", "RESULT")
 
 
-def _cells(action: LoggedAction) -> list[str]:
+def _cells(action: Action) -> list[str]:
     user, target = (in_one_line(text, _WIDTH) for text in (action.user, action.target))
     return [format_time(action.at), user, action.action, target, action.result_in_words]
 

@@ -27,6 +27,7 @@ from housekeeping.core.errors import Refused, WrongArgument
 from housekeeping.core.logs import printable
 from housekeeping.engine.registry import by_problem
 from housekeeping.insight.wording import as_json, parse_since
+from housekeeping.ledger.schema import page_of
 from housekeeping.sweeps.values import SetupProblem
 from housekeeping.workers import configured_sweeps
 
@@ -376,3 +377,22 @@ def print_list(
     print_table(rows, empty=empty)
     if more.get("older") is not None:
         say(f"older ones: --before {shlex.quote(more['older'])}")
+
+
+def read_id(text: str | None, what: str) -> int | None:
+    """Return the id that --before was given, or raise WrongArgument.
+
+    Parameters:
+      what: What it identifies, and which command has the ids.
+    """
+    if text is not None and not text.isdecimal():
+        raise WrongArgument(f"{text!r} is no ID of {what}")
+    return None if text is None else int(text)
+
+
+def print_page(
+    name: str, found: Sequence[T], limit: int, columns: Sequence[str], row: Callable[[T], Iterable[str]], empty: str
+) -> None:
+    """Print a page of rows with ids as `print_list` does. Of them one more was read than is shown."""
+    shown, older = page_of(found, limit)
+    print_list(name, shown, columns, row, empty, older=None if older is None else str(older))

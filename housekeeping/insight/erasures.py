@@ -36,7 +36,7 @@ _PAGE: Final = 1000  # erasures that are read at once
 class ErasureRecord:
     """One erasure; the attributes are those of the `Erasure` of the ledger, without what identifies the subject."""
 
-    erasure_id: int
+    id: int
     subject: str
     state: str
     key_hmac: str
@@ -54,7 +54,7 @@ class ErasureRecord:
     @classmethod
     def of(cls, row: Any) -> ErasureRecord:
         """Return the record of a row of the ledger."""
-        return cls(row.id, *(getattr(row, name) for name in cls.__slots__[1:]))
+        return cls(*(getattr(row, name) for name in cls.__slots__))
 
     @property
     def has_ended(self) -> bool:
@@ -95,10 +95,6 @@ class ErasureRecord:
         shown += ["kept, number unknown"] if kept is None else [f"kept {_at_least(kept)}"] if kept else []
         return ", ".join(shown) or "-"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return one element of ``housekeeping erasures --json``."""
-        return {"id": self.erasure_id, **{name: getattr(self, name) for name in self.__slots__[1:]}}
-
     def receipt(self, secret: SecretStr) -> dict[str, Any]:
         """Return the receipt, signed.
 
@@ -106,8 +102,8 @@ class ErasureRecord:
           WrongArgument: The erasure has not ended.
         """
         if not self.has_ended:
-            raise WrongArgument(f"erasure {self.erasure_id} is {self.state}; there is a receipt once it has ended")
-        content: dict[str, Any] = as_json({"receipt": _FORM, **self.as_json()})
+            raise WrongArgument(f"erasure {self.id} is {self.state}; there is a receipt once it has ended")
+        content: dict[str, Any] = {"receipt": _FORM, **as_json(self)}
         content = json.loads(json.dumps(content, default=str))
         return {**content, _SIGNATURE: _sign(secret, content)}
 
@@ -227,7 +223,7 @@ def all_erasures(
     before = None
     while page := read_erasures(_PAGE, before=before, since=since, until=until, subject=subject):
         yield from page
-        before = page[-1].erasure_id
+        before = page[-1].id
 
 
 def find_erasure(text: str) -> ErasureRecord:

@@ -537,7 +537,7 @@ class SnapshotReader:
         ]
         judged = partial(self._judges, found, {alert.key for alert in evaluated})
         known = {alert.key: alert for alert in before.alerts}
-        alerts: Sequence[Alert] = merged(evaluated, known, judged)
+        alerts = merged(evaluated, known, judged)
         if MAIN in found.clocks:
             with (
                 _noting(found, before, database_server(MAIN), MAIN),
@@ -545,10 +545,9 @@ class SnapshotReader:
                 translate_postgres_errors(),
                 time_limit(STATEMENT_TIME, LOCK_TIME),
             ):
-                reconciled = reconcile(evaluated, judged, found.clocks[MAIN].server_at, stores=self._stores)
-                alerts = list(reconciled.alerts)
-                if reconciled.error is not None and is_disk_full(reconciled.error):
-                    full = Alert(NO_SPACE, f"{DISK_FULL}{error_line(reconciled.error)}", subject=database_server(MAIN))
+                alerts, error = reconcile(evaluated, judged, found.clocks[MAIN].server_at, stores=self._stores)
+                if error is not None and is_disk_full(error):
+                    full = Alert(NO_SPACE, f"{DISK_FULL}{error_line(error)}", subject=database_server(MAIN))
                     if full.key not in {alert.key for alert in alerts}:
                         began = known[full.key].since if full.key in known else found.at
                         alerts.append(replace(full, since=began))

@@ -1,7 +1,7 @@
 """Alerts in the ledger of the database ``main``: begin, acknowledgment, end, and delivery to the webhook.
 
 `reconcile` compares the alerts that a reader has evaluated with the stored ones. The dashboard, commands and one
-process of the installation do that at the same time. Each beginning and each end is returned to exactly one of them.
+process of the installation do that at the same time. Each beginning and each end is stored once.
 """
 
 from __future__ import annotations
@@ -95,28 +95,13 @@ class Alert:
         return {**{name: getattr(self, name) for name in shown}, "cause": cause}
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciled:
-    """Result of `reconcile`.
-
-    Attributes:
-      alerts: The evaluated alerts with their beginnings and acknowledgments, then the stored ones that were not judged.
-      began, ended: Those whose beginning or end this call has stored. No other call returns them.
-      error: Why the changes could not be stored; None if they were, or there were none.
-    """
-
-    alerts: Sequence[Alert]
-    began: Sequence[Alert] = ()
-    ended: Sequence[Alert] = ()
-    error: PeeweeException | None = None
-
-
 def reconcile(
     found: Iterable[Alert], is_judged: Callable[[Alert], bool], at: datetime, *, stores: bool = True
-) -> Reconciled:
+) -> tuple[list[Alert], PeeweeException | None]:
     """Store which alerts have begun and ended, in one statement; without a change, only read.
 
-    A reader that may not write still gets the stored beginnings and acknowledgments.
+    Return the evaluated alerts with their beginnings and acknowledgments, then the stored ones that were not judged;
+    and why the changes could not be stored. A reader that may not write still gets the stored ones.
 
     Parameters:
       found: The evaluated alerts.
@@ -149,8 +134,7 @@ def reconcile(
             logger.debug("Alerts are not stored", error=error_line(failure))
             error = failure
     known = {key: alert for key, (alert, _) in stored.items() if alert.alert_id not in ended} | began
-    alerts = merged(evaluated.values(), known, is_judged)
-    return Reconciled(alerts, list(began.values()), [alert for alert in gone if alert.alert_id in ended], error)
+    return merged(evaluated.values(), known, is_judged), error
 
 
 def merged(found: Iterable[Alert], known: Mapping[AlertKey, Alert], is_judged: Callable[[Alert], bool]) -> list[Alert]:

@@ -95,15 +95,13 @@ class RunRecord:
 
 def recent(worker: str, limit: int) -> list[RunRecord]:
     """Return the worker's last runs, newest first."""
-    rows = select_runs().where(Run.worker == worker).order_by(Run.id.desc()).limit(limit)
-    return [record_of(run) for run in rows]
+    return _records(Run.worker == worker, order=Run.id.desc(), limit=limit)
 
 
 def last_ended(worker: str, limit: int) -> list[RunRecord]:
     """Return the worker's last runs that began and ended, oldest first."""
     ended = (Run.worker == worker) & Run.outcome.not_in(_NEVER_BEGAN)
-    rows = list(select_runs().where(ended).order_by(NEWEST_FIRST).limit(limit))
-    return [record_of(run) for run in reversed(rows)]
+    return _records(ended, order=NEWEST_FIRST, limit=limit)[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +174,7 @@ def runs_of_workers(most: Mapping[str, int], *, unconfirmed: str, held_back: Col
 
 def find(run_id: int) -> RunRecord | None:
     """Return the run with this id; None if there is none."""
-    run = select_runs().where(Run.id == run_id).first()
-    return None if run is None else record_of(run)
+    return next(iter(_records(Run.id == run_id, limit=1)), None)
 
 
 def stop(record: RunRecord, user: str) -> tuple[bool, str]:
@@ -241,14 +238,12 @@ def attempts_of(record: RunRecord) -> list[RunRecord]:
 
 def attempts_at(message_id: str) -> list[RunRecord]:
     """Return all attempts at a message, oldest first."""
-    rows = select_runs().where(Run.message_id == message_id).order_by(Run.id).limit(_ATTEMPTS)
-    return [record_of(run) for run in rows]
+    return _records(Run.message_id == message_id)
 
 
 def at_tick(worker: str, tick: datetime) -> list[RunRecord]:
     """Return all attempts at a tick of the worker, oldest first."""
-    rows = select_runs().where((Run.worker == worker) & (Run.tick == tick)).order_by(Run.id).limit(_ATTEMPTS)
-    return [record_of(run) for run in rows]
+    return _records(Run.worker == worker, Run.tick == tick)
 
 
 def took_over_from(record: RunRecord) -> list[int]:
@@ -291,6 +286,10 @@ def select_runs() -> Any:
     """Return the query that `record_of` reads."""
     columns = (each for each in Run._meta.sorted_fields if each.name not in _LEFT_OUT)
     return Run.select(*columns, NOW.alias("read_at"), (Run.heartbeat_at < NOW - SILENCE).alias("silent")).dicts()
+
+
+def _records(*conditions: Any, order: Any = Run.id, limit: int = _ATTEMPTS) -> list[RunRecord]:
+    return [record_of(run) for run in select_runs().where(*conditions).order_by(order).limit(limit)]
 
 
 def record_of(row: dict[str, Any]) -> RunRecord:

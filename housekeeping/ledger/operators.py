@@ -17,7 +17,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
-from housekeeping.ledger.schema import NOW, Action, Deployment, Run, Switch
+from housekeeping.ledger.schema import NOT_ENDED, NOW, Action, Deployment, Run, Switch
 
 logger = named_logger(__name__)
 
@@ -44,8 +44,6 @@ ActionName = Literal[
 
 _MAX_TEXT: Final = 500  # characters of a user, a target or a result
 _MAX_VALUE: Final = 100  # characters of a setting that has changed
-#: What is said of an action without a result.
-NOT_ENDED: Final = "not ended, or its process was killed"
 #: An action must not wait for its log.
 _TIME: Final = timedelta(seconds=1)
 
@@ -69,35 +67,6 @@ class Outcome:
             _in_main(lambda: Action.update(result=result).where(Action.id == self.row_id).execute())
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedAction:
-    """One entry of the log.
-
-    Attributes:
-      user: The operator: ``user@machine`` on the command line; on the dashboard ``user@address``, with the user of the
-        proxy's header or of the login, or ``dashboard``.
-      target: The worker, lease, key, message or alert; ``dashboard`` for a login.
-      result: What it did; None if the action has not ended, or its process was killed.
-    """
-
-    action_id: int
-    at: datetime
-    user: str
-    action: str
-    target: str
-    result: str | None
-
-    @property
-    def result_in_words(self) -> str:
-        """The result, or that there is none."""
-        return self.result or NOT_ENDED
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry as JSON values."""
-        shown = {"id": self.action_id, "at": self.at, "user": self.user, "action": self.action}
-        return {**shown, "target": self.target, "result": self.result}
-
-
 @contextmanager
 def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcome]:
     """Record the action that the block carries out, with its result, in the table `actions`.
@@ -110,7 +79,7 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
       target: What is changed: a worker, lease, key, message or alert.
       user: The operator: `command_line_user`, or the user of the dashboard.
     """
-    row = {name: in_one_line(text, _MAX_TEXT) for name, text in (("user_name", user), ("target", target))}
+    row = {name: in_one_line(text, _MAX_TEXT) for name, text in (("user", user), ("target", target))}
     row_id, problem = _in_main(lambda: Action.insert(action=action, at=NOW, **row).execute())
     outcome = Outcome(row_id=row_id)
     try:
@@ -126,14 +95,7 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
         if row_id is not None:
             _, problem = _in_main(lambda: Action.update(result=result).where(Action.id == row_id).execute())
         if problem is not None:
-            logger.warning(
-                "Action not recorded",
-                user=row["user_name"],
-                action=action,
-                target=row["target"],
-                result=result,
-                error=problem,
-            )
+            logger.warning("Action not recorded", **row, action=action, result=result, error=problem)
 
 
 def record_deployment(state: Mapping[str, str], user: str) -> None:
@@ -163,7 +125,7 @@ def record_deployment(state: Mapping[str, str], user: str) -> None:
         Action.insert(
             action="deploy",
             at=NOW,
-            user_name=in_one_line(user, _MAX_TEXT),
+            user=in_one_line(user, _MAX_TEXT),
             target="the installation",
             result=in_one_line("; ".join(changes), _MAX_TEXT),
         ).execute()
@@ -191,7 +153,7 @@ def logged_actions(
     user: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-) -> list[LoggedAction]:
+) -> list[Action]:
     """Return the newest actions, newest first.
 
     Parameters:
@@ -212,12 +174,12 @@ def logged_actions(
         ]
         # PostgreSQL text cannot contain NUL characters, and none is stored.
         name, place = (in_one_line(text or "", _MAX_TEXT) for text in (user, target))
-        of_user = (Action.user_name == name) | fn.STARTS_WITH(Action.user_name, f"{name}@")
+        of_user = (Action.user == name) | fn.STARTS_WITH(Action.user, f"{name}@")
         of_target = (Action.target == place) | fn.STARTS_WITH(Action.target, f"{place} ")
         given += [(target, of_target), (user, of_user)]
         for value, condition in given:
             rows = rows if value is None else rows.where(condition)
-        return [LoggedAction(row.id, row.at, row.user_name, row.action, row.target, row.result) for row in rows]
+        return list(rows)
 
 
 def _in_main(write: Callable[[], int]) -> tuple[int | None, str | None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from textwrap import dedent
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from peewee import (
     SQL,
@@ -28,6 +28,8 @@ from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import BaseModel, database, translate_postgres_errors, use_databases
 from housekeeping.database.queries import UtcDateTimeField
 
+T = TypeVar("T")
+
 #: A database's name begins with a letter, so 03:00 is a time and no label.
 _LABEL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_-]*):)?([0-9]{1,30})")
 
@@ -48,6 +50,15 @@ def parse_run_label(text: str) -> tuple[str, int] | None:
     return None if found is None else (found[1] or MAIN, int(found[2]))
 
 
+def page_of(rows: Sequence[T], limit: int) -> tuple[Sequence[T], int | None]:
+    """Return a page of rows, of which one more was read if there are more, and the id after which the next one begins.
+
+    The id is None on the last page.
+    """
+    last: Any = rows[limit - 1] if len(rows) > limit else None
+    return rows[:limit], last and last.id
+
+
 #: The database's clock, because several machines write and compare these times.
 NOW: Final = SQL("clock_timestamp()")
 
@@ -57,7 +68,20 @@ def seconds_since(column: Any) -> Any:
     return fn.EXTRACT(NodeList((SQL("EPOCH FROM"), NOW - column)))
 
 
-class Run(BaseModel):
+#: What is said of an action without a result.
+NOT_ENDED: Final = "not ended, or its process was killed"
+
+
+class _Own(BaseModel):
+    """Base class of the library's own tables, which are in the schema of the settings."""
+
+    if not TYPE_CHECKING:  # as in `BaseModel`
+
+        class Meta:
+            schema = "housekeeping"
+
+
+class Run(_Own):
     """One attempt at a run; `outcome` is NULL while it is running.
 
     Attributes:
@@ -93,7 +117,6 @@ class Run(BaseModel):
 
     class Meta:
         table_name = "runs"
-        schema = "housekeeping"
 
 
 #: Order of a worker's runs, newest first, which only the index `runs_began` has. If ordered by `id`, PostgreSQL may use
@@ -101,7 +124,7 @@ class Run(BaseModel):
 NEWEST_FIRST: Final = NodeList((SQL("-"), Run.id))
 
 
-class LeaseRow(BaseModel):
+class LeaseRow(_Own):
     """Latest epoch of a lease, and the token of its holder.
 
     All keys share one sequence. So a row can be deleted, and the next epoch of its key is still higher. `used_at` is
@@ -115,10 +138,9 @@ class LeaseRow(BaseModel):
 
     class Meta:
         table_name = "leases"
-        schema = "housekeeping"
 
 
-class HeldLeaseRow(BaseModel):
+class HeldLeaseRow(_Own):
     """Holder of a lease, in an installation without Redis.
 
     It is not in `LeaseRow`, because a batch locks that row until its end, and a renewal would wait for it.
@@ -130,10 +152,9 @@ class HeldLeaseRow(BaseModel):
 
     class Meta:
         table_name = "held_leases"
-        schema = "housekeeping"
 
 
-class TickRow(BaseModel):
+class TickRow(_Own):
     """Sent tick of a worker, in an installation without Redis; the latest ones, and those that have not ended.
 
     Attributes:
@@ -154,11 +175,10 @@ class TickRow(BaseModel):
 
     class Meta:
         table_name = "ticks"
-        schema = "housekeeping"
         primary_key = CompositeKey("worker", "tick")
 
 
-class ProcessRow(BaseModel):
+class ProcessRow(_Own):
     """Last heartbeat of a process, in an installation without Redis."""
 
     id = TextField(primary_key=True)
@@ -167,10 +187,9 @@ class ProcessRow(BaseModel):
 
     class Meta:
         table_name = "processes"
-        schema = "housekeeping"
 
 
-class Switch(BaseModel):
+class Switch(_Own):
     """Current override of a worker: paused, or with lower limits."""
 
     worker = TextField(primary_key=True)
@@ -185,10 +204,9 @@ class Switch(BaseModel):
 
     class Meta:
         table_name = "switches"
-        schema = "housekeeping"
 
 
-class Rejection(BaseModel):
+class Rejection(_Own):
     """Records that a worker's last run for an argument rejected for one cause, or the error that ended that run.
 
     Attributes:
@@ -212,11 +230,10 @@ class Rejection(BaseModel):
 
     class Meta:
         table_name = "rejections"
-        schema = "housekeeping"
         primary_key = CompositeKey("worker", "subject", "cause")
 
 
-class OutboxRow(BaseModel):
+class OutboxRow(_Own):
     """One row of an event, waiting for its handler; deleted once the handler has taken it."""
 
     id = BigAutoField()
@@ -232,25 +249,39 @@ class OutboxRow(BaseModel):
 
     class Meta:
         table_name = "outbox"
-        schema = "housekeeping"
 
 
-class Action(BaseModel):
-    """One action of an operator; `result` is NULL until it has ended."""
+class Action(_Own):
+    """One action of an operator, an entry of the log.
+
+    Attributes:
+      user: The operator: ``user@machine`` on the command line; on the dashboard ``user@address``, with the user of the
+        proxy's header or of the login, or ``dashboard``.
+      target: The worker, lease, key, message or alert; ``dashboard`` for a login.
+      result: What it did; NULL until it has ended, and if its process was killed.
+    """
 
     id = BigAutoField()
     at = UtcDateTimeField()
-    user_name = TextField()
+    user = TextField(column_name="user_name")
     action = TextField()
     target = TextField()
     result = TextField(null=True)
 
     class Meta:
         table_name = "actions"
-        schema = "housekeeping"
+
+    @property
+    def result_in_words(self) -> Any:
+        """The result, or that there is none."""
+        return self.result or NOT_ENDED
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one element of ``actions`` in ``housekeeping actions --json``."""
+        return {name: getattr(self, name) for name in ("id", "at", "user", "action", "target", "result")}
 
 
-class AlertRow(BaseModel):
+class AlertRow(_Own):
     """One alert from its beginning to its end; `ended_at` is NULL while it is active.
 
     Attributes:
@@ -280,10 +311,9 @@ class AlertRow(BaseModel):
 
     class Meta:
         table_name = "alerts"
-        schema = "housekeeping"
 
 
-class Evaluation(BaseModel):
+class Evaluation(_Own):
     """Time at which a process last began to evaluate the alerts of the installation; one row."""
 
     single = BooleanField(primary_key=True, default=True)
@@ -291,10 +321,9 @@ class Evaluation(BaseModel):
 
     class Meta:
         table_name = "evaluations"
-        schema = "housekeeping"
 
 
-class Deployment(BaseModel):
+class Deployment(_Own):
     """What the process that booted last consists of, by name: versions, masked settings, declarations; one row."""
 
     single = BooleanField(primary_key=True, default=True)
@@ -302,10 +331,9 @@ class Deployment(BaseModel):
 
     class Meta:
         table_name = "deployments"
-        schema = "housekeeping"
 
 
-class Completion(BaseModel):
+class Completion(_Own):
     """Completion of a plain actor's message, written in the transaction of its effect.
 
     Attributes:
@@ -320,10 +348,9 @@ class Completion(BaseModel):
 
     class Meta:
         table_name = "completions"
-        schema = "housekeeping"
 
 
-class DetachedPartition(BaseModel):
+class DetachedPartition(_Own):
     """Partition that a worker is detaching, or has detached and not dropped yet.
 
     Attributes:
@@ -340,11 +367,10 @@ class DetachedPartition(BaseModel):
 
     class Meta:
         table_name = "detached_partitions"
-        schema = "housekeeping"
         primary_key = CompositeKey("id", "name")
 
 
-class TableSize(BaseModel):
+class TableSize(_Own):
     """Bytes of a table of the database in the last night, and in one before."""
 
     schema_name = TextField()
@@ -356,11 +382,10 @@ class TableSize(BaseModel):
 
     class Meta:
         table_name = "table_sizes"
-        schema = "housekeeping"
         primary_key = CompositeKey("schema_name", "table_name")
 
 
-class Erasure(BaseModel):
+class Erasure(_Own):
     """One erasure of a person or tenant, and its receipt. All are in the database ``main``.
 
     Attributes:
@@ -400,28 +425,10 @@ class Erasure(BaseModel):
 
     class Meta:
         table_name = "erasures"
-        schema = "housekeeping"
 
 
 #: Every model of the library's own tables.
-MODELS: Final = (
-    Run,
-    LeaseRow,
-    HeldLeaseRow,
-    TickRow,
-    ProcessRow,
-    Switch,
-    Rejection,
-    OutboxRow,
-    Action,
-    AlertRow,
-    Evaluation,
-    Deployment,
-    Completion,
-    DetachedPartition,
-    TableSize,
-    Erasure,
-)
+MODELS: Final[tuple[type[_Own], ...]] = tuple(_Own.__subclasses__())
 
 
 #: Key of the advisory lock that keeps two ``init`` from running at once.
@@ -532,12 +539,14 @@ def require() -> None:
     """
     from housekeeping.ledger.migrations import MIGRATIONS
 
+    name = Run._meta.schema
     with translate_postgres_errors():
         try:
-            version = _version()
+            # Quoted, because a name that the settings allow may be a reserved word.
+            query = f'SELECT coalesce(max(version), 0) FROM "{name}".migrations'  # noqa: S608
+            version: int = database.execute_sql(query).fetchone()[0]
         except ProgrammingError:
             version = 0
-    name = Run._meta.schema
     if version == 0:
         raise SchemaMissing(f"the schema {name!r} is not in {database.place}; run: housekeeping init")
     if version < len(MIGRATIONS):
@@ -546,14 +555,3 @@ def require() -> None:
             f"the schema {name!r}{place} is at version {version}, this code needs {len(MIGRATIONS)}; "
             "run: housekeeping init"
         )
-
-
-def _version() -> int:
-    query = f"SELECT coalesce(max(version), 0) FROM {_quoted()}.migrations"  # noqa: S608
-    version: int = database.execute_sql(query).fetchone()[0]
-    return version
-
-
-def _quoted() -> str:
-    # Quoted, because a name that the settings allow may be a reserved word.
-    return f'"{Run._meta.schema}"'

@@ -22,7 +22,7 @@ from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunPage, R
 from housekeeping.ledger.operators import logged_actions, record_action
 from housekeeping.ledger.processes import Process, Processes, heartbeat_store, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
-from housekeeping.ledger.schema import parse_run_label
+from housekeeping.ledger.schema import page_of, parse_run_label
 from housekeeping.web.security import Form, current_user
 from housekeeping.web.snapshot import SnapshotCache
 
@@ -37,13 +37,11 @@ def add_action_log(app: Flask) -> None:
         form = Form(request.args, "target", "user", "since", "until")
         (since, until), (target, user) = form.times(), map(form.typed.get, ("target", "user"))
         before = request.args.get("before", type=int)
-        # One more than shown tells whether there are older ones.
         limit = 0 if form.errors else _SHOWN + 1
         found = logged_actions(limit, before=before, target=target, user=user, since=since, until=until)
-        older = found[_SHOWN - 1].action_id if len(found) > _SHOWN else None
-        return render_template(
-            "actions.html", actions=found[:_SHOWN], older=older, form=form
-        ), 400 if form.errors else 200
+        shown, older = page_of(found, _SHOWN)
+        page = render_template("actions.html", actions=shown, older=older, form=form)
+        return page, 400 if form.errors else 200
 
 
 def add_erasures(app: Flask, settings: Settings) -> None:
@@ -54,12 +52,11 @@ def add_erasures(app: Flask, settings: Settings) -> None:
         form = Form(request.args, "subject", "since", "until")
         since, until = form.times()
         before = request.args.get("before", type=int)
-        # One more than shown tells whether there are older ones.
         limit = 0 if form.errors else _SHOWN + 1
         found = read_erasures(limit, before=before, since=since, until=until, subject=form.typed.get("subject"))
-        older = found[_SHOWN - 1].erasure_id if len(found) > _SHOWN else None
-        shown = render_template("erasures.html", erasures=found[:_SHOWN], older=older, form=form)
-        return shown, 400 if form.errors else 200
+        shown, older = page_of(found, _SHOWN)
+        page = render_template("erasures.html", erasures=shown, older=older, form=form)
+        return page, 400 if form.errors else 200
 
     @app.get("/erasures/<int:number>/receipt.json")
     def receipt(number: int) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from housekeeping.ledger import history, migrations, operators, outbox, processes, runs, schema, ticks
-from housekeeping.ledger.alerts import Acknowledged, Reconciled, acknowledge, claim_evaluation, reconcile
+from housekeeping.ledger.alerts import Acknowledged, acknowledge, claim_evaluation, reconcile
 from housekeeping.ledger.erasures import key_hmac
 from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunRecord, read_page
 from housekeeping.ledger.leases import HeldLease, UnknownLease, held_leases, release_lease

@@ -411,7 +411,7 @@ def test_acknowledgment_is_in_the_event_of_the_end(webhook: AlertWebhook, receiv
     store(ALERT)
     send(webhook)
     with database.using(MAIN):
-        acknowledge(reconcile([ALERT], lambda _: True, datetime.now(UTC)).alerts, "kim")
+        acknowledge(reconcile([ALERT], lambda _: True, datetime.now(UTC))[0], "kim")
     store()
     send(webhook)
 

@@ -64,7 +64,7 @@ def test_actions_are_filtered_and_paged_newest_first(postgres: Database) -> None
 
     newest = logged_actions(2)
     assert [each.target for each in newest] == ["w1", "w0"]
-    assert [each.target for each in logged_actions(9, before=newest[-1].action_id)] == ["w1", "w0"]
+    assert [each.target for each in logged_actions(9, before=newest[-1].id)] == ["w1", "w0"]
     assert [each.user for each in logged_actions(9, target="w1")] == ["kim", "bo"]
     assert [each.target for each in logged_actions(9, since=newest[-1].at, until=newest[0].at)] == [newest[-1].target]
     assert [each.target for each in logged_actions(9, user="kim")] == ["w1", "w0", "w0"]

@@ -104,7 +104,7 @@ def test_actions_are_deleted_after_a_year(postgres: Database) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     limit, instant = now - timedelta(days=365), timedelta(microseconds=1)
     for at in (limit - instant, limit, limit + instant):
-        Action.create(at=at, user_name="kim", action="pause", target="w", result="done")
+        Action.create(at=at, user="kim", action="pause", target="w", result="done")
 
     result = run_sweep(sweep, clock=ManualClock(now))
 
