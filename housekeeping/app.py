@@ -189,8 +189,7 @@ def _create() -> dict[str, Any]:
     settings = Settings.load()
     if _SERVING:
         logs.configure(settings.log_level, settings.log_format)
-        if settings.sentry_dsn is not None:
-            telemetry.report_to_sentry(settings.sentry_dsn)
+        telemetry.report_to_sentry(settings.sentry_dsn)
     broker = message_broker(settings)
     # Only in Dramatiq's worker processes. Other processes, such as a scheduler, serve no metrics.
     if settings.metrics_port is not None and multiprocessing.parent_process() is not None:

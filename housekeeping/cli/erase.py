@@ -1,8 +1,9 @@
-"""``housekeeping erase`` and ``export``: erase a person or tenant, erase again after a restore, and export the rows."""
+"""``housekeeping erase``, ``export``, ``erasures``, ``receipt``: erase persons and tenants, and what was erased."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import sys
@@ -15,17 +16,22 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from housekeeping.cli.main import load_workers
+from housekeeping.cli.main import load_settings, load_workers
 from housekeeping.cli.output import (
     ProgressLine,
     confirm,
     json_option,
     notify,
+    page_options,
     print_as_json,
+    print_page,
     print_table,
     progress,
+    read_id,
+    read_times,
     say,
     table,
+    time_options,
     wants_json,
 )
 from housekeeping.cli.run import run_with_progress
@@ -38,7 +44,8 @@ from housekeeping.core.errors import (
     UnknownSubject,
     WrongArgument,
 )
-from housekeeping.core.logs import counted, error_line
+from housekeeping.core.logs import counted, error_line, format_duration, in_one_line
+from housekeeping.core.settings import Settings
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.database.queries import database_now
 from housekeeping.erasures import identify, subjects_of, work
@@ -49,17 +56,19 @@ from housekeeping.insight.erasures import (
     ErasurePlan,
     ErasureRecord,
     ReceiptChanged,
+    all_erasures,
     find_erasure,
     plan_erasure,
+    read_erasures,
     verified,
 )
-from housekeeping.insight.wording import parse_since
-from housekeeping.ledger import erasures
+from housekeeping.insight.wording import format_time, parse_since
+from housekeeping.ledger import erasures, schema
 from housekeeping.ledger.operators import command_line_user, record_action
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.subjects import Subject
 
-_HMAC: Final = 12  # characters of an HMAC in a question; --json and the receipt have all of it
+_HMAC: Final = 12  # characters of an HMAC in questions and lists; --json and the receipt have all of it
 _HIDDEN: Final = "***"
 _RECEIPTS: Final = "bring the receipts back from where they were saved, and pass them: --receipts FILE"
 
@@ -99,8 +108,7 @@ class _Command:
         self.sweeps: Mapping[str, Sweep] = sweeps
         self.subjects: Mapping[str, Subject] = subjects_of(self.settings)
         self.secret = self.settings.require_erasure_key()
-        if self.settings.sentry_dsn is not None:
-            telemetry.report_to_sentry(self.settings.sentry_dsn)
+        telemetry.report_to_sentry(self.settings.sentry_dsn)
 
     def find(self, kind: str, key: str) -> tuple[Subject, list[str], str]:
         """Return a subject with the values of its primary key and its HMAC."""
@@ -398,3 +406,113 @@ def _write(path: Path, lines: Iterator[str]) -> int:
     except OSError as error:
         raise WrongArgument(f"{path} cannot be written: {error.strerror}") from None
     return number
+
+
+_WIDTH: Final = 60  # characters of a reason or an error in the list
+_LARGEST: Final = 10_000_000  # bytes of a receipt
+
+
+def load_ledger() -> Settings:
+    """Return the settings after checking the schema of the database ``main``."""
+    settings = load_settings()
+    schema.use_database(settings)
+    schema.require()
+    return settings
+
+
+@click.command("erasures")
+@click.option("--subject", metavar="KIND", help="Only erasures of this kind of subject.")
+@click.option("--receipts", is_flag=True, help="Print the receipts, one JSON object per line.")
+@time_options("were requested")
+@page_options()
+def list_erasures(subject: str | None, receipts: bool, before: str | None, limit: int, **times: str | None) -> None:
+    """List erasures, newest first: state, kind, HMAC of the key, times, reason and error.
+
+    STATE is "requested" until a worker starts it, then "running". It ends as "done", "incomplete" if rows are left,
+    "failed", or "refused" if nothing was changed. The HMAC identifies the subject, whose key is not stored.
+
+    --receipts prints the receipt of every erasure that has ended. Save them outside of the database. After a restore of
+    the database, "housekeeping erase --replay-since TIME --receipts FILE" repeats the erasures after the backup.
+    """
+    settings = load_ledger()
+    place = read_id(before, "an erasure; housekeeping erasures lists them")
+    with translate_postgres_errors():
+        since, until = read_times(times, database_now())
+    if receipts:
+        secret = settings.require_erasure_key()
+        for each in all_erasures(since, until, subject):
+            if each.has_ended:
+                click.echo(json.dumps(each.receipt(secret)))
+        return
+    found = read_erasures(limit + 1, before=place, since=since, until=until, subject=subject)
+    print_page("erasures", found, limit, _COLUMNS, _cells, "no erasures")
+
+
+_COLUMNS: Final = (">ID", "STATE", "KIND", "HMAC", "REQUESTED (UTC)", ">TOOK", "REASON, ERROR")
+
+
+def _cells(erasure: ErasureRecord) -> list[str]:
+    return [
+        str(erasure.id),
+        erasure.state,
+        erasure.subject,
+        erasure.key_hmac[:_HMAC],
+        format_time(erasure.requested_at, "%Y-%m-%d %H:%M"),
+        "-" if erasure.took_s is None else format_duration(erasure.took_s),
+        "; ".join(in_one_line(each, _WIDTH) for each in (erasure.reason, erasure.error) if each) or "-",
+    ]
+
+
+@click.command()
+@click.argument("erasure_id", metavar="[ID]", required=False)
+@click.option("--verify", "file", metavar="FILE", type=click.File("rb"), help="Verify a saved receipt; - reads stdin.")
+@json_option("Print the receipt as JSON, signed.")
+def receipt(erasure_id: str | None, file: BinaryIO | None) -> None:
+    """Print the receipt of the erasure with this ID, or verify a saved one.
+
+    A receipt has the kind of the subject and the HMAC of its key, the requester, reason and times, the number of rows
+    by table, the tables that are kept and why, the result of the final check, and what the erasure does not reach.
+    Nothing else in it identifies the subject. With --json it is signed with HOUSEKEEPING_ERASURE_KEY.
+
+    --verify needs this setting, but no server.
+
+    \b
+    housekeeping receipt 12 --json > receipt-12.json
+    housekeeping receipt --verify receipt-12.json
+
+    Exit status: 0; 1 if the signature of a saved receipt is not valid; 2 if there is no such receipt.
+    """
+    if (erasure_id is None) == (file is None):
+        raise WrongArgument("name an erasure, or a saved receipt: --verify FILE")
+    if file is not None:
+        content = verified(file.read(_LARGEST), load_settings().require_erasure_key())
+        if not print_as_json(content):
+            say(f"the signature of receipt {content['id']} is valid")
+        return
+    assert erasure_id is not None
+    settings = load_ledger()
+    found = find_erasure(erasure_id)
+    if not print_as_json(found.receipt(settings.require_erasure_key())):
+        _print_receipt(found)
+
+
+def _print_receipt(found: ErasureRecord) -> None:
+    say(f"Erasure {found.id}: {found.subject} {found.key_hmac}", style="bold")
+    lines: list[tuple[str, Any]] = [
+        ("state", f"{found.state}: {found.error}" if found.error else found.state),
+        ("requested", f"{format_time(found.requested_at)} UTC by {found.requester}"),
+        ("reason", found.reason or "-"),
+        ("started", "-" if found.started_at is None else f"{format_time(found.started_at)} UTC"),
+        ("ended", f"{format_time(found.ended_at)} UTC"),
+        ("proof", found.proof_in_words),
+        ("outside", "; ".join(found.outside) or "-"),
+    ]
+    values = table("", "")
+    values.show_header = False
+    for name, text in lines:
+        values.add_row(name, text)
+    print_table(values)
+    tables = table("TABLE", "ROWS", "KEPT BECAUSE")
+    for name in sorted({*found.counts, *found.kept}):
+        tables.add_row(name, found.counts_in_words(name), found.kept.get(name, "-"))
+    print_table(tables, empty=f"no {counted(0, 'row')}")

@@ -31,8 +31,7 @@ from housekeeping.core.errors import HousekeepingError, Refused, WrongArgument
 from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import is_unavailable
-from housekeeping.engine.registry import by_database
+from housekeeping.engine.registry import by_database, setup_problems
 from housekeeping.insight.wording import format_age, format_ticks, format_time, next_ticks, state_of
 from housekeeping.ledger import schema
 from housekeeping.ledger.operators import Override, overrides
@@ -197,16 +196,15 @@ def list_workers() -> None:
     settings = load_settings()
     sweeps = configured_sweeps(settings)
     current_overrides: dict[str, Override] = {}
-    problems: dict[str, SetupProblem] = {}
-    known: set[str] = set()
+    problems: dict[str, SetupProblem | None] = {}
     if settings.database_url is not None:
         use_database(settings)
         for database_name, workers in by_database(sweeps.values()).items():
             with progress("reading overrides"), suppress(PeeweeException), database.using(database_name):
-                examined = _add_problems(workers, problems)
+                examined = setup_problems(workers)
                 with time_limit(STATEMENT_TIME, LOCK_TIME):
                     current_overrides |= overrides()
-                known |= examined
+                problems |= examined
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
@@ -226,7 +224,7 @@ def list_workers() -> None:
                     "max_runtime_s": sweep.limits.runtime.total_seconds(),
                     "max_rows_per_s": sweep.limits.rows_per_s,
                     "rest": sweep.limits.rest,
-                    "state": "unknown" if name not in known and state == "on" else state,
+                    "state": "unknown" if name not in problems and state == "on" else state,
                     "not_set_up": problem.text if problem else None,
                 },
                 sweep.database,
@@ -251,28 +249,7 @@ def list_workers() -> None:
             row["state"],
         )
     print_table(listed)
-    print_not_set_up(problems)
-
-
-def _add_problems(workers: list[Sweep], problems: dict[str, SetupProblem]) -> set[str]:
-    """Add why workers are not set up. Return the names of those that could be examined; one that fails hides no other.
-
-    Raises:
-      peewee.PeeweeException: The database does not answer.
-    """
-    examined = set()
-    for sweep in workers:
-        try:
-            with time_limit(STATEMENT_TIME, LOCK_TIME):
-                problem = sweep.lacks()
-        except PeeweeException as error:
-            if is_unavailable(error):
-                raise
-            continue
-        examined.add(sweep.name)
-        if problem is not None:
-            problems[sweep.name] = problem
-    return examined
+    print_not_set_up({name: problem for name, problem in problems.items() if problem is not None})
 
 
 def _pace(sweep: Sweep) -> str:

@@ -329,8 +329,7 @@ def run(
     """
     settings, sweeps = load_workers(with_schema=False)
     sweep = find_worker(sweeps, name)
-    if settings.sentry_dsn is not None:
-        telemetry.report_to_sentry(settings.sentry_dsn)
+    telemetry.report_to_sentry(settings.sentry_dsn)
     run_argument = parse_argument(sweep, argument)
     if dry_run:
         count = partial(make_dry_run, sweep, run_argument, settings=settings, force=force, confirmed=confirm)

@@ -208,8 +208,7 @@ def serve(threads: int, with_web: bool, host: str, port: int) -> None:
         )
     from housekeeping.serve import Service
 
-    if settings.sentry_dsn is not None:
-        report_to_sentry(settings.sentry_dsn)
+    report_to_sentry(settings.sentry_dsn)
     serve_this_process(settings)
     service, asked = Service(settings, sweeps, threads), False
 

@@ -136,8 +136,7 @@ def purge(
     purge was rejected.
     """
     settings, declared = load_workers(with_schema=False)
-    if settings.sentry_dsn is not None:
-        telemetry.report_to_sentry(settings.sentry_dsn)
+    telemetry.report_to_sentry(settings.sentry_dsn)
     options["cascade"] = _decisions(decisions) if cascade or decisions else None
     if resumed is not None:
         request = _resumed(table, resumed, options)

@@ -195,12 +195,14 @@ def require_sentry() -> None:
         )
 
 
-def report_to_sentry(dsn: str) -> None:
-    """Configure Sentry; call it before the broker is created.
+def report_to_sentry(dsn: str | None) -> None:
+    """Configure Sentry, if the settings have a DSN; call it before the broker is created.
 
     Raises:
       SettingsError: If the extra ``sentry`` is not installed.
     """
+    if dsn is None:
+        return
     require_sentry()
     import sentry_sdk
 

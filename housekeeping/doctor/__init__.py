@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -21,7 +22,7 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.errors import is_unavailable
 from housekeeping.doctor import servers, stages, tables
-from housekeeping.engine.registry import by_database, by_problem
+from housekeeping.engine.registry import by_database, by_problem, setup_problems
 from housekeeping.ledger.alerts import count_refused_events
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import Finding, SetupProblem
@@ -46,7 +47,10 @@ def examine(settings: Settings, sweeps: dict[str, Sweep], *, only_databases: boo
     """
     # Every worker needs the database, so without one there is none to examine.
     by_name = {} if settings.database_url is None else by_database(sweeps.values())
-    problems = {worker: found for workers in by_name.values() for worker, found in _problems(workers).items()}
+    problems: dict[str, SetupProblem] = {}
+    for workers in by_name.values():
+        with suppress(HousekeepingError, PeeweeException):  # other checks report it
+            problems |= {worker: found for worker, found in setup_problems(workers).items() if found is not None}
     usable = {sweep.name: sweep for workers in by_name.values() for sweep in workers if sweep.name not in problems}
     enabled = {name: sweep for name, sweep in usable.items() if sweep.enabled}
     checks: list[tuple[str, Check]] = []
@@ -78,8 +82,8 @@ def examine(settings: Settings, sweeps: dict[str, Sweep], *, only_databases: boo
     checks += [] if only_databases else [("outside", _external), ("dashboard", web_token)]
     if settings.alert_webhook_url is not None and by_name and not only_databases:
         checks.append(("webhook", webhook))
-    for problem, workers in by_problem(problems).items():
-        yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(workers)}")
+    for problem, names in by_problem(problems).items():
+        yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(names)}")
     unreachable: set[str] = set()
     told: set[tuple[str, str]] = set()
     for area, check in checks:
@@ -122,20 +126,6 @@ def _each_family(check: Check, settings: Settings, sweeps: dict[str, Sweep]) -> 
             if is_unavailable(error):
                 raise
             yield Finding("warning", next(iter(workers)), "tables", f"{stages.UNEXAMINED}{error_line(error)}")
-
-
-def _problems(sweeps: list[Sweep]) -> dict[str, SetupProblem]:
-    found: dict[str, SetupProblem] = {}
-    for sweep in sweeps:
-        try:
-            problem = sweep.lacks()
-        except (HousekeepingError, PeeweeException) as error:  # other checks report it
-            if is_unavailable(error):
-                break
-            continue
-        if problem is not None:
-            found[sweep.name] = problem
-    return found
 
 
 def _external(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

@@ -10,9 +10,9 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from peewee import Model, ProgrammingError
+from peewee import Model, PeeweeException, ProgrammingError
 
-from housekeeping.core.errors import DeclarationError, RunTakenOver, SettingsError
+from housekeeping.core.errors import DeclarationError, HousekeepingError, RunTakenOver, SettingsError
 from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
 from housekeeping.database.catalog import (
@@ -23,6 +23,7 @@ from housekeeping.database.catalog import (
     table_of,
 )
 from housekeeping.database.connection import database
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import STATEMENT_TIME
 from housekeeping.ledger.runs import HEARTBEAT
 from housekeeping.ledger.schema import Run
@@ -271,6 +272,28 @@ class FamilySetup:
                 return bool(Run.select(Run.id).where(done).limit(1).exists())
         except ProgrammingError:  # before `housekeeping init`
             return False
+
+
+def setup_problems(sweeps: Iterable[Sweep]) -> dict[str, SetupProblem | None]:
+    """Return why workers are not set up, by name; None for those that are. A check that several share is made once.
+
+    A worker that cannot be examined, for example for lack of a right, is left out.
+
+    Raises:
+      peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
+    """
+    known: dict[Any, SetupProblem | None] = {}
+    found = {}
+    for sweep in sweeps:
+        check = sweep.enabled and sweep.setup.problem
+        try:
+            if check not in known:
+                known[check] = sweep.lacks()
+            found[sweep.name] = known[check]
+        except (HousekeepingError, PeeweeException) as error:
+            if is_unavailable(error):
+                raise
+    return found
 
 
 def by_problem(problems: Mapping[str, SetupProblem]) -> dict[SetupProblem, list[str]]:

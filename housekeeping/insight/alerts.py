@@ -351,5 +351,9 @@ def what_is_wrong(alerts: Sequence[Alert]) -> Headline | None:
 
 def describe_caused(alerts: Iterable[Alert], root: Alert) -> str:
     """Return which alerts an alert explains, by name: ``overdue (61), backlog (3)``; empty without any."""
-    names = Counter(alert.name for alert in alerts if alert.cause == root.key)
+    return format_numbers(Counter(alert.name for alert in alerts if alert.cause == root.key))
+
+
+def format_numbers(names: Counter[str]) -> str:
+    """Return the number of alerts of each name, the most frequent first."""
     return ", ".join(f"{name} ({number:,})" for name, number in names.most_common())

@@ -43,7 +43,7 @@ from housekeeping.engine.alerts import (
 )
 from housekeeping.engine.failures import Standing, standing
 from housekeeping.engine.guard import UNCONFIRMED
-from housekeeping.engine.registry import by_database, by_problem
+from housekeeping.engine.registry import by_database, by_problem, setup_problems
 from housekeeping.insight.alerts import Active, Headline, explained, what_is_wrong, what_stops
 from housekeeping.insight.backlogs import (
     Counted,
@@ -202,14 +202,14 @@ def worker_statuses(
     Raises:
       peewee.PeeweeException, DatabaseUnavailable: The database does not answer.
     """
-    names, problems = [sweep.name for sweep in sweeps], _problems(sweeps)
+    names, problems = [sweep.name for sweep in sweeps], setup_problems(sweeps)
     with time_limit(STATEMENT_TIME, LOCK_TIME):
         switches = overrides()
         known = history.runs_of_workers(
             {sweep.name: runs_looked_at(sweep) for sweep in sweeps}, unconfirmed=UNCONFIRMED, held_back=HELD_BACK
         )
         failing, rejected = failing_arguments(sweeps), standing(names)
-    set_up, until = [sweep for sweep in sweeps if problems[sweep.name] is None], time.monotonic() + _BUDGET_S
+    set_up, until = [sweep for sweep in sweeps if problems.get(sweep.name) is None], time.monotonic() + _BUDGET_S
     backlogs = count_backlogs(set_up, now, until)
     many = [sweep for sweep in set_up if sweep.enabled and not _is_exact(backlogs[sweep.name])]
     planned = planned_rows(many, now, until)
@@ -219,12 +219,12 @@ def worker_statuses(
         last = max((*runs.ended[-1:], *runs.open_runs[-1:]), key=lambda run: run.run_id, default=None)
         status = WorkerStatus(
             name,
-            state_of(sweep, switches.get(name), problems[name]),
+            state_of(sweep, switches.get(name), problems.get(name)),
             switches.get(name),
             sweep.schedule,
             None if last is None else replace(last, counts=in_order(sweep, last.counts)),
             runs.succeeded_at,
-            problems[name],
+            problems.get(name),
             ended=runs.ended,
             database=sweep.database,
         )
@@ -245,18 +245,6 @@ def worker_statuses(
                 rejected_more=more,
             )
         found.append(status)
-    return found
-
-
-def _problems(sweeps: Iterable[Sweep]) -> dict[str, SetupProblem | None]:
-    """Return why workers are not set up, by name. A check that several workers share is made once."""
-    known: dict[Any, SetupProblem | None] = {}
-    found = {}
-    for sweep in sweeps:
-        check = sweep.enabled and sweep.setup.problem
-        if check not in known:
-            known[check] = sweep.lacks()
-        found[sweep.name] = known[check]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
@@ -271,7 +272,8 @@ def forecast_backlog(
         if stale.exact:
             return BacklogForecast(0, False, "nothing is stale", catches_up=True)
         return BacklogForecast(0, False, "the stale rows cannot be counted; when they will be done is unknown")
-    rows, arrived = stale.rows, _arrived(sweep, ended)
+    found = rates(sweep, ended)
+    rows, arrived = stale.rows, None if found is None or found.arrived is None else max(0.0, found.arrived)
     if not stale.exact:
         if planned is None:
             what = f"{stale} rows"
@@ -286,14 +288,14 @@ def forecast_backlog(
         text = f"{what}; when they will be done is unknown, because no run has processed rows yet"
         return BacklogForecast(rows, not stale.exact, text, what=what)
     limits = _Limits.of(sweep, speed, override, ended)
-    course = _follow(rows, now, _starts(sweep, now, zone, override, open_run), limits, (arrived or 0.0) / 3600)
-    after = f"after {counted(course.runs, 'run')}{', if no further rows become stale' if arrived is None else ''}"
-    known = BacklogForecast(rows, not stale.exact, "", None, course.runs, catches_up=True, what=what)
-    if course.done_at is None:
-        drained = course.processed / max(1.0, (course.at - now).total_seconds()) * 3600
+    starts = _starts(sweep, now, zone, override, open_run)
+    runs, done_at, drained_per_s = _follow(rows, now, starts, limits, (arrived or 0.0) / 3600)
+    after = f"after {counted(runs, 'run')}{', if no further rows become stale' if arrived is None else ''}"
+    known = BacklogForecast(rows, not stale.exact, "", None, runs, catches_up=True, what=what)
+    if done_at is None:
         text = (
             f"{what}, and it will never catch up: {_rounded(arrived or 0.0):,} rows an hour become stale, and its runs "
-            f"process at most {_rounded(drained):,}; {limits.advice(sweep, (arrived or 0.0) / 3600)}"
+            f"process at most {_rounded(drained_per_s * 3600):,}; {limits.advice(sweep, (arrived or 0.0) / 3600)}"
         )
         return replace(known, text=text, runs=None, catches_up=False)
     is_paused = override is not None and override.state == "paused"
@@ -302,14 +304,14 @@ def forecast_backlog(
         return replace(known, text=f"{what}, and it will not catch up: {why}", catches_up=False)
     if sweep.schedule is None:
         return replace(known, text=f"{what}, done {after}; it has no schedule")
-    if course.done_at - now > _LATEST:
+    if done_at - now > _LATEST:
         return replace(known, text=f"{what}, not done within a year; {limits.advice(sweep, 0.0)}")
-    local = course.done_at.astimezone(zone)
+    local = done_at.astimezone(zone)
     form = "%H:%M" if local.date() == now.astimezone(zone).date() else "%Y-%m-%d %H:%M"
     text = f"{what}, done at about {local:{form}} {zone}, {after}"
     if is_paused and override is not None and override.until is not None:
         text += f", and paused until {override.until.astimezone(zone):{form}} {zone}"
-    return replace(known, text=text, done_at=course.done_at)
+    return replace(known, text=text, done_at=done_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,23 +367,6 @@ def _rows_of_a_batch(sweep: Sweep, ended: Sequence[RunRecord]) -> list[float]:
     return [0.0, *(rows / batches for rows, batches in found if batches)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Course:
-    """What runs to come do, followed for some time.
-
-    Attributes:
-      at: The time until which they were followed.
-      processed: The rows that they process until then.
-      runs: How many they are until nothing is left.
-      done_at: When nothing is left; None if never.
-    """
-
-    at: datetime
-    processed: float
-    runs: int
-    done_at: datetime | None
-
-
 def _starts(
     sweep: Sweep, now: datetime, zone: tzinfo, override: Override | None, open_run: RunRecord | None
 ) -> Iterator[tuple[datetime, float]]:
@@ -399,7 +384,8 @@ def _starts(
 
 def _follow(
     rows: int, now: datetime, starts: Iterable[tuple[datetime, float]], limits: _Limits, arrived_per_s: float
-) -> _Course:
+) -> tuple[int, datetime | None, float]:
+    """Follow the runs to come. Return their number, when nothing is left (None: never), and their rows per second."""
     left, at, processed, runs = float(rows), now, 0.0, 0
     for start, worked_s in starts:
         if start < at:  # this tick is skipped: the run before it is at work
@@ -412,27 +398,20 @@ def _follow(
         left, processed, runs = left - gain_per_s * spent_s, processed + per_s * spent_s, runs + 1
         at = start + timedelta(seconds=spent_s)
         if left < 1:
-            return _Course(at, processed, runs, at)
+            return runs, at, 0.0
         if runs >= _FOLLOWED:
             break
-    gained = rows - left
-    if gained <= 0:
-        return _Course(at, processed, runs, None)
-    further = left / gained
-    try:
-        return _Course(at, processed, runs + ceil(runs * further), at + (at - now) * further)
-    except OverflowError:
-        return _Course(at, processed, runs, None)
+    gained, drained_per_s = rows - left, processed / max(1.0, (at - now).total_seconds())
+    if gained > 0:
+        further = left / gained
+        with suppress(OverflowError):
+            return runs + ceil(runs * further), at + (at - now) * further, drained_per_s
+    return runs, None, drained_per_s
 
 
 def _rounded(number: float) -> int:
     """Return an estimate to two digits."""
     return round(int(number), 2 - len(str(int(number))))
-
-
-def _arrived(sweep: Sweep, ended: Sequence[RunRecord]) -> float | None:
-    found = rates(sweep, ended)
-    return None if found is None or found.arrived is None else max(0.0, found.arrived)
 
 
 #: Rows counted at most; the count's time limit usually ends it earlier.

@@ -12,13 +12,15 @@ import hashlib
 import json
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from flask import Flask, redirect, render_template, request, url_for
+from flask import Flask, abort, redirect, render_template, request, url_for
 from flask import Response as FlaskResponse
 from jinja2 import StrictUndefined
 from markupsafe import Markup, escape
@@ -28,24 +30,24 @@ from waitress.server import TcpWSGIServer
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from housekeeping.brokers import QueueLengths
 from housekeeping.core.clock import SYSTEM_CLOCK, impatient
 from housekeeping.core.errors import HousekeepingError, Refused, SettingsError
 from housekeeping.core.logs import counted, error_line, format_duration, format_size, printable
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import close_databases, database
-from housekeeping.insight.alerts import ALERTS, advice, help_for, topic
+from housekeeping.insight.alerts import ALERTS, advice, format_numbers, help_for, topic
 from housekeeping.insight.status import WorkerStatus
 from housekeeping.insight.trends import format_progress
 from housekeeping.insight.wording import format_run_counts, format_time, format_value, lost_holder, outcome_in_words
+from housekeeping.ledger.alerts import Acknowledged, Alert, AlertKey, acknowledge, describe_acknowledged
+from housekeeping.ledger.operators import record_action
 from housekeeping.ledger.schema import run_label
 from housekeeping.sweeps.declaration import Sweep
-from housekeeping.web.alerts import add_acknowledging, are_open, group_alerts
 from housekeeping.web.charts import add_charts, add_coverage, add_database, backlog_chart, runs_chart
 from housekeeping.web.dead_letters import add_dead_letters, add_errors
 from housekeeping.web.runs import add_action_log, add_erasures, add_processes, add_runs
-from housekeeping.web.security import ApplicationLogin, protect
+from housekeeping.web.security import ApplicationLogin, current_user, protect
 from housekeeping.web.snapshot import SnapshotCache
 from housekeeping.web.workers import ORDERS, WorkerTable, add_actions, add_plans, worker_page
 
@@ -160,10 +162,6 @@ def _backlog(status: WorkerStatus, now: datetime) -> Markup:
     return escape(status.waiting or "?") + (Markup(" (") + _ago(counted_at, now) + ")" if counted_at else "")
 
 
-def _empty_queues(queues: Mapping[str, QueueLengths]) -> list[str]:
-    return [name for name, each in queues.items() if each.is_empty]
-
-
 def _as_json(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False, indent=2)
 
@@ -176,9 +174,76 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "ago": _ago,
     "as_json": _as_json,
     "backlog": _backlog,
-    "empty_queues": _empty_queues,
     "foldable": _foldable,
 }
+
+
+#: Groups that are shown open: a few alerts fit above the table of workers, a storm does not.
+_OPEN_ALERTS: Final = 3
+
+
+@dataclass(slots=True)
+class AlertGroup:
+    """The active root causes of one name, either the acknowledged or the other ones.
+
+    Attributes:
+      explained: The alerts that they explain, by name.
+    """
+
+    name: str
+    members: list[Alert] = field(default_factory=list)
+    explained: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def caused(self) -> str:
+        """The alerts that they explain: ``overdue (61), backlog (3)``; empty without any."""
+        return format_numbers(self.explained)
+
+    @property
+    def since(self) -> datetime | None:
+        """When the first of them began; None if unknown."""
+        return min((each.since for each in self.members if each.since), default=None)
+
+    @property
+    def acknowledged(self) -> Acknowledged | None:
+        """The latest acknowledgment; None if not acknowledged."""
+        known = [each.acknowledged for each in self.members if each.acknowledged]
+        return max(known, key=lambda each: each.at, default=None)
+
+    @property
+    def subject(self) -> str:
+        """The worker of a single alert, empty if it concerns the whole installation; of several alerts their number."""
+        if len(self.members) == 1:
+            return self.members[0].worker
+        return counted(len(self.members), "worker" if all(each.worker for each in self.members) else "alert")
+
+    @property
+    def seen(self) -> str:
+        """The ids of the group's alerts, as its form sends them."""
+        return ",".join(str(each.alert_id) for each in self.members)
+
+
+def group_alerts(alerts: Iterable[Alert]) -> list[AlertGroup]:
+    """Return the root causes by name, in the order of the alerts; the acknowledged ones in groups of their own.
+
+    Parameters:
+      alerts: As `housekeeping.insight.alerts.explained` returns them.
+    """
+    groups: dict[tuple[str, bool], AlertGroup] = {}
+    of_root: dict[AlertKey, AlertGroup] = {}
+    for alert in alerts:
+        if alert.cause is not None:
+            of_root[alert.cause].explained[alert.name] += 1
+            continue
+        key = alert.name, alert.acknowledged is not None
+        of_root[alert.key] = groups.setdefault(key, AlertGroup(alert.name))
+        of_root[alert.key].members.append(alert)
+    return list(groups.values())
+
+
+def are_open(groups: Iterable[AlertGroup]) -> bool:
+    """Return whether the groups are shown open at first."""
+    return sum(len(each.members) for each in groups if each.acknowledged is None) <= _OPEN_ALERTS
 
 
 #: A request waits for a server for seconds at most. The others must not wait for it.
@@ -250,7 +315,6 @@ def create_app(
     add_actions(app, snapshots)
     add_action_log(app)
     add_erasures(app, settings)
-    add_acknowledging(app, snapshots)
     _add_errors(app, snapshots)
     return app
 
@@ -270,6 +334,19 @@ def _add_pages(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/alerts")
     def alerts() -> str:
         return render_template("alerts.html", alerts=ALERTS)
+
+    @app.post("/alerts/acknowledge")
+    def acknowledge_alerts() -> Response:
+        name, seen = request.form.get("name", ""), request.form.get("seen", "").split(",")
+        active = [alert for alert in snapshots.current().alerts if alert.name == name]
+        # The page sends the alerts that it showed, because others may have begun since. Programs name the alert only.
+        chosen = [alert for alert in active if seen == [""] or str(alert.alert_id) in seen]
+        if not chosen:
+            abort(404, "this alert is no longer active; nothing was acknowledged")
+        with record_action("acknowledge", name, current_user()) as outcome:
+            outcome.result = describe_acknowledged(name, acknowledge(chosen, current_user()))
+        snapshots.invalidate()
+        return redirect(url_for("front"), 303)
 
     @app.get("/favicon.ico")
     def favicon() -> Response:

@@ -51,6 +51,13 @@ OUTCOMES: Final = {
 }
 
 
+#: Returns the value of an interval, by which the axis is chosen, or that value as text.
+_Value = Callable[[Interval], float]
+_Text = Callable[[Interval], str]
+#: Returns the parts of an interval's bar as pairs of class and value, from the bottom up.
+_Parts = Callable[[Interval], list[tuple[str, float]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Plot:
     """One chart.
@@ -59,94 +66,65 @@ class Plot:
       key: Its id in the page.
       svg: The drawing without the labels of its axes.
       ticks: Labels of the vertical axis, from the top down.
-      latest: The values of the last interval as text.
+      texts: The values of each interval as text.
+      latest: Those of the last one, with its time.
     """
 
     key: str
     title: str
     svg: Markup
     ticks: Sequence[str]
+    texts: Sequence[str]
     latest: str
 
 
 def plots(found: Sequence[Interval]) -> list[Plot]:
     """Return the charts of these intervals."""
+
+    def plot(key: str, title: str, value: _Value, describe: _Text, parts: _Parts | None = None) -> Plot:
+        return _plot(key, title, found, value, describe, parts or (lambda each: [("value", value(each))]))
+
     return [
-        _plot("outcomes", "Runs by outcome", found, _by_outcome, lambda each: each.runs, describe_outcomes, _number),
-        _plot("rows", "Processed rows", found, _one(_rows), _rows, describe_rows, _number),
-        _plot(
-            "durations",
-            "Duration of a run, mean and longest",
-            found,
-            _durations,
-            lambda each: each.longest_s or 0.0,
-            describe_durations,
-            format_duration,
-        ),
-        _plot(
-            "backlog",
-            "Backlog at the end of the runs",
-            found,
-            _one(_backlog),
-            _backlog,
-            describe_backlog,
-            _number,
-        ),
+        plot("outcomes", "Runs by outcome", lambda each: each.runs, _outcomes, _by_outcome),
+        plot("rows", "Processed rows", lambda each: each.rows, lambda each: f"{each.rows:,}"),
+        plot("durations", "Duration of a run, mean and longest", lambda each: each.longest_s or 0.0, _mean, _durations),
+        plot("backlog", "Backlog at the end of the runs", lambda each: each.backlog or 0, _backlog),
     ]
 
 
-def describe_outcomes(interval: Interval) -> str:
-    """Return the number of runs by outcome."""
+def _outcomes(interval: Interval) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in sorted(interval.outcomes.items())) or "no runs"
 
 
-def describe_rows(interval: Interval) -> str:
-    """Return the processed rows."""
-    return f"{interval.rows:,}"
-
-
-def describe_durations(interval: Interval) -> str:
-    """Return the mean and the longest duration."""
+def _mean(interval: Interval) -> str:
     if interval.longest_s is None or interval.mean_s is None:
         return "-"
     return f"mean {format_duration(interval.mean_s)}, longest {format_duration(interval.longest_s)}"
 
 
-def describe_backlog(interval: Interval) -> str:
-    """Return the backlog."""
+def _backlog(interval: Interval) -> str:
     if interval.backlog is None:
         return "not counted"
     return f"{'' if interval.backlog_exact else 'at least '}{interval.backlog:,}"
 
 
-#: Returns the parts of an interval's bar as pairs of class and value, from the bottom up.
-_Parts = Callable[[Interval], list[tuple[str, float]]]
-
-
-def _plot(
-    key: str,
-    title: str,
-    found: Sequence[Interval],
-    parts: _Parts,
-    value: Callable[[Interval], float],
-    describe: Callable[[Interval], str],
-    label: Callable[[float], str],
-) -> Plot:
-    top = _round_up(max((value(each) for each in found), default=0.0), seconds=label is format_duration)
+def _plot(key: str, title: str, found: Sequence[Interval], value: _Value, describe: _Text, parts: _Parts) -> Plot:
+    in_seconds, texts = key == "durations", [describe(each) for each in found]
+    label = format_duration if in_seconds else _number
+    top = _round_up(max((value(each) for each in found), default=0.0), seconds=in_seconds)
     width = _SLOT * len(found)
     grid = "".join(
         f'<line class="grid" x1="0" x2="{width}" y1="{y}" y2="{y}"/>'
         for y in (_HEIGHT * step / _STEPS for step in range(_STEPS + 1))
     )
-    slots = "".join(
-        _slot(place, parts(each), top, f"{name_of(each)}: {describe(each)}") for place, each in enumerate(found)
-    )
+    named = [f"{name_of(each)}: {text}" for each, text in zip(found, texts, strict=True)]
+    slots = "".join(_slot(place, parts(each), top, named[place]) for place, each in enumerate(found))
     svg = (
         f'<svg class="plot" id="plot-{key}" role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {_HEIGHT}" '
         f'preserveAspectRatio="none">{grid}{slots}</svg>'
     )
     ticks = [label(top * step / _STEPS) if step else "0" for step in range(_STEPS, -1, -1)]
-    return Plot(key, title, Markup(svg), ticks, f"{name_of(found[-1])}: {describe(found[-1])}")
+    return Plot(key, title, Markup(svg), ticks, texts, named[-1])
 
 
 def name_of(interval: Interval) -> str:
@@ -183,18 +161,6 @@ def _by_outcome(interval: Interval) -> list[tuple[str, float]]:
 
 def _durations(interval: Interval) -> list[tuple[str, float]]:
     return [("longest", interval.longest_s or 0.0), ("mean", interval.mean_s or 0.0)]
-
-
-def _rows(interval: Interval) -> float:
-    return interval.rows
-
-
-def _backlog(interval: Interval) -> float:
-    return interval.backlog or 0
-
-
-def _one(value: Callable[[Interval], float]) -> _Parts:
-    return lambda interval: [("value", value(interval))]
 
 
 def _round_up(value: float, *, seconds: bool) -> float:
@@ -336,6 +302,7 @@ def add_charts(app: Flask, snapshots: SnapshotCache) -> None:
             abort(400, f"range is {given[:20]!r}; it should be one of {', '.join(INTERVALS)}")
         worker = request.args.get("worker", "").replace("\0", "").strip()[:_LONGEST] or None
         trends = cache.read(length, worker)
+        drawn = plots(trends.intervals)
         return render_template(
             "charts.html",
             worker=worker,
@@ -343,14 +310,10 @@ def add_charts(app: Flask, snapshots: SnapshotCache) -> None:
             length=length,
             lengths=list(INTERVALS),
             width_s=INTERVALS[length][0].total_seconds(),
-            plots=plots(trends.intervals),
+            plots=drawn,
             labels=_labels(trends.intervals, length),
-            table=trends.intervals[::-1],
+            table=list(zip(trends.intervals, *(each.texts for each in drawn), strict=True))[::-1],
             name_of=name_of,
-            describe_outcomes=describe_outcomes,
-            describe_rows=describe_rows,
-            describe_durations=describe_durations,
-            describe_backlog=describe_backlog,
             unavailable=trends.unavailable,
             now=trends.at,
             live=True,

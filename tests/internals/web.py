@@ -10,8 +10,7 @@ from housekeeping.web import dead_letters, security, snapshot
 from housekeeping.web import dead_letters as dead_letter_changes
 from housekeeping.web import workers as actions
 from housekeeping.web import workers as plans
-from housekeeping.web.alerts import are_open, group_alerts
-from housekeeping.web.application import create_app, server
+from housekeeping.web.application import are_open, create_app, group_alerts, server
 from housekeeping.web.charts import FindingsCache, Plot, TrendCache, plots
 from housekeeping.web.security import Attempts, Logins
 from housekeeping.web.snapshot import SnapshotCache
