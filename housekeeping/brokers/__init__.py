@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import redis as redis_py
@@ -22,6 +22,7 @@ from dramatiq import Broker
 
 from housekeeping.brokers.redis import ReliableRedisBroker as ReliableRedisBroker
 from housekeeping.brokers.redis import redis_broker as redis_broker
+from housekeeping.brokers.redis import time_of
 from housekeeping.core.errors import RedisUnavailable, SettingsError
 from housekeeping.core.logs import how_to_install
 from housekeeping.core.redis import redis_client, translate_redis_errors
@@ -121,16 +122,9 @@ def queue_lengths(settings: Settings, names: list[str]) -> dict[str, QueueLength
             pipeline.hget(f"{settings.namespace}:broker:{name}.msgs", numbers[name][3])
         oldest = dict(zip(waiting, map(_waiting_since, pipeline.execute()), strict=True)) if waiting else {}
     return {
-        name: QueueLengths(each[0], each[1], each[2], oldest.get(name), _time_of(each[4]))
-        for name, each in numbers.items()
+        name: QueueLengths(live, delayed, dead, oldest.get(name), time_of(last[0][1]) if last else None)
+        for name, (live, delayed, dead, _, last) in numbers.items()
     }
-
-
-def _time_of(newest: list[tuple[bytes, float]]) -> datetime | None:
-    """Return the time of the newest member of a sorted set by milliseconds."""
-    with suppress(ValueError, OverflowError, OSError):  # another program wrote it
-        return datetime.fromtimestamp(newest[0][1] / 1000, UTC) if newest else None
-    return None
 
 
 def dead_actors(settings: Settings, queue: str) -> Counter[str]:
@@ -157,9 +151,8 @@ def _waiting_since(body: bytes | None) -> datetime | None:
     """Return when a message was enqueued or its delay ended; None if it cannot be read."""
     try:
         message = json.loads(body or b"")
-        since_ms = max(message["message_timestamp"], message["options"].get("eta", 0))
-        return datetime.fromtimestamp(since_ms / 1000, UTC)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
+        return time_of(max(message["message_timestamp"], message["options"].get("eta", 0)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

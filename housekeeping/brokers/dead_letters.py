@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Final, Literal, Protocol
 from uuid import uuid4
@@ -32,7 +32,7 @@ from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.brokers.dramatiq_internals import SkipEnqueue, StoreUnavailable
-from housekeeping.brokers.redis import wrong_type
+from housekeeping.brokers.redis import time_of, wrong_type
 from housekeeping.core.errors import (
     BrokerUnavailable,
     DeadLetterRefused,
@@ -59,14 +59,6 @@ NAME_WIDTH: Final = 60  # characters of an id, a name or the arguments in a list
 _ERROR_WIDTH: Final = 200
 
 
-def _time_of(ms: float) -> datetime | None:
-    """Return the time of milliseconds since 1970; None for 0, and for a number that another program wrote."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
 @dataclass(frozen=True)
 class DeadLetter:
     """A message that the broker has given up; it is decoded when its content is first asked for.
@@ -88,12 +80,12 @@ class DeadLetter:
     @cached_property
     def died_at(self) -> datetime | None:
         """Return when the broker gave it up; None if unknown."""
-        return _time_of(self.died_ms)
+        return time_of(self.died_ms)
 
     @property
     def sent_at(self) -> datetime | None:
         """Return when the message was sent last; None if unknown."""
-        return _time_of(self.message.message_timestamp if self.message else 0)
+        return time_of(self.message.message_timestamp if self.message else 0)
 
     @cached_property
     def _decoded(self) -> tuple[Message[Any] | None, str]:

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import redis
@@ -52,6 +53,14 @@ def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
     if message.queue_name != queue_name:
         return None, f"it says that its queue is {message.queue_name!r}"
     return message, ""
+
+
+def time_of(ms: float) -> datetime | None:
+    """Return the time of milliseconds since 1970; None for 0, and for a number that another program wrote."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def wrong_type(message: Message[Any]) -> str:

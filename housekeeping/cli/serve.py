@@ -19,7 +19,7 @@ import periodiq
 
 from housekeeping.brokers import reach_broker, reject_unusable_redis
 from housekeeping.cli.main import load_workers
-from housekeeping.cli.output import notify
+from housekeeping.cli.output import notify, options
 from housekeeping.cli.run import Abandoned, end_process, in_foreground
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError, WrongArgument
 from housekeeping.core.interrupts import exit_on
@@ -32,16 +32,21 @@ from housekeeping.ledger import schema
 from housekeeping.middleware.observe import PageServer, Readiness, require_prometheus, with_health
 from housekeeping.sweeps.declaration import Sweep
 
+#: The options of the dashboard.
+_address: Final = options(
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address of the dashboard."),
+    click.option(
+        "--port",
+        default=9292,
+        show_default=True,
+        type=click.IntRange(0, 65535),
+        help="Port of the dashboard; 0 for any free port.",
+    ),
+)
+
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    default=9292,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 for any free port.",
-)
+@_address
 def web(host: str, port: int) -> None:
     """Serve the dashboard: workers, runs, plans, backlog, alerts, queues, leases, dead letters; pause and resume.
 
@@ -177,14 +182,7 @@ def scheduler() -> None:
     help="Maximum number of simultaneous runs.",
 )
 @click.option("--web", "with_web", is_flag=True, help='Also serve the dashboard; requires the extra "web".')
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the dashboard.")
-@click.option(
-    "--port",
-    default=9292,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port of the dashboard; 0 for any free port.",
-)
+@_address
 def serve(threads: int, with_web: bool, host: str, port: int) -> None:
     """Run the schedule and all workers in one process, without Redis.
 

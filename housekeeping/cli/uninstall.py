@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,23 +42,6 @@ WHERE attname = 'archived_by_run' AND NOT attisdropped AND relkind IN ('r', 'p')
 _NEEDED: Final = "2BP01"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Content of one database.
-
-    Attributes:
-      runs, undelivered: Number of runs in the history, and of rows in the outbox; 0 without tables.
-      left: Descriptions of the objects that are not removed.
-    """
-
-    database: str
-    schema: str
-    exists: bool
-    runs: int
-    undelivered: int
-    left: tuple[str, ...]
-
-
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
@@ -89,18 +71,23 @@ def uninstall(dry_run: bool, yes: bool) -> None:
         parts = [_read(name) for name in database.by_name()]
         counts = [_count(each, settings.namespace) for each in clients]
     keys, messages = sum(each for each, _ in counts), sum(each for _, each in counts)
-    left = [line for part in parts for line in part.left] + _left_elsewhere(settings)
+    left = [
+        *(line for _, _, lines in parts for line in lines),
+        *(["pending_direct_uploads in Redis, which belongs to the application"] if settings.redis_url else []),
+        "tables of init --with-tables, database roles and their rights",
+        *(["queues in RabbitMQ and their messages"] if settings.on_rabbitmq else []),
+        "messages in the broker of an application that calls housekeeping.install",
+    ]
     result = {
         "removed": not dry_run,
-        "databases": [{"database": each.database, "schema": each.schema, "runs": each.runs} for each in parts],
+        "databases": [found for found, _, _ in parts],
         "redis_keys": keys if clients else None,
         "messages": messages if clients else None,
         "left": left,
     }
     if not wants_json():
-        for each in parts:
-            what = f"{counted(each.runs, 'run')}, {counted(each.undelivered, 'undelivered row')}"
-            say(f"database {each.database}, schema {each.schema}: {what if each.exists else 'does not exist'}")
+        for found, content, _ in parts:
+            say(f"database {found['database']}, schema {found['schema']}: {content}")
         if clients:
             say(f"Redis keys {settings.namespace}:*: {counted(keys, 'key')}, {counted(messages, 'message')} in queues")
         for line in left:
@@ -144,7 +131,8 @@ def _refuse_while_alive(settings: Settings) -> None:
         )
 
 
-def _read(name: str) -> _Part:
+def _read(name: str) -> tuple[dict[str, Any], str, list[str]]:
+    """Return the schema of a database for --json, what it contains, and the objects that are not removed."""
     with database.using(name), translate_postgres_errors():
         left = [f"archive {table}" for (table,) in database.execute_sql(_ARCHIVES).fetchall()]
         exists = schema.missing_statements()[0] > 0
@@ -154,16 +142,9 @@ def _read(name: str) -> _Part:
         place = f" (database {name})" if database.several() else ""
         runs, rows = (Run.select().count(), OutboxRow.select().count()) if exists else (0, 0)
         run: Any = Run
-        return _Part(name, run._meta.schema, exists, runs, rows, tuple(f"{each}{place}" for each in left))
-
-
-def _left_elsewhere(settings: Settings) -> list[str]:
-    return [
-        *(["pending_direct_uploads in Redis, which belongs to the application"] if settings.redis_url else []),
-        "tables of init --with-tables, database roles and their rights",
-        *(["queues in RabbitMQ and their messages"] if settings.on_rabbitmq else []),
-        "messages in the broker of an application that calls housekeeping.install",
-    ]
+        content = f"{counted(runs, 'run')}, {counted(rows, 'undelivered row')}" if exists else "does not exist"
+        found = {"database": name, "schema": run._meta.schema, "runs": runs}
+        return found, content, [f"{each}{place}" for each in left]
 
 
 def _keys(client: redis.Redis, namespace: str) -> Iterator[list[str]]:

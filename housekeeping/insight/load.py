@@ -21,7 +21,7 @@ from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database
 from housekeeping.database.queries import database_now
 from housekeeping.engine.registry import by_database
 from housekeeping.engine.speed import WalRate, read_health
-from housekeeping.insight.trends import progress_of
+from housekeeping.insight.trends import progress_of_run
 from housekeeping.insight.wording import outcome_in_words
 from housekeeping.ledger.history import RUNNING, RunFilter, read_page
 from housekeeping.sweeps.declaration import Sweep
@@ -275,8 +275,7 @@ def _rows_per_s(name: str, sweeps: Sequence[Sweep]) -> list[Measure]:
         if run.worker in known and run.is_silent:
             silent[run.worker] = f"run {run.label}: {outcome_in_words(run)}"
         elif run.worker in known:
-            elapsed_s = (run.heartbeat_at - run.started_at).total_seconds()
-            rate = progress_of(known[run.worker], run.counts, None, elapsed_s).rows_per_s
+            rate = progress_of_run(known[run.worker], run).rows_per_s
             found[run.worker] = found.get(run.worker, 0.0) + (rate or 0.0)
     return [
         Measure(worker, found.get(worker), known[worker].limits.rows_per_s, silent.get(worker))

@@ -310,7 +310,11 @@ def plan(
             planned = _counted(sweep, argument, clock, limit, declared)
         except (DatabaseUnavailable, PeeweeException) as error:
             cause = error.__cause__ if isinstance(error, DatabaseUnavailable) else error
-            if not isinstance(cause, PeeweeException) or not _is_of_rows(sweep, cause):
+            # The predicate of a purge was typed just now, and its error is the answer.
+            of_row = isinstance(cause, PeeweeException) and kind_of(cause) is Kind.ROW
+            if not isinstance(cause, PeeweeException) or not (
+                is_lock_timeout(cause) or (of_row and not isinstance(sweep, PurgeSweep))
+            ):
                 raise
             planned = _uncounted(sweep, clock, cause)
         stages = stages_of(sweep)
@@ -449,12 +453,6 @@ def _schedule_check(
 def notable(checks: Iterable[Check]) -> list[Check]:
     """Return the checks that affect the run or could not be made."""
     return [each for each in checks if each.effect != "none"]
-
-
-def _is_of_rows(sweep: Sweep, error: PeeweeException) -> bool:
-    """Return whether a plan shows the error: the table is locked, or the declared predicate fails for a row."""
-    # The predicate of a purge was typed just now, and its error is the answer.
-    return is_lock_timeout(error) or (kind_of(error) is Kind.ROW and not isinstance(sweep, PurgeSweep))
 
 
 def _uncounted(sweep: Sweep, clock: Clock | None, error: PeeweeException) -> Plan:
@@ -689,14 +687,9 @@ def plan_purge(request: PurgeRequest, sweep: PurgeSweep, *, force: bool = False)
             "the rows could not be counted within statement_timeout; create an index for --where, or raise the limit: "
             "add ?options=-cstatement_timeout%3D10min to the database's URL"
         ) from None
-    if not request.ignore_holds:
-        _refuse_cascade_to_held_rows(planned)
+    for each in () if request.ignore_holds else planned.dependents:
+        if each.deletes_held_rows:
+            raise Refused(f"{each.text}. Leave the rows above them out of --where, or add --ignore-holds")
     return PurgePlan(
         request, planned, tuple(indexes), is_sorted, sweep.held_by, written_out(stage.statements_of_a_run(now)[0])
     )
-
-
-def _refuse_cascade_to_held_rows(planned: Plan) -> None:
-    for each in planned.dependents:
-        if each.deletes_held_rows:
-            raise Refused(f"{each.text}. Leave the rows above them out of --where, or add --ignore-holds")

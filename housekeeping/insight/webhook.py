@@ -51,18 +51,6 @@ logger = named_logger(__name__)
 
 #: Settings that may differ between the processes of one installation.
 _OF_PROCESS: Final = frozenset({"log_format", "log_level", "metrics_host", "metrics_port", "scheduler_metrics_port"})
-#: Settings whose values are masked, so that changes of them are not recorded.
-_HIDDEN: Final = frozenset(
-    {
-        "sentry_dsn",
-        "ping_url",
-        "alert_webhook_url",
-        "alert_webhook_secret",
-        "erasure_key",
-        "web_token",
-        "web_read_token",
-    }
-)
 #: Options of a store may be secret, whatever their names are.
 _LEFT_OUT: Final = {"object_stores": {"__all__": {"options"}}}
 _STATES: Final = ("waiting", "delayed", "dead")
@@ -134,7 +122,7 @@ def deployed(settings: Settings, sweeps: dict[str, Sweep]) -> dict[str, str]:
     found = {"housekeeping": housekeeping.__version__, **_versions(settings.sweeps)}
     for field, value in settings.model_dump(mode="json", exclude_defaults=True, exclude=_LEFT_OUT).items():
         if field not in _OF_PROCESS:
-            hidden = field in _HIDDEN or is_secret(field)
+            hidden = field == "sentry_dsn" or is_secret(field)
             text = value if isinstance(value, str) else json.dumps(to_log_value(value), sort_keys=True)
             found[variable(field)] = "***" if hidden else to_log_value(text)
     return found | {f"declaration of {name}": _digest(sweep) for name, sweep in sweeps.items()}

@@ -381,17 +381,15 @@ def read_page(
 
 
 def _runs(wanted: RunFilter, before: Position | None, limit: int) -> list[RunRecord]:
-    conditions: list[Expression] = []
-    if wanted.worker is not None:
-        conditions.append(Run.worker == wanted.worker)
-    if wanted.outcome is not None:
-        conditions.append(Run.outcome.is_null() if wanted.outcome == RUNNING else Run.outcome == wanted.outcome)
-    if wanted.trigger is not None:
-        conditions.append(Run.trigger == wanted.trigger)
-    if wanted.since is not None:
-        conditions.append(Run.started_at >= wanted.since)
-    if wanted.until is not None:
-        conditions.append(Run.started_at < wanted.until)
+    is_running, of_outcome = Run.outcome.is_null(), Run.outcome == wanted.outcome
+    given = [
+        (wanted.worker, Run.worker == wanted.worker),
+        (wanted.outcome, is_running if wanted.outcome == RUNNING else of_outcome),
+        (wanted.trigger, Run.trigger == wanted.trigger),
+        (wanted.since, Run.started_at >= wanted.since),
+        (wanted.until, Run.started_at < wanted.until),
+    ]
+    conditions = [condition for value, condition in given if value is not None]
     if before is not None:
         conditions.append(_after(before))
     query: Any = select_runs().order_by(Run.started_at.desc(), Run.id.desc()).limit(limit)

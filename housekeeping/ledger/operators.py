@@ -95,7 +95,8 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
         if row_id is not None:
             _, problem = _in_main(lambda: Action.update(result=result).where(Action.id == row_id).execute())
         if problem is not None:
-            logger.warning("Action not recorded", **row, action=action, result=result, error=problem)
+            user, target = row["user"], row["target"]
+            logger.warning("Action not recorded", user=user, action=action, target=target, result=result, error=problem)
 
 
 def record_deployment(state: Mapping[str, str], user: str) -> None:

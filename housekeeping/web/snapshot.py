@@ -28,8 +28,6 @@ from housekeeping.database.connection import (
     translate_postgres_errors,
 )
 from housekeeping.insight.status import Snapshot, SnapshotReader, database_server
-from housekeeping.leases.renewal import lease_store
-from housekeeping.ledger.leases import HeldLease, held_leases
 from housekeeping.sweeps.declaration import Sweep
 
 _FRESH_S: Final = 2.0  # age at which a snapshot is read again; counting backlogs is expensive
@@ -177,15 +175,6 @@ class SnapshotCache:
             raise DatabaseUnavailable(str(known))
         with database.using(name), translate_postgres_errors(), time_limit(STATEMENT_TIME, LOCK_TIME):
             yield
-
-    def leases(self) -> list[HeldLease]:
-        """Return the held leases, uncached.
-
-        Raises:
-          RedisUnavailable: Redis does not answer.
-          DatabaseUnavailable: PostgreSQL does not answer.
-        """
-        return held_leases(lease_store(self.settings))
 
     def broker(self) -> Broker:
         """Return the broker of the ready-made application, which knows the actors and their options.

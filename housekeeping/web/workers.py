@@ -35,7 +35,7 @@ from housekeeping.insight.wording import (
 )
 from housekeeping.leases.renewal import lease_store
 from housekeeping.ledger import history, operators
-from housekeeping.ledger.leases import HeldLease, release_lease
+from housekeeping.ledger.leases import HeldLease, held_leases, release_lease
 from housekeeping.ledger.operators import (
     KEPT,
     ActionName,
@@ -379,7 +379,7 @@ def _number_to(maximum: int) -> Callable[[str], int]:
 
 
 def _held_lease(snapshots: SnapshotCache, key: str) -> HeldLease:
-    lease = next((each for each in snapshots.leases() if each.key == key), None)
+    lease = next(iter(held_leases(lease_store(snapshots.settings), key)), None)
     return lease or abort(404, "this lease is not held: it was released or has expired")
 
 
