@@ -30,6 +30,7 @@ from housekeeping.core.cron import in_words
 from housekeeping.core.errors import HousekeepingError, Refused, WrongArgument
 from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.settings import Settings
+from housekeeping.database.catalog import escaped
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.engine.registry import by_database, setup_problems
 from housekeeping.insight.wording import format_age, format_ticks, format_time, next_ticks, state_of
@@ -336,7 +337,7 @@ def _init_archives(workers: dict[str, Sweep], with_archives: bool, sql: bool, re
             continue
         with database.atomic():
             for statement in problem.statements:
-                database.execute_sql(statement.replace("%", "%%"))
+                database.execute_sql(escaped(statement))
         result = "created" if problem.is_missing else "missing columns added"
         report("archive", problem.archive, result, f"archive {problem.archive}: {result}")
 

@@ -117,6 +117,16 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def escaped(text: str) -> str:
+    """Return SQL with escaped percent signs, which the driver otherwise takes for the places of parameters."""
+    return text.replace("%", "%%")
+
+
+def sql_name(name: str) -> str:
+    """Return a name quoted for SQL with parameters."""
+    return escaped(quoted(name))
+
+
 def table_version(model: type[Model]) -> tuple[Any, ...]:
     """Return the cache key for facts about a table: its database, its name, and a counter.
 

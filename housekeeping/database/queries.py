@@ -81,6 +81,16 @@ def _compiled(query: Any) -> _Sql:
     return text, values
 
 
+def condition_sql(condition: Any, model: type[Model], alias: str) -> tuple[str, list[Any]]:
+    """Return a condition on the columns of a model as SQL about a table with this alias, with its parameters."""
+    context: Any = database.get_sql_context()
+    meta: Any = model._meta
+    context.alias_manager[meta.table] = alias.strip('"')
+    with context.scope_normal():
+        text, values = context.sql(condition).query()
+    return text, list(values)
+
+
 class _Statement:
     def __init__(self, sql: str, parameters: Sequence[Any]) -> None:
         self._sql, self._parameters = sql, parameters

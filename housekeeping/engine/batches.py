@@ -36,29 +36,14 @@ from housekeeping.engine import (
     flagged,
 )
 from housekeeping.engine.commit import LONGEST_ERROR, Commit
-from housekeeping.engine.failures import (
-    Bisection,
-    NoRowSucceeded,
-    is_row_error,
-    may_concern_all_rows,
-    shorten_timeouts,
-)
+from housekeeping.engine.failures import Bisection, NoRowSucceeded, is_row_error, may_concern_all_rows, shorten_timeouts
 from housekeeping.engine.guard import RowLimit
 from housekeeping.engine.speed import Speed, Throttle, throttled_tables
 from housekeeping.ledger import runs
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import Counts, Cursor, RunRow, RunStart
 from housekeeping.sweeps.actions import BLOCKED
-from housekeeping.sweeps.stage import (
-    DETAILS,
-    Batch,
-    BatchResult,
-    Divisible,
-    Failure,
-    Position,
-    Stage,
-    as_cursor,
-)
+from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Divisible, Failure, Position, Stage, as_cursor
 from housekeeping.sweeps.table_stage import TableStage, counts_rows
 
 logger = named_logger(__name__)

@@ -34,7 +34,7 @@ from peewee import PeeweeException, ProgrammingError
 
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.database.catalog import quoted_name
+from housekeeping.database.catalog import escaped, quoted_name
 from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_timeout, is_unavailable
 from housekeeping.database.queries import database_now
@@ -47,12 +47,7 @@ from housekeeping.sweeps.partition_catalog import is_gone
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Backlog, Stage
 from housekeeping.sweeps.table_stage import TableStage, counts_rows, read_together
-from housekeeping.sweeps.tree import (
-    backlog_of_dependents,
-    count_dependents,
-    graph_of,
-    is_bounded,
-)
+from housekeeping.sweeps.tree import backlog_of_dependents, count_dependents, graph_of, is_bounded
 from housekeeping.sweeps.validate_tables import stages_of
 
 logger = named_logger(__name__)
@@ -592,8 +587,7 @@ def _in_time(count: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
 
 
 def _all_rows(tables: Sequence[str]) -> str:
-    # The driver reads a percent sign as a placeholder.
-    return " UNION ALL ".join(f"SELECT 1 FROM {name.replace('%', '%%')}" for name in tables)  # noqa: S608 - names of the catalog, quoted
+    return " UNION ALL ".join(f"SELECT 1 FROM {escaped(name)}" for name in tables)  # noqa: S608 - names of the catalog, quoted
 
 
 def _names_of(stages: Sequence[Stage]) -> list[str]:

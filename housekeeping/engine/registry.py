@@ -15,13 +15,7 @@ from peewee import Model, PeeweeException, ProgrammingError
 from housekeeping.core.errors import DeclarationError, HousekeepingError, RunTakenOver, SettingsError
 from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import PREFIX, Settings
-from housekeeping.database.catalog import (
-    key_of,
-    optional_fields,
-    quoted_name,
-    read_table,
-    table_of,
-)
+from housekeeping.database.catalog import key_of, optional_fields, quoted_name, read_table, table_of
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import STATEMENT_TIME

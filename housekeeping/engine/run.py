@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -180,8 +179,8 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
         _send_without_database(sweep, state)
         raise
 
-    with run_lease(request) as lease:
-        if lease.is_held_elsewhere:
+    with run_lease(request) as (lease, token):
+        if lease is not None and token is None:
             _end_without_lease(request, state)
             return
 
@@ -191,7 +190,7 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
             message_id=request.message_id,
             tick=request.tick,
             trigger=request.trigger,
-            lease=lease.key_and_token,
+            lease=None if lease is None or token is None else (lease.key, token),
             resume=request.resume,
             resumes=request.resumes,
             subject=request.subject,
@@ -232,7 +231,7 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
             stages,
             now=now,
             budget=budget,
-            check_lease=lease.check,
+            check_lease=lease.check if lease is not None else lambda: None,
             override=entry.override,
             row_limit=by_request or guard.row_limit,
         )
@@ -294,35 +293,11 @@ def _report_begin(request: RunRequest, state: RunState, begun: runs.RunStart) ->
         logger.info(request.sweep.start_message)
 
 
-@dataclass(frozen=True, slots=True)
-class RunLease:
-    """Lease of a run.
-
-    Attributes:
-      lease: None for a sweep that needs no lease.
-      token: None while another holder has the lease.
-    """
-
-    lease: ExclusiveLease | None = None
-    token: str | None = None
-
-    @property
-    def is_held_elsewhere(self) -> bool:
-        return self.lease is not None and self.token is None
-
-    @property
-    def key_and_token(self) -> tuple[str, str] | None:
-        return None if self.lease is None or self.token is None else (self.lease.key, self.token)
-
-    def check(self) -> None:
-        """Raise LeaseLost unless the lease is still held."""
-        if self.lease is not None:
-            self.lease.check()
-
-
 @contextmanager
-def run_lease(request: RunRequest) -> Iterator[RunLease]:
+def run_lease(request: RunRequest) -> Iterator[tuple[ExclusiveLease | None, str | None]]:
     """Hold the sweep's lease within the block, if it is free or its holder is dead.
+
+    Yields the lease, None for a sweep that needs none; and its token, None while another holder has it.
 
     Raises:
       ServerUnavailable: Nothing is held.
@@ -332,7 +307,7 @@ def run_lease(request: RunRequest) -> Iterator[RunLease]:
     except DeclarationError:  # which fails the run once it has its row
         config = None
     if config is None:
-        yield RunLease()
+        yield None, None
         return
     # Without an epoch: the run gets one together with its row, in one transaction.
     key = config.key_for(request.argument)
@@ -341,11 +316,11 @@ def run_lease(request: RunRequest) -> Iterator[RunLease]:
     if token is None:
         held_for = lease.held_for() or timedelta()
         logger.info("Lease is held elsewhere", lease=lease.key, held_for_s=round(held_for.total_seconds(), 1))
-        yield RunLease(lease)
+        yield lease, None
         return
     lease.start_renewal(interrupting=True)
     try:
-        yield RunLease(lease, token)
+        yield lease, token
     finally:
         try:
             lease.cancel()

@@ -17,13 +17,12 @@ from pydantic import SecretStr
 
 from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import key_of, quoted
+from housekeeping.database.catalog import escaped, key_of, quoted, sql_name
 from housekeeping.database.connection import handle_of
 from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.erasures.stages import Conditions, rows_with_places
 from housekeeping.erasures.work import located
 from housekeeping.ledger.schema import name_database
-from housekeeping.sweeps.cascade_rows import escaped, sql_name
 from housekeeping.sweeps.subjects import Subject
 
 #: A snapshot lasts until everything is read. The last limit ends one whose reader has stopped reading.

@@ -19,13 +19,12 @@ from peewee import Model, PeeweeException
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import DeclarationError, DependentsRefused
 from housekeeping.core.logs import counted
-from housekeeping.database.catalog import TableFacts, quoted_name, read_table
+from housekeeping.database.catalog import TableFacts, escaped, quoted_name, read_table, sql_name
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, is_unavailable, kind_of
 from housekeeping.ledger.table_sizes import read_named
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
-from housekeeping.sweeps.cascade_rows import escaped, sql_name
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import Graph, GraphReader, Link, NeededRights, names_of, read_graph, without_spaces
 from housekeeping.sweeps.partitions import PartitionStage

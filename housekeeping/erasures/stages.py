@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Final, TypeVar
 from peewee import SQL, Case, Column, EnclosedNodeList, Expression, Model, Tuple
 
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.database.catalog import key_of, quoted_name, table_of
+from housekeeping.database.catalog import escaped, key_of, quoted_name, sql_name, table_of
 from housekeeping.database.connection import database, handle_of
 from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
-from housekeeping.sweeps.cascade_rows import Sql, escaped, sql_name
+from housekeeping.sweeps.cascade_statements import Sql
 from housekeeping.sweeps.keyset import Hold
 from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Position, Unrecorded, merged
 from housekeeping.sweeps.table_stage import TableStage, Write
@@ -287,9 +287,6 @@ class WriteValues:
 
     def _value(self, name: str, branch: Branch) -> Any:
         return SQL(f"CAST(%s AS {escaped(branch.types[name])})", (branch.values[name],))
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> None:
-        return None
 
 
 #: Kind of change in the numbers by table -> count of the rows of the stage's own table.

@@ -37,7 +37,7 @@ from housekeeping.core.logs import counted, format_duration
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import Settings
 from housekeeping.core.telemetry import current_message
-from housekeeping.database.catalog import key_of, quoted_name, table_of
+from housekeeping.database.catalog import escaped, key_of, quoted_name, sql_name, table_of
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, caused_by, is_unavailable, kind_of
 from housekeeping.engine import RunResult
@@ -45,18 +45,10 @@ from housekeeping.engine.guard import RowGuard, much_in_words
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
 from housekeeping.erasures.graph import Table, cut_links, read_reach, refuse_unknown_columns, stored_views
-from housekeeping.erasures.stages import (
-    Conditions,
-    Stale,
-    error_text,
-    stage_of,
-    typed_key,
-    without_identity,
-)
+from housekeeping.erasures.stages import Conditions, Stale, error_text, stage_of, typed_key, without_identity
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import erasures
 from housekeeping.sweeps.actions import Delete
-from housekeeping.sweeps.cascade_rows import escaped, sql_name
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import DETAILS, merged
 from housekeeping.sweeps.subjects import Objects, Subject

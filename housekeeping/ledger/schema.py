@@ -25,6 +25,7 @@ from peewee import (
 
 from housekeeping.core.errors import DatabaseUnavailable, SchemaMissing
 from housekeeping.core.settings import MAIN, Settings
+from housekeeping.database.catalog import escaped
 from housekeeping.database.connection import BaseModel, database, translate_postgres_errors, use_databases
 from housekeeping.database.queries import UtcDateTimeField
 
@@ -507,7 +508,7 @@ def init() -> int:
         database.execute_sql("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
         version, missing = missing_statements()
         if missing:
-            database.execute_sql(";\n".join(missing).replace("%", "%%"))
+            database.execute_sql(escaped(";\n".join(missing)))
     return max(len(MIGRATIONS) - version, 0)
 
 

@@ -36,7 +36,7 @@ from housekeeping.database.catalog import column_names, foreign_keys_to, key_of,
 from housekeeping.database.connection import BaseModel, database
 from housekeeping.database.queries import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
 from housekeeping.database.state_machines import StateMachine
-from housekeeping.sweeps.stage import Batch, BatchResult
+from housekeeping.sweeps.stage import Batch
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, TableStage, Write, archiving_part
 from housekeeping.sweeps.values import Decision, Reference, declared
 
@@ -276,9 +276,6 @@ class Delete:
         ctes, is_whole = moved(table, archive, chosen, columns, batch.run_id)
         return Write(ctes, self.counted_as[:2], requires=is_whole)
 
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
-
 
 def archiving(action: Any) -> Delete | None:
     """Return the part of an action that moves rows to an archive; None if it does not."""
@@ -322,6 +319,3 @@ class Transition:
             .returning(*table.key)
         )
         return Write([update.cte("moved")], self.counted_as)
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None

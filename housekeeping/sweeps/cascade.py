@@ -21,19 +21,12 @@ from typing import Any, Final, Self
 from peewee import SQL, Column, EnclosedNodeList, Model, PeeweeException, Query, Tuple
 
 from housekeeping.core.errors import RowNotChanged
-from housekeeping.database.catalog import key_of, table_ids
+from housekeeping.database.catalog import escaped, key_of, table_ids
 from housekeeping.database.connection import database, handle_of
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import CompiledQuery
-from housekeeping.sweeps.actions import (
-    BLOCKED,
-    CLEARED_DEPENDENTS,
-    DELETED_DEPENDENTS,
-    archive_in,
-    columns_of_table,
-)
-from housekeeping.sweeps.cascade_rows import CascadeTable, Values, Window
-from housekeeping.sweeps.cascade_statements import Statements, is_local
+from housekeeping.sweeps.actions import BLOCKED, CLEARED_DEPENDENTS, DELETED_DEPENDENTS, archive_in, columns_of_table
+from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
 from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk, key_text
 from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.stage import (
@@ -171,7 +164,7 @@ class CascadeStage(TableStage):
             columns = [Column(table, each) for each in link.columns]
             hanging: Any = columns[0] == owners if len(columns) == 1 else Tuple(*columns) == owners
             if link.where is not None:
-                hanging &= EnclosedNodeList([SQL(link.where.replace("%", "%%"))])
+                hanging &= EnclosedNodeList([SQL(escaped(link.where))])
             found = model.select(*key_of(model)).where(hanging)
             yield ExplainQuery(f"the query of {link.name}", found, model)
 
@@ -335,16 +328,16 @@ class CascadeStage(TableStage):
         """Return the change of rows without any links to them, or of a full batch of dependents."""
         walk = self._walk(batch)
         chunk = walk.chunk
-        if chunk is None or not (chunk.is_full if chunk.link else chunk.level and _changes_at_once(walk, chunk)):
+        if chunk is None or not (chunk.link or (chunk.level and _changes_at_once(walk, chunk))):
             return None
         window = walk.stack[chunk.level]
-        _, parts = _chain(walk, chunk, "SHARE" if chunk.link else "UPDATE")
+        parts = _chain(walk, chunk)
         text, values = walk.statements.expected(parts, window, chunk.link, chunk.most)
 
         def outcome(first: int = 0, last: int = 0) -> Outcome:
             if chunk.link is None:
                 return Outcome(chunk.numbers)
-            return Outcome(dependents=(chunk.most, chunk.most, first, last))
+            return Outcome(ends=(first, last))
 
         def done(first: int, last: int) -> None:
             walk.outcome = outcome(first, last)
@@ -356,12 +349,13 @@ class CascadeStage(TableStage):
         """Lock the rows and the chain that they depend on. Change those that still belong to it."""
         walk = self._walk(batch)
         walk.outcome = None
+        walk.list_unseen()
         result = prepared if batch.only is None else BatchResult(exhausted=False)
         if walk.chunk is None:
             return result
         chunk = self._part(walk, walk.chunk, batch)
         window = walk.stack[chunk.level]
-        read = self._read_parents(walk, chunk) if self.needs_rows() and chunk.level == 0 and chunk.link is None else {}
+        read = self._read_parents(walk, chunk) if self.needs_rows() and chunk.level == 0 else {}
         outcome = _change(walk, window, chunk)
         walk.outcome = outcome
         failures = [self._unchanged(window, number) for number in outcome.unchanged]
@@ -416,8 +410,7 @@ class CascadeStage(TableStage):
 
     def positions(self, batch: Batch, prepared: Any = None) -> list[Position]:
         walk = self._walk(batch)
-        if walk.chunk is not None and walk.chunk.link is not None:
-            walk.chunk = walk.list_dependents(walk.chunk)
+        walk.list_unseen()
         if walk.chunk is None:
             return []
         window = walk.stack[walk.chunk.level]
@@ -482,8 +475,8 @@ def _counts_of(delete: Any, chunk: Chunk, window: Window, outcome: Outcome) -> d
     """Return the counts of a transaction, and those of the dependents by table."""
     changed: list[tuple[Link | None, int]] = [(window.link, len(outcome.done))]
     changed += [(of.link, 1) for of, _ in outcome.aside]
-    if outcome.dependents is not None:
-        changed.append((chunk.link, outcome.dependents[1]))
+    if outcome.ends is not None:
+        changed.append((chunk.link, chunk.most))
     counts: dict[str, int] = {delete.rows_counted_as: 0}
     by_table: dict[str, dict[str, int]] = {}
     for link, number in changed:
@@ -507,8 +500,6 @@ def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
     """
     if not chunk.numbers:
         return Outcome()
-    if chunk.link is not None:
-        return _change_unseen(walk, chunk, chunk.link)
     others = {each.table.database for each in walk.stack[: chunk.level + 1]} - {walk.statements.root.database}
     try:
         with ExitStack() as transactions:
@@ -548,43 +539,26 @@ def _changes_at_once(walk: Walk, chunk: Chunk) -> bool:
     return is_flat and is_leaf and walk.statements.locks_and_changes(window.table, window.link)
 
 
-def _change_unseen(walk: Walk, chunk: Chunk, link: Link) -> Outcome:
-    """Lock rows with their chain, and change dependents of them, in one statement."""
-    levels, parts = _chain(walk, chunk, "SHARE")
-    locked, dependents = walk.statements.change_unseen(link, parts, chunk.most)
-    return Outcome(dependents=dependents, gone=_gone(levels, locked))
+def _chain(walk: Walk, chunk: Chunk) -> list[tuple[Any, int]]:
+    """Return queries to lock the rows of a chunk, after those that they depend on by level, with their numbers of rows.
 
-
-def _chain(walk: Walk, chunk: Chunk, lock: str) -> tuple[list[list[int]], list[tuple[Any, int]]]:
-    """Return the rows that the rows of a chunk depend on, by level, with the rows themselves, and queries to lock them.
-
-    Parameters:
-      lock: The lock of the rows themselves.
+    Rows of which only dependents are changed get the same lock as those that they depend on.
     """
     chain = {**walk.chain(chunk.level, chunk.numbers), chunk.level: chunk.numbers}
-    levels = [chain[level] for level in range(chunk.level + 1)]
     parts = []
-    for level, numbers in enumerate(levels):
+    for level in range(chunk.level + 1):
+        numbers = chain[level]
         of, is_own = walk.stack[level], level == chunk.level
         following = chunk.link if is_own else walk.stack[level + 1].link
         sql = walk.statements.locked(
             of,
             of.values(numbers),
-            lock if is_own else "SHARE",
+            "UPDATE" if is_own and chunk.link is None else "SHARE",
             below=f"l{level - 1}" if level else "",
             above=following.parent_columns if following else (),
         )
         parts.append((sql, len(numbers)))
-    return levels, parts
-
-
-def _gone(levels: Sequence[Sequence[int]], locked: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """Return the rows of the chain that were not locked."""
-    gone: set[tuple[int, int]] = set()
-    for level, (numbers, places) in enumerate(zip(levels, locked, strict=False)):
-        if len(places) < len(numbers):
-            gone |= {(level, number) for number in numbers} - {(level, numbers[place - 1]) for place in places}
-    return gone
+    return parts
 
 
 def _lock(walk: Walk, window: Window, chunk: Chunk) -> tuple[list[int], set[tuple[int, int]]]:
@@ -635,7 +609,7 @@ def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[
         keys = {name: list(each) for name, each in tables.items()}
         bound: set[int] = set()
         for name, numbers in tables.items():
-            free = walk.statements.free(walk.statements.table_of(name), keys[name], keys)
+            free = walk.statements.free(walk.statements.table(*reversed(name)), keys[name], keys)
             found = {keys[name][place - 1] for place in free}
             bound.update(number for key, number in numbers.items() if key not in found)
         if not bound:

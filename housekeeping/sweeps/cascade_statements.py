@@ -1,6 +1,8 @@
 """Statements of a cascade: find dependents of known rows, lock rows with the chain that they depend on, change them.
 
-The text of a statement depends on the tables only, so that it can be prepared.
+The text of a statement depends on the tables only, so that it can be prepared. Rows are passed to PostgreSQL as arrays
+of their values, so each statement processes many rows. Values other than integers are passed as PostgreSQL's text,
+because the driver may change them in a round trip.
 """
 
 # ruff: noqa: S608 - names come from the catalog, quoted; values are parameters
@@ -8,25 +10,189 @@ The text of a statement depends on the tables only, so that it can be prepared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, Self
 
 from peewee import Model
 
 from housekeeping.core.errors import ArchiveMismatch
-from housekeeping.database.catalog import quoted_name
+from housekeeping.database.catalog import escaped, key_of, quoted_name, sql_name, table_of
 from housekeeping.database.connection import database, handle_of
-from housekeeping.sweeps.actions import (
-    ARCHIVED_AT,
-    ARCHIVED_BY_RUN,
-    CLEARED_COLUMNS,
-    COLUMNS_NOW,
-    takes_cleared,
-)
-from housekeeping.sweeps.cascade_rows import CascadeTable, Sql, Values, Window, escaped, sql_name
+from housekeeping.database.queries import condition_sql
+from housekeeping.sweeps.actions import ARCHIVED_AT, ARCHIVED_BY_RUN, CLEARED_COLUMNS, COLUMNS_NOW, takes_cleared
 from housekeeping.sweeps.dependents import Graph, Link
-from housekeeping.sweeps.keyset import held_condition
+from housekeeping.sweeps.keyset import Hold, held_condition
 from housekeeping.sweeps.table_stage import NOT_ARCHIVED
+
+#: Values of a row, in the order of its window's columns.
+Values = tuple[Any, ...]
+#: SQL text with its parameters.
+Sql = tuple[str, list[Any]]
+
+_INTEGERS: Final = frozenset(("smallint", "integer", "bigint"))
+#: Types whose name alone means a length of one.
+_UNLIMITED: Final = {"character": "bpchar", "bit": "bit varying"}
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeTable:
+    """A table of the graph, as the statements need it.
+
+    Attributes:
+      name: Its name as SQL has it.
+      key: The columns that identify a row, by name.
+      types: Column -> type.
+      plain: Whether a ctid names a row.
+      links: The links to its rows.
+      holds: Model and hold of each declared sweep that holds rows of the table.
+      circular: Whether rows of the table can depend on each other.
+    """
+
+    name: str
+    database: str
+    model: type[Model]
+    key: tuple[str, ...]
+    types: Mapping[str, str]
+    plain: bool
+    links: tuple[Link, ...]
+    holds: Sequence[tuple[type[Model], Hold]]
+    circular: bool
+
+    @classmethod
+    def of(cls, graph: Graph, name: str, of_database: str, holds: Mapping[Any, Any]) -> Self:
+        model = graph.model_of(name, of_database)
+        with database.using(of_database):
+            table = table_of(model)
+        return cls(
+            name,
+            of_database,
+            model,
+            tuple(each.column_name for each in key_of(model)),
+            {column: _UNLIMITED.get(kind, kind) for column, kind in table.columns.items()},
+            table.plain,
+            graph.links_of(name, of_database),
+            holds.get((of_database, name), ()),
+            (of_database, name) in graph.reached(name, of_database),
+        )
+
+    @property
+    def sql(self) -> str:
+        """Its name for SQL with parameters."""
+        return escaped(self.name)
+
+    @property
+    def alias(self) -> str:
+        """Name of the table in statements that have a raw condition on it, which may name the table itself."""
+        meta: Any = self.model._meta
+        return sql_name(meta.table_name)
+
+    def columns_by(self, link: Link | None) -> tuple[str, ...]:
+        """Return the columns to read of its rows that a link reaches: first the key, then those that links compare."""
+        compared = (name for each in self.links for name in each.parent_columns)
+        return tuple(dict.fromkeys((*self.key, *(link.columns if link else ()), *compared)))
+
+    @property
+    def id(self) -> tuple[str, str]:
+        """Database and name."""
+        return self.database, self.name
+
+    def key_in(self, row: Values) -> Values:
+        """Return the key in the values of a row."""
+        return row[: len(self.key)]
+
+    @property
+    def numbered_key(self) -> str:
+        """Names of the key's columns in the CTEs of statements."""
+        return ", ".join(f"k{number}" for number in range(len(self.key)))
+
+    def is_integer(self, column: str) -> bool:
+        """Return whether a column's values are read as integers; others are read as text."""
+        return self.types[column] in _INTEGERS
+
+    def follows(self) -> list[Link]:
+        """Return the links whose rows are deleted or changed."""
+        return [each for each in self.links if each.decision in ("delete", "clear")]
+
+    def selected(self, alias: str, columns: Sequence[str]) -> str:
+        return ", ".join(f"{alias}.{sql_name(each)}{'' if self.is_integer(each) else '::text'}" for each in columns)
+
+    def given(self, columns: Sequence[str], rows: Sequence[Values]) -> Sql:
+        """Return the rows, whose first values are those of the columns, as a table ``u (v0, v1, ..., n)``.
+
+        `n` is their number, from 1.
+        """
+        arrays = [_array(self.types[each], [row[place] for row in rows]) for place, each in enumerate(columns)]
+        names = [*(f"v{number}" for number in range(len(columns))), "n"]
+        text = ", ".join(f"%s::{self.types[each]}[]" for each in columns)
+        return f"unnest({text}) WITH ORDINALITY AS u ({', '.join(names)})", arrays
+
+
+def _array(kind: str, values: list[Any]) -> str:
+    """Return PostgreSQL's text of an array."""
+    if kind in _INTEGERS and None not in values:
+        return "{" + repr(values)[1:-1] + "}"  # faster than number by number
+    values = [each if each is None or isinstance(each, str) else str(each) for each in values]
+    texts = ["NULL" if each is None else '"' + each.replace("\\", r"\\").replace('"', r"\"") + '"' for each in values]
+    return "{" + ",".join(texts) + "}"
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A link by which rows of a window may have dependents that were not looked for yet.
+
+    Attributes:
+      numbers: The rows to look at; None for all of the window.
+      has_dependents: Whether each of these rows was found to have one, so that the dependents can be changed unseen.
+      is_listed: Whether the dependents are read first and then changed by their keys.
+      last_row: The row at which the last batch of dependents ended, which may have more of them.
+    """
+
+    link: Link
+    numbers: list[int] | None = None
+    has_dependents: bool = False
+    is_listed: bool = False
+    last_row: int | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """Rows of one table that depend on rows of the window below, by one link.
+
+    Attributes:
+      link: None for the parents, on which all other rows depend.
+      columns: The columns of `rows`; the key first.
+      rows: None for a row that is done, or left for this run.
+      owners: The row of the window below that each row depends on, by its number; ``-1 - number``: of this window.
+      pending: Links by which dependents may be left.
+      is_tree: Whether its rows may depend on each other.
+    """
+
+    table: CascadeTable
+    link: Link | None
+    columns: tuple[str, ...]
+    rows: list[Values | None]
+    owners: list[int]
+    pending: list[Pending]
+    is_tree: bool = False
+
+    @property
+    def clears(self) -> bool:
+        """Whether its rows are changed, not deleted."""
+        return self.link is not None and self.link.decision == "clear"
+
+    @property
+    def clearing(self) -> Link | None:
+        """The link that is cleared; None if the rows are deleted."""
+        return self.link if self.clears else None
+
+    @property
+    def alias(self) -> str:
+        return self.table.alias if self.link is not None and self.link.where is not None else "t"
+
+    def values(self, numbers: Sequence[int]) -> list[Values]:
+        rows = [self.rows[number] for number in numbers]
+        return [row for row in rows if row is not None]
 
 
 class Statements:
@@ -62,10 +228,6 @@ class Statements:
         if key not in self._tables:
             self._tables[key] = CascadeTable.of(self._graph, name, of_database, self._holds)
         return self._tables[key]
-
-    def table_of(self, identity: tuple[str, str]) -> CascadeTable:
-        """Return the table with this `id`."""
-        return self._tables[identity]
 
     def of_link(self, link: Link) -> CascadeTable:
         """Return the table of the link's dependents."""
@@ -188,7 +350,7 @@ class Statements:
         for number, (model, hold) in enumerate(table.holds):
             key = ("hold", table.database, table.name, number, alias)
             if key not in self._conditions:
-                text, values = compiled(held_condition(hold, model, self._now), model, alias)
+                text, values = condition_sql(held_condition(hold, model, self._now), model, alias)
                 self._conditions[key] = (f"({text}) IS NOT TRUE", values)
             found.append(self._conditions[key])
         return found
@@ -210,7 +372,7 @@ class Statements:
         alias, conditions = window.alias, self._not_held(window.table, window.alias)
         if window.link is None:
             if "stale" not in self._conditions:
-                text, values = compiled(self._stale(self._now), self.root.model, alias)
+                text, values = condition_sql(self._stale(self._now), self.root.model, alias)
                 self._conditions["stale"] = (f"COALESCE(({text}), FALSE)", values)
             conditions.append(self._conditions["stale"])
         elif window.link.where is not None:
@@ -306,7 +468,7 @@ class Statements:
             f"archived{suffix} AS (INSERT INTO {name} ({names}, {', '.join(added)}) "
             f"SELECT {names}, {', '.join(values)} FROM {source} JOIN {numbered} USING ({key}) RETURNING 1)"
         )
-        now = COLUMNS_NOW.replace("%s", f"'{quoted_name(table.model)}'".replace("%", "%%"))
+        now = COLUMNS_NOW.replace("%s", escaped(f"'{quoted_name(table.model)}'"))
         is_whole = f"(SELECT count(*) FROM archived{suffix}) = (SELECT count(*) FROM gone{suffix})"
         return ctes, f"{is_whole} AND {now} = {_texts(columns)}"
 
@@ -397,28 +559,6 @@ class Statements:
             return False
         return not link.defaults if link.decision == "clear" else not self.of_link(link).links
 
-    def change_unseen(
-        self, link: Link, parts: Sequence[tuple[Sql, int]], most: int
-    ) -> tuple[list[list[int]], tuple[int, int, int, int]]:
-        """Lock rows with their chain, and delete or clear dependents of them by a link.
-
-        Return the places of the locked rows of each part, from 1, and what was changed: the number of dependents that
-        were locked, and of those that were changed, and the places of the first and the last row that had some.
-
-        Parameters:
-          parts: See `lock`; the dependents are those of the rows of the last one, in its order.
-          most: The most dependents.
-        """
-        table = self.of_link(link)
-        (ctes, is_archived), values = self._unseen(link, parts, most)
-        places = [_places_of(number) for number in range(len(parts))]
-        taken = "(SELECT ARRAY[count(*), (SELECT count(*) FROM gone), min(owner), max(owner)] FROM own)"
-        sql = f"WITH {', '.join(ctes)} SELECT {', '.join([*places, taken, is_archived])}"
-        sizes = [rows for _, rows in parts]
-        (row,) = _rows(table.database, sql, [*values, *sizes])
-        _require(row[-1], table)
-        return [_places(found, rows) for found, rows in zip(row, sizes, strict=False)], tuple(row[-2])
-
     def expected(
         self, parts: Sequence[tuple[Sql, int]], changed: Window, link: Link | None = None, most: int = 0
     ) -> Sql:
@@ -433,12 +573,7 @@ class Statements:
         """
         own = "own" if link is not None else f"l{len(parts) - 1}"
         if link is not None:
-            table = self.of_link(link)
-            # Without locks, a row that was changed meanwhile is checked again by the condition of the change alone, and
-            # a cleared one is archived as it was before.
-            is_archived_before = link.decision == "clear" and table.model in self._archives
-            locks = bool(table.holds) or link.where is not None or is_archived_before
-            (ctes, is_archived), values = self._unseen(link, parts, most, locks=locks)
+            (ctes, is_archived), values = self._unseen(link, parts, most)
         else:
             ctes, values = _locks(parts)
             chosen = _chosen_of(changed.table, own)
@@ -452,14 +587,14 @@ class Statements:
         return sql, [*values, *numbers.values()]
 
     def _unseen(
-        self, link: Link, parts: Sequence[tuple[Sql, int]], most: int, *, locks: bool = True
+        self, link: Link, parts: Sequence[tuple[Sql, int]], most: int
     ) -> tuple[tuple[list[str], str], list[Any]]:
-        """Return the CTEs of `change_unseen` with their parameters, and SQL that is false if a row is not archived.
-
-        Parameters:
-          locks: Whether to lock the dependents first, skipping locked ones. It is nearly a third of the WAL.
-        """
+        """Return the CTEs that change dependents unseen, SQL that is false if a row is not archived, and parameters."""
         table = self.of_link(link)
+        # Without locks, which are nearly a third of the WAL, a row that was changed meanwhile is checked again by the
+        # condition of the change alone, and a cleared one is archived as it was before.
+        is_archived_before = link.decision == "clear" and table.model in self._archives
+        locks = bool(table.holds) or link.where is not None or is_archived_before
         ctes, values = _locks(parts)
         alias = "c" if link.where is None else table.alias
         conditions = [f"{alias}.{sql_name(each)} = o.r{number}" for number, each in enumerate(link.columns)]
@@ -553,16 +688,6 @@ def _picked(window: Window, numbers: Sequence[int], columns: Sequence[str]) -> l
     """Return values of some columns of rows."""
     places = [window.columns.index(each) for each in columns]
     return [tuple(row[place] for place in places) for row in window.values(numbers)]
-
-
-def compiled(condition: Any, model: type[Model], alias: str) -> Sql:
-    """Return a condition on the columns of a model as SQL about a table with this alias."""
-    context: Any = database.get_sql_context()
-    meta: Any = model._meta
-    context.alias_manager[meta.table] = alias.strip('"')
-    with context.scope_normal():
-        text, values = context.sql(condition).query()
-    return text, list(values)
 
 
 def _rows(of_database: str, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:

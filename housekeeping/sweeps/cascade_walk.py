@@ -16,8 +16,7 @@ from peewee import PeeweeException
 
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.errors import is_unavailable
-from housekeeping.sweeps.cascade_rows import Pending, Values, Window
-from housekeeping.sweeps.cascade_statements import Statements, is_local
+from housekeeping.sweeps.cascade_statements import Pending, Statements, Values, Window, is_local
 from housekeeping.sweeps.dependents import Link
 from housekeeping.sweeps.stage import Failure, Position
 
@@ -63,9 +62,8 @@ class Chunk:
     Attributes:
       numbers: Their numbers, in the order of the window.
       units: The circles among them, by number.
-      link: The link of the dependents to change; None to change the rows themselves.
-      most: The most dependents.
-      is_full: Whether so many are expected.
+      link: The link of the dependents to change unseen; None to change the rows themselves.
+      most: The number of these dependents.
     """
 
     level: int
@@ -73,7 +71,6 @@ class Chunk:
     units: dict[int, Unit] = field(default_factory=dict)
     link: Link | None = None
     most: int = 0
-    is_full: bool = False
 
 
 @dataclass(slots=True)
@@ -82,15 +79,14 @@ class Outcome:
 
     Attributes:
       done: Numbers of the rows that were deleted or cleared.
-      dependents: The number of dependents that were locked, and of those that were changed, and the places of the first
-        and the last row of the chunk that had some.
+      ends: Places of the first and the last row of the chunk that had dependents, which were changed unseen.
       aside: The rows that went with them in circles.
       unchanged: Numbers of the rows that PostgreSQL left as they were, without an error.
       gone: Rows of the chain that are locked by others, moved, fresh or deleted.
     """
 
     done: list[int] = field(default_factory=list)
-    dependents: tuple[int, int, int, int] | None = None
+    ends: tuple[int, int] | None = None
     aside: list[tuple[Window, Values]] = field(default_factory=list)
     unchanged: list[int] = field(default_factory=list)
     gone: set[Place] = field(default_factory=set)
@@ -105,7 +101,7 @@ class Group:
       end, exhausted: Where it is after the group, and whether no parent is left there.
       by_key: Position of each parent, by its key.
       began_at: The share of the run's time at which the group began, or postponed a parent.
-      rejected: Parent -> the rejected rows that depend on it, and itself.
+      rejected: Parent -> keys of the rejected rows that depend on it, with their tables, and its own.
     """
 
     front: Position | None
@@ -113,7 +109,7 @@ class Group:
     exhausted: bool
     by_key: dict[Values, Position]
     began_at: float
-    rejected: dict[int, set[Place]] = field(default_factory=dict)
+    rejected: dict[int, set[_RowId]] = field(default_factory=dict)
 
 
 def key_text(key: Values) -> str:
@@ -285,31 +281,35 @@ class Walk:
     # -- down
 
     def _unseen_below(self, window: Window, pending: Pending, size: int) -> Chunk | None:
-        """Return rows whose dependents by a link can be changed unseen. Without any, look further below."""
+        """Return rows with a full batch of dependents by a link, which can be changed unseen. Otherwise look below."""
         link, numbers = pending.link, pending.numbers
+        per_row = self._dependents_per_row.get(link.name)
         if not pending.has_dependents:
             live = [n for n in (range(len(window.rows)) if numbers is None else numbers) if window.rows[n] is not None]
             own = self.statements.root.database
             is_flat = not self._units and all(not each.is_tree and each.table.database == own for each in self.stack)
-            if pending.is_listed or not is_flat or not self.statements.changes_unseen(link):
-                self._look_below(window, pending, live)
+            is_unseen = is_flat and not pending.is_listed and self.statements.changes_unseen(link)
+            if per_row is None or not is_unseen:
+                # The first batch tells how many dependents a row has.
+                self._look_below(window, pending, live, size if is_unseen else WINDOW)
                 return None
             places = self.statements.having(link, window, live, with_held=False) if live else []
             numbers, pending.has_dependents = [live[place - 1] for place in sorted(places)], True
-        assert numbers is not None
-        per_row = self._dependents_per_row.get(link.name)
+        assert numbers is not None and per_row is not None
         # Some more, as they may have fewer dependents than the last ones.
-        rows = math.ceil(size / (per_row or 1) * _MARGIN) + 1
+        rows = math.ceil(size / per_row * _MARGIN) + 1
         first = list(islice((number for number in numbers if window.rows[number] is not None), rows))
         if not first:
             window.pending.remove(pending)
             return None
         pending.numbers = [*first, *numbers[numbers.index(first[-1]) + 1 :]]
-        is_full = per_row is not None and len(first) == rows
-        return Chunk(len(self.stack) - 1, first, link=link, most=size, is_full=is_full)
+        if len(first) < rows:
+            pending.is_listed, pending.has_dependents = True, False
+            return None
+        return Chunk(len(self.stack) - 1, first, link=link, most=size)
 
-    def _look_below(self, window: Window, pending: Pending, live: list[int]) -> None:
-        """Look for dependents of these rows by a link, and push them as a window."""
+    def _look_below(self, window: Window, pending: Pending, live: list[int], most: int = WINDOW) -> None:
+        """Look for dependents of these rows by a link, and push up to so many as a window."""
         link, below = pending.link, len(self.stack) - 1
         if not live:
             window.pending.remove(pending)
@@ -318,13 +318,13 @@ class Walk:
         known = self._known.setdefault(link.name, {})
         without = [*self._left.get(table.id, ()), *known]
         try:
-            found = self.statements.find(link, window, live, WINDOW, without=without)
+            found = self.statements.find(link, window, live, most, without=without)
         except PeeweeException as error:
             if is_local(link) or not is_unavailable(error):
                 raise
             self.give_up(error, {self.root_of((below, number)) for number in live})
             return
-        is_whole, key = len(found) < WINDOW, len(table.key)
+        is_whole, key = len(found) < most, len(table.key)
         recurses = self.statements.recurses(link)
         pushed = Window(table, link, table.columns_by(link), [], [], [], is_tree=recurses)
         level, hits, generations = len(self.stack), list[tuple[int, int, Any]](), list[int]()
@@ -332,6 +332,8 @@ class Walk:
         if places is None:
             pushed.rows = [row[1:] for row in found]
             pushed.owners = [live[row[0] - 1] for row in found]
+            if found:
+                self._dependents_per_row.setdefault(link.name, len(found) / len(set(pushed.owners)))
             found = []
         for place, *values in found:
             assert places is not None
@@ -515,7 +517,7 @@ class Walk:
     def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
         """Apply the outcome of a transaction, and skip the other rows of the chunk for the rest of the run."""
         if chunk.link is not None:
-            self._settle_unseen(chunk, outcome)
+            self._settle_unseen(chunk, outcome.ends if outcome else None)
             return
         window = self.stack[chunk.level]
         done = outcome.done if outcome else ()
@@ -533,39 +535,34 @@ class Walk:
             if window.rows[number] is not None:
                 self._leave(chunk.level, number)
 
-    def list_dependents(self, chunk: Chunk) -> Chunk | None:
-        """Read the dependents that a chunk changes, and return a chunk of those; None if there are none any more."""
-        assert chunk.link is not None
+    def list_unseen(self) -> None:
+        """Read the dependents that the chunk would change unseen, and make some of them the chunk; None without any."""
+        chunk = self.chunk
+        if chunk is None or chunk.link is None:
+            return
         window, numbers = self.stack[chunk.level], chunk.numbers
         window.pending[0].numbers = (window.pending[0].numbers or [])[len(numbers) :]
         window.pending.insert(0, Pending(chunk.link, numbers, is_listed=True))
         self._look_below(window, window.pending[0], [number for number in numbers if window.rows[number] is not None])
-        return self._chunk(self.stack[-1], chunk.most) if len(self.stack) > chunk.level + 1 else None
+        self.chunk = self._chunk(self.stack[-1], chunk.most) if len(self.stack) > chunk.level + 1 else None
 
-    def _settle_unseen(self, chunk: Chunk, outcome: Outcome | None) -> None:
+    def _settle_unseen(self, chunk: Chunk, ends: tuple[int, int] | None) -> None:
         """Continue behind the rows whose dependents are gone. Have the dependents read where that is not certain."""
         assert chunk.link is not None
         pending = self.stack[chunk.level].pending
         pending[0].numbers = (pending[0].numbers or [])[len(chunk.numbers) :]
-        locked, changed, first, last = outcome.dependents if outcome and outcome.dependents else (0, 0, 0, 0)
-        if outcome and outcome.gone:
-            self._drop(set(outcome.gone))
-        listed: list[int] = []
-        if outcome is None or changed < locked:
-            listed = chunk.numbers[(first or 1) - 1 :]  # one of them cannot be changed
-        elif locked == chunk.most:
-            last_row, *others = chunk.numbers[last - 1 :]
-            if first == last and pending[0].last_row == last_row:
-                # It has so many dependents that changed ones would be read again with each batch.
-                listed = [last_row]
-            else:
-                others, pending[0].last_row = [last_row, *others], last_row
+        if ends is None:  # the answer was lost
+            pending.insert(0, Pending(chunk.link, chunk.numbers, is_listed=True))
+            return
+        first, last = ends
+        self._dependents_per_row[chunk.link.name] = chunk.most / (last - first + 1)
+        last_row, *others = chunk.numbers[last - 1 :]
+        if first == last and pending[0].last_row == last_row:
+            # It has so many dependents that changed ones would be read again with each batch.
             pending[0].numbers = [*others, *pending[0].numbers]
-        if listed:
-            pending.insert(0, Pending(chunk.link, listed, is_listed=True))
-        if locked:
-            rows = (last - first + 1) if locked == chunk.most else len(chunk.numbers)
-            self._dependents_per_row[chunk.link.name] = locked / rows
+            pending.insert(0, Pending(chunk.link, [last_row], is_listed=True))
+        else:
+            pending[0].numbers, pending[0].last_row = [last_row, *others, *pending[0].numbers], last_row
 
     def _leave(self, level: int, number: int) -> None:
         """Skip a row for the rest of the run. The rows that it still depends on stay, too."""
@@ -632,7 +629,8 @@ class Walk:
         assert self.group is not None
         _, root = self.root_of((level, number))
         is_first = root not in self.group.rejected
-        self.group.rejected.setdefault(root, set()).add((level, number))
+        window = self.stack[level]
+        self.group.rejected.setdefault(root, set()).add((window.table.id, self._key_of(window, number)))
         self._process_last(list(self.group.by_key)[root])
         return root if is_first and level > 0 else None
 

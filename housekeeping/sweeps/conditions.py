@@ -46,6 +46,7 @@ from peewee import (
 
 from housekeeping.core.errors import DeclarationError, WrongArgument
 from housekeeping.core.logs import described, error_line
+from housekeeping.database.catalog import escaped
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_connection_lost
 from housekeeping.database.queries import NaiveUtcDateTimeField, UtcDateTimeField
@@ -349,8 +350,7 @@ def check_expression(where: str) -> None:
 
 def as_condition(where: str) -> SQL:
     """Return the expression as a part of a query."""
-    # The driver reads a percent sign as a placeholder.
-    return SQL(f"({where.strip()})".replace("%", "%%"))
+    return SQL(escaped(f"({where.strip()})"))
 
 
 def condition_on(model: type[Model], where: str) -> SQL:

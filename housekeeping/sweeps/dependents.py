@@ -19,6 +19,7 @@ from housekeeping.core.logs import counted, error_line
 from housekeeping.database.catalog import (
     TableFacts,
     current_role,
+    escaped,
     foreign_keys_to,
     quoted_name,
     read_table_facts,
@@ -449,7 +450,7 @@ class GraphReader:
             try:
                 # PostgreSQL scans small tables even if they have a suitable index.
                 database.execute_sql("SET LOCAL enable_seqscan = off")
-                explained: Any = database.execute_sql(query.replace("%", "%%"), ()).fetchone()
+                explained: Any = database.execute_sql(escaped(query), ()).fetchone()
             except PeeweeException as error:
                 if kind_of(error) not in (Kind.STATEMENT, Kind.ROW):
                     raise

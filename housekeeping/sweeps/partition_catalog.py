@@ -18,7 +18,7 @@ from uuid import UUID
 from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalError, ProgrammingError
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import foreign_keys_to, quoted, quoted_name, table_if_visible
+from housekeeping.database.catalog import escaped, foreign_keys_to, quoted, quoted_name, table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_conflict, is_timeout, sqlstate
 from housekeeping.database.queries import Recorder
@@ -386,8 +386,7 @@ def _milliseconds(time: timedelta) -> str:
 
 def change(sql: str) -> None:
     """Execute a statement whose names come from the catalog, quoted by PostgreSQL."""
-    # The driver reads a percent sign as a placeholder.
-    _execute(sql.replace("%", "%%"))
+    _execute(escaped(sql))
 
 
 def _execute(sql: str, parameters: Any = None) -> None:
@@ -426,7 +425,7 @@ def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
         columns = zip(map(quoted, key.columns), map(quoted, key.referenced_columns), strict=True)
         joined = " AND ".join(f"one.{referencing} = other.{referenced}" for referencing, referenced in columns)
         sql = f"SELECT 1 FROM {key.table} AS one JOIN {partition.name} AS other ON {joined} LIMIT 1"  # noqa: S608
-        if _is_found(sql.replace("%", "%%")):
+        if _is_found(escaped(sql)):
             return f"rows of {key.table} refer to it (foreign key {key.name})"
     if not drops:
         return None
@@ -484,4 +483,4 @@ class _Rows(Node):
     def __sql__(self, ctx: Context) -> Any:
         context: Any = ctx
         alias = context.alias_manager[self._table]
-        return context.literal(f"{self._name.replace('%', '%%')} AS ").sql(Entity(alias))
+        return context.literal(f"{escaped(self._name)} AS ").sql(Entity(alias))

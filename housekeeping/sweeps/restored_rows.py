@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from peewee import CTE, OP, SQL, Case, Column, Expression, IntegerField, Model, Select, Tuple, Value, fn
 
-from housekeeping.database.catalog import ColumnType, key_of, quoted
+from housekeeping.database.catalog import ColumnType, escaped, key_of, quoted
 from housekeeping.database.errors import sqlstate
 from housekeeping.database.queries import CompiledQuery
 from housekeeping.sweeps.actions import ADDED, ARCHIVED_AT, CLEARED_COLUMNS, inserted
@@ -126,7 +126,7 @@ class Restore:
             referenced = ", ".join(f"there.{quoted(name)}" for name in link.parent_columns)
             # LIMIT keeps PostgreSQL from reading the whole table.
             there = f"SELECT 1 FROM {link.parent} AS there WHERE ({referenced}) = ({names}) LIMIT 1"  # noqa: S608 - names of the catalog
-            is_early: Any = SQL(f"(({names}) IS NOT NULL AND ({there}) IS NULL)".replace("%", "%%"))
+            is_early: Any = SQL(escaped(f"(({names}) IS NOT NULL AND ({there}) IS NULL)"))
             if link.parent == link.table:
                 references = Tuple(*(Column(candidates, name) for name in link.columns))
                 of_batch = Select((candidates,), [Column(candidates, name) for name in link.parent_columns])
@@ -171,7 +171,7 @@ class Restore:
             return Case(None, [(Column(candidates, _IS_EARLY), SQL("NULL"))], archived)
         if not column.not_null or column.default is None:
             return archived
-        return fn.COALESCE(archived, SQL(column.default.replace("%", "%%")))
+        return fn.COALESCE(archived, SQL(escaped(column.default)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +221,6 @@ class RestoreCleared:
         back = Select((candidates,), [Column(candidates, name) for name in names]).where(is_true(same_key))
         leaving = [archive.delete().where(chosen & is_true(Tuple(*table.key).in_(back)))]
         return _written(table, chosen, self.counted_as, [candidates, restored], restored, leaving)
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
 
 
 def _written(

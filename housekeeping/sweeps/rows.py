@@ -70,9 +70,6 @@ class Call:
         assert self.then is not None, "Rows refuses it"
         return self.then.write(table, batch, chosen)
 
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
-
     def on_real_columns(self, model: type[Model]) -> Self:
         """Return the action for all columns that the table has now."""
         if not isinstance(self.then, Delete):
@@ -255,7 +252,7 @@ class Rows(OfTable):
     def __post_init__(self) -> None:
         if isinstance(self.action, type):
             raise DeclarationError(f"Rows: action should be {self.action.__name__}(), with brackets")
-        if not all(hasattr(self.action, each) for each in ("write", "counted_as", "fallback")):
+        if not all(hasattr(self.action, each) for each in ("write", "counted_as")):
             raise DeclarationError(
                 f"Rows: action is {described(self.action)}; write Delete(), Transition(machine, event) or "
                 "Call(function, then=Delete())"

@@ -81,7 +81,11 @@ class Write:
 
 
 class Action(Protocol):
-    """Change that a sweep makes to the stale rows of a batch."""
+    """Change that a sweep makes to the stale rows of a batch.
+
+    An action may also have ``fallback(table, batch, error)``, which processes the single row of `Batch.only` in another
+    way after this error. It returns the result, or None if there is no other way.
+    """
 
     @property
     def counted_as(self) -> Sequence[str]:
@@ -89,10 +93,6 @@ class Action(Protocol):
 
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         """Return the part of the statement that changes the rows matching `chosen`: picked, and still stale."""
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        """Process the single row of `batch.only` in another way after this error; return None if there is no other
-        way."""
 
 
 def archiving_part(action: Any) -> Any:
@@ -312,7 +312,8 @@ class TableStage(TableRows):
         return BatchResult({}, *self.position_after(batch, last, len(positions)))
 
     def fallback(self, batch: Batch, error: BaseException) -> BatchResult | None:
-        return self.action.fallback(self, batch, error)
+        fallback = getattr(self.action, "fallback", None)
+        return None if fallback is None else fallback(self, batch, error)
 
     def resumes_at(self, position: Position | None) -> Position | None:
         """Return where the next run resumes if this one leaves the stage after the row at a position."""

@@ -16,12 +16,12 @@ from peewee import Column, PeeweeException, ProgrammingError
 
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.database.catalog import quoted, table_ids
+from housekeeping.database.catalog import escaped, quoted, table_ids
 from housekeeping.database.connection import database, shorten_time_limits
 from housekeeping.database.errors import is_connection_lost, is_timeout
+from housekeeping.database.queries import condition_sql
 from housekeeping.ledger.runs import RunRow, past_runs
 from housekeeping.sweeps.actions import Delete, archiving
-from housekeeping.sweeps.cascade_statements import compiled
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.keyset import held_condition
@@ -433,7 +433,7 @@ def _with_sample(branch: Branch, now: datetime) -> Branch:
     path = branch.path
     rows, values = _sample(branch.stage, now, path[0].parent_columns, SAMPLE)
     tables = ", ".join(f"{link.source} AS link_{place}" for place, link in enumerate(path))
-    found = f"SELECT FROM {tables} WHERE {_joined(path)}".replace("%", "%%")
+    found = escaped(f"SELECT FROM {tables} WHERE {_joined(path)}")
     try:
         held, of_hold = _held(branch, now)
         # Names come from the catalog, quoted by PostgreSQL.
@@ -586,7 +586,7 @@ def _rows_below(number: int, link: Link, above: Sequence[int], graph: Graph) -> 
         f"SELECT {number}, tableoid::text || ctid::text, ARRAY[{values}]::text[] "  # noqa: S608
         f"FROM {link.table} WHERE {' AND '.join(compared)}"
     )
-    return sql.replace("%", "%%")
+    return escaped(sql)
 
 
 def _fetch(sql: str, parameters: Sequence[Any]) -> list[Any]:
@@ -613,7 +613,7 @@ def _held(branch: Branch, now: datetime) -> tuple[str, list[Any]]:
         if stage.hold is None:
             continue
         held = held_condition(stage.hold, stage.model, now)
-        condition, parameters = compiled(held, stage.model, f"link_{len(branch.path) - 1}")
+        condition, parameters = condition_sql(held, stage.model, f"link_{len(branch.path) - 1}")
         conditions.append(f"({condition})")
         values += parameters
     return (f" AND ({' OR '.join(conditions)})" if conditions else ""), values

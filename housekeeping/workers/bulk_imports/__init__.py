@@ -24,7 +24,6 @@ from housekeeping import (
     Alerts,
     Backlog,
     Batch,
-    BatchResult,
     Event,
     ExplainQuery,
     Guard,
@@ -109,9 +108,6 @@ class TimeOut:
             before=[found, rows, locked, busy],
             holds=Expression(Select((followed,), [fn.COUNT(SQL("*"))]), OP.EQ, of_changed),
         )
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

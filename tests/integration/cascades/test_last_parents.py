@@ -152,7 +152,7 @@ def test_parent_goes_once_its_dependents_can_be_deleted(failing: None) -> None:
 def test_run_leaves_1000_rejected_rows_in_a_row_and_the_next_one_does_the_others(accounts: None, plant: Plant) -> None:
     """Twelve accounts have 100 such items each, which a run meets before those of the others."""
     execute(
-        "INSERT INTO account SELECT n, '2026-04-30 12:00Z' FROM generate_series(10, 21) AS n;"
+        "INSERT INTO account SELECT n, '2026-03-01 12:00Z' FROM generate_series(10, 21) AS n;"
         "INSERT INTO orders SELECT n, n FROM generate_series(10, 21) AS n;"
         "INSERT INTO item SELECT 1000 + n, 10 + n % 12 FROM generate_series(0, 1199) AS n"
     )

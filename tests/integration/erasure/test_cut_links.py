@@ -31,9 +31,6 @@ class Overwrite:
         update = table.model.update({columns[name]: value for name, value in self.values.items()})
         return Write([update.where(chosen).returning(*table.key).cte("changed")], self.counted_as)
 
-    def fallback(self, table: Any, batch: Any, error: BaseException) -> None:
-        return None
-
 
 def _rows(table: str, action: Any = None) -> Rows:
     return Rows(table, stale=lambda row: row.id > 0, action=action or Delete())

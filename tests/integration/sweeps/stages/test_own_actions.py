@@ -15,7 +15,7 @@ from tests.internals.core import DeclarationError
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.insight import plan
-from tests.internals.sweeps import Action, Batch, BatchResult, TableStage, Write
+from tests.internals.sweeps import Action, Batch, TableStage, Write
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,6 @@ class Remove:
     def write(self, table: TableStage, batch: Batch, chosen: Expression) -> Write:
         delete: Any = Order.delete().where(chosen).returning(Order.id)
         return Write([delete.cte("removed")], self.counts)
-
-    def fallback(self, table: TableStage, batch: Batch, error: BaseException) -> BatchResult | None:
-        return None
 
 
 @pytest.fixture
