@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from housekeeping.database.catalog import identify as identify
     from housekeeping.database.catalog import key_of as key_of
     from housekeeping.database.connection import BaseModel as BaseModel
-    from housekeeping.database.connection import database as current_database
+    from housekeeping.database.connection import DatabaseHandle
     from housekeeping.database.queries import NaiveUtcDateTimeField as NaiveUtcDateTimeField
     from housekeeping.database.queries import Parameter as Parameter
     from housekeeping.database.queries import StatementTime as StatementTime
@@ -110,6 +110,8 @@ if TYPE_CHECKING:
     from housekeeping.sweeps.values import Reference as Reference
     from housekeeping.sweeps.values import Throttle as Throttle
 
+    current_database: DatabaseHandle
+
 __version__ = "0.1.0"
 
 #: Modules and their public names; looked up when first used, so that importing the package costs and changes nothing.
@@ -159,112 +161,7 @@ _HOMES: Final = {
 }
 _PUBLIC: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MODULES: Final = {"events": "housekeeping.core.events", "testing": "housekeeping.testing", "web": "housekeeping.web"}
-__all__ = [
-    "Action",
-    "Alerts",
-    "Announcement",
-    "Anonymise",
-    "Argument",
-    "Backlog",
-    "BaseModel",
-    "Batch",
-    "BatchResult",
-    "Call",
-    "CallStage",
-    "Clock",
-    "ClockSkew",
-    "Column",
-    "Condition",
-    "DeclarationError",
-    "Delete",
-    "Divisible",
-    "DropPartitions",
-    "Event",
-    "ExclusiveLease",
-    "ExplainQuery",
-    "Failure",
-    "Finding",
-    "Guard",
-    "HEARTBEAT",
-    "HousekeepingError",
-    "Keep",
-    "Kept",
-    "Lease",
-    "LeaseHeld",
-    "LeaseLost",
-    "Limits",
-    "NaiveUtcDateTimeField",
-    "ObjectNotDeleted",
-    "ObjectStoreSettings",
-    "ObjectStoreUnavailable",
-    "Objects",
-    "OtherClock",
-    "PREFIX",
-    "Parameter",
-    "PartitionedModel",
-    "Position",
-    "RecordChanged",
-    "RedisUnavailable",
-    "Reference",
-    "Row",
-    "RowLog",
-    "RowNotChanged",
-    "Rows",
-    "RunResult",
-    "SYSTEM_CLOCK",
-    "Send",
-    "Settings",
-    "SettingsError",
-    "Stage",
-    "StagePlan",
-    "StateMachine",
-    "StatementTime",
-    "Subject",
-    "Sweep",
-    "TableStage",
-    "Throttle",
-    "Transition",
-    "Unconfirmed",
-    "UploadBeingDeleted",
-    "UploadRefused",
-    "UtcDateTimeField",
-    "Write",
-    "__version__",
-    "actor_named",
-    "at_work",
-    "complete_in",
-    "current_database",
-    "deferred",
-    "enqueue_many",
-    "erase",
-    "error_line",
-    "events",
-    "fence",
-    "how_to_install",
-    "identify",
-    "in_thread",
-    "install",
-    "key_of",
-    "log_rows",
-    "logger",
-    "mask_secrets",
-    "model_of",
-    "read_database",
-    "read_redis_clock",
-    "retry_redis",
-    "run_replicated",
-    "run_sweep",
-    "shared_redis",
-    "shortened",
-    "statement_time",
-    "store_in_outbox",
-    "testing",
-    "throttle",
-    "translate_redis_errors",
-    "update_rows",
-    "use",
-    "web",
-]
+__all__ = ["__version__", *_PUBLIC, *_MODULES]
 
 
 if not TYPE_CHECKING:  # else a misspelt name would be anything to a type checker

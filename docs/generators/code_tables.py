@@ -68,7 +68,8 @@ def option_table(old: str) -> str:
 
 def name_table(old: str) -> str:
     """Return the table of the package's public names."""
-    rows = [(code(f"housekeeping.{name}"), _what(name)) for name in sorted(housekeeping.__all__, key=str.casefold)]
+    names = sorted(sorted(housekeeping.__all__), key=str.casefold)
+    rows = [(code(f"housekeeping.{name}"), _what(name)) for name in names]
     return table(("Name", "What it is"), [row for row in rows if row[1]], old)
 
 
