@@ -22,23 +22,26 @@ from housekeeping.brokers.dramatiq_internals import Requeue
 from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import HousekeepingError
-from housekeeping.core.interrupts import interrupt
+from housekeeping.core.interrupts import interrupt, run_interruptibly
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.pings import INSTALLATION, pings
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.core.telemetry import MessageContext, current_message
 from housekeeping.database.connection import close_databases, database
+from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import database_now
+from housekeeping.engine.alerts import declare_metrics
 from housekeeping.engine.registry import MAX_RETRIES, raise_for_retry, time_limit_of
-from housekeeping.engine.run import run_sweep
+from housekeeping.engine.run import classify_error, run_sweep
 from housekeeping.insight.webhook import InstallationWatch
 from housekeeping.ledger import ticks
 from housekeeping.ledger.processes import PostgresHeartbeats
 from housekeeping.ledger.ticks import TakenTick
-from housekeeping.middleware.interrupts import StatementInProgress, statement_of_this_thread
-from housekeeping.middleware.observe import AWAKE, Sender, long_busy
+from housekeeping.middleware.interrupts import Inside
+from housekeeping.middleware.observe import AWAKE, Sender, export_zeros, long_busy
 from housekeeping.middleware.retries import delay_before
+from housekeeping.middleware.schedule import SetupCheck, report_missed, report_sent, report_skipped
 from housekeeping.sweeps.declaration import Sweep
 
 logger = named_logger(__name__)
@@ -57,24 +60,25 @@ class _Delivery:
     """A tick that a thread of this process runs.
 
     Attributes:
-      interrupted: Whether its run was interrupted; that happens at most once.
+      inside: Its thread, once it has begun.
     """
 
     tick: TakenTick
     stopping: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.monotonic)
-    thread_id: int = 0
-    statement: StatementInProgress | None = None
-    interrupted: bool = False
+    inside: Inside | None = None
 
     def interrupt(self, kind: type[Interrupt]) -> None:
-        """Interrupt the run, and cancel its current statement."""
-        if not self.interrupted and interrupt(self.thread_id, kind):
-            self.interrupted = True
+        """Interrupt the run, and cancel its current statement. Only a shutdown also cancels that of an earlier one."""
+        inside = self.inside
+        if inside is None:
+            return
+        if interrupt(inside.thread_id, kind):
             logger.warning("Run interrupted", worker=self.tick.worker, interrupt=kind.__name__)
-            if self.statement is not None:
-                # In a separate thread, because the server may not answer.
-                threading.Thread(target=self.statement.cancel, daemon=True).start()
+        elif kind is not Shutdown:
+            return
+        # In a separate thread, because the server may not answer.
+        threading.Thread(target=inside.cancel, args=(kind,), daemon=True).start()
 
 
 class Service:
@@ -101,9 +105,14 @@ class Service:
         self._minute: datetime | None = None
         self._send_at = 0.0
         self._woke_at = time.monotonic()
-        self._unsent_since: datetime | None = None
-        #: Worker -> why it is not set up.
-        self._problems: dict[str, str] = {}
+        #: When the first of the ticks could not be sent; None if all were.
+        self._unsent_at: float | None = None
+        self._is_set_up = SetupCheck()
+        for name, cron in self._crons.items():
+            export_zeros(name)
+            for counter in (telemetry.TICKS_SENT, telemetry.TICKS_MISSED):
+                counter.add(name, number=0)
+            declare_metrics(scheduled[name], cron)
         store, watch = PostgresHeartbeats(), InstallationWatch(settings, sweeps)
         queues = sorted({sweep.queue for sweep in scheduled.values()})
         # Two heartbeats, because the process is a scheduler and a worker.
@@ -136,7 +145,11 @@ class Service:
         self._changed.set()
 
     def _describe_busy(self) -> dict[str, Any]:
-        busy = {each.thread_id: (each.tick.worker, each.tick.message_id, each.began) for each in tuple(self._busy)}
+        busy = {
+            each.inside.thread_id: (each.tick.worker, each.tick.message_id, each.began)
+            for each in tuple(self._busy)
+            if each.inside is not None
+        }
         return {"busy": len(busy), "busy_threads": long_busy(busy)}
 
     def _is_awake(self) -> bool:
@@ -152,76 +165,63 @@ class Service:
                 now = database_now()
             minute = now.replace(second=0, microsecond=0)
             if minute != self._minute and time.monotonic() >= self._send_at:
-                error = self._send(now)
-                self._note_sending(minute, error)
+                self._note_sending(self._send(now), minute)
             free = self._threads - len(self._busy)
             if free > 0 and not self._stopping.is_set():
-                for tick in ticks.take(self._worker.id, self._sweeps, free):
+                # In this order, because a run that ends gets into the second one before it leaves the first one.
+                running = [each.tick.message_id for each in tuple(self._busy)]
+                running += [tick.message_id for tick, *_ in tuple(self._ended)]
+                for tick in ticks.take(self._worker.id, self._sweeps, free, running):
                     self._begin(tick)
-        except (HousekeepingError, PeeweeException) as error:
-            self._note_sending(datetime.now(UTC).replace(second=0, microsecond=0), error)
-            close_databases()
+        except Exception as error:
+            self._note_sending(error)
 
-    def _note_sending(self, minute: datetime, error: Exception | None) -> None:
+    def _note_sending(self, error: Exception | None, minute: datetime | None = None) -> None:
         """Remember that the ticks up to this minute were sent, or log the error and schedule the next attempt."""
         if error is None:
-            if self._unsent_since is not None:
+            if self._unsent_at is not None:
                 logger.info("Ticks are sent again")
-            self._minute, self._unsent_since = minute, None
+            self._minute, self._unsent_at = minute, None
             pings.send(INSTALLATION, failed=False)
             return
         self._send_at = time.monotonic() + _AGAIN_S
-        if self._unsent_since is None:
-            self._unsent_since = minute
-            logger.error("Ticks could not be checked; retrying", error=error_line(error))
+        if self._unsent_at is None:
+            self._unsent_at = time.monotonic()
+            logger.error("Ticks could not be checked; retrying", error=error_line(classify_error(error)))
             pings.send(INSTALLATION, failed=True)
+        close_databases()  # after a failover, a connection may lead to a standby
 
     def _send(self, now: datetime) -> Exception | None:
-        """Send the latest tick of each worker unless it was sent; return the first error of a database, if any."""
-        last, failed = ticks.last_sent(), dict[str, Exception]()
+        """Send the latest tick of each worker unless it was sent; return the first error, if any."""
+        last, errors, unavailable = ticks.last_sent(), list[Exception](), set[str]()
         for name, sweep in self._sweeps.items():
-            cron = self._crons[name]
             # Wait only once for a database that does not answer.
-            if last.get(name) == (tick := cron.latest(now)) or sweep.database in failed:
+            if sweep.database in unavailable or last.get(name) == self._crons[name].latest(now):
                 continue
             try:
-                if not self._is_set_up(sweep):
-                    ticks.remember(name, tick)  # its schedule begins once it is set up
-                    continue
-                sent = ticks.send(
-                    name,
-                    cron,
-                    now,
-                    place=sweep.database,
-                    catch_up=self._catch_up,
-                    unsent_since=self._unsent_since,
-                )
-            except (HousekeepingError, PeeweeException) as error:
-                failed[sweep.database] = error
-                continue
-            if sent is None:
-                continue
-            if sent.missed:
-                about = {"worker": name, "tick": sent.tick, "missed": sent.missed}
-                logger.info("Tick ended", outcome="missed", reason=sent.missed_reason, **about)
-                telemetry.TICKS_MISSED.add(name, number=sent.missed)
-            if sent.reason is not None:
-                logger.info("Tick ended", worker=name, tick=sent.tick, outcome="skipped", reason=sent.reason)
-            if sent.is_sent:
-                telemetry.TICKS_SENT.add(name)
-                telemetry.LAST_TICK.set(time.time(), name)
-        return next(iter(failed.values()), None)
+                self._send_latest(sweep, now)
+            except Exception as error:  # an application's check of its setup may raise anything
+                errors.append(error)
+                if is_unavailable(error):
+                    unavailable.add(sweep.database)
+        return next(iter(errors), None)
 
-    def _is_set_up(self, sweep: Sweep) -> bool:
-        problem = sweep.lacks()
-        before = self._problems.pop(sweep.name, None)
-        if problem is not None:
-            self._problems[sweep.name] = problem.text
-            if problem.text != before:
-                logger.info("Worker not set up, not scheduled", worker=sweep.name, text=problem.text)
-        elif before is not None:
-            logger.info("Worker set up, scheduled from now on", worker=sweep.name)
-        return problem is None
+    def _send_latest(self, sweep: Sweep, now: datetime) -> None:
+        name, cron, at = sweep.name, self._crons[sweep.name], self._unsent_at
+        if not self._is_set_up(sweep):
+            ticks.remember(name, cron.latest(now))  # its schedule begins once it is set up
+            return
+        # By the database's clock, as the ticks.
+        unsent_since = None if at is None else now - timedelta(seconds=time.monotonic() - at)
+        sent = ticks.send(name, cron, now, place=sweep.database, catch_up=self._catch_up, unsent_since=unsent_since)
+        if sent is None:
+            return
+        if sent.missed:
+            report_missed(name, sent.tick, sent.missed, sent.missed_reason)
+        if sent.reason is not None:
+            report_skipped(name, sent.tick, sent.reason)
+        if sent.is_sent:
+            report_sent(name)
 
     def _begin(self, tick: TakenTick) -> None:
         delivery = _Delivery(tick)
@@ -231,22 +231,18 @@ class Service:
     def _deliver(self, delivery: _Delivery) -> None:
         """Run the sweep of a tick; retry it like a message of a worker process."""
         tick, sweep = delivery.tick, self._sweeps[delivery.tick.worker]
-        delivery.thread_id, delivery.statement = threading.get_ident(), statement_of_this_thread()
-        current_message.set(MessageContext(tick.message_id, "schedule", tick.tick, delivery.stopping, sweep.name))
         again_in: timedelta | None = None
         failed = False
         try:
-            raise_for_retry(sweep, run_sweep(sweep))
+            current_message.set(MessageContext(tick.message_id, "schedule", tick.tick, delivery.stopping, sweep.name))
+            delivery.inside = Inside()
+            run_interruptibly(delivery.inside.call, lambda: raise_for_retry(sweep, run_sweep(sweep)))
         except Requeue as requeued:
             again_in = timedelta(milliseconds=requeued.delay or 0)
         except Shutdown:
             again_in = timedelta()
         except BaseException as error:
-            failed = True
-            if tick.retries < MAX_RETRIES:
-                again_in = min(delay_before(tick.retries), self._crons[sweep.name].period(datetime.now(UTC)))
-            else:
-                logger.error("Tick failed, no retries left", worker=sweep.name, tick=tick.tick, error=error_line(error))
+            failed, again_in = True, self._delay_before_retry(sweep, tick, error)
         finally:
             current_message.set(None)
             with suppress(PeeweeException):
@@ -254,6 +250,20 @@ class Service:
             self._ended.append((tick, again_in, failed))
             self._busy.discard(delivery)
             self._changed.set()
+
+    def _delay_before_retry(self, sweep: Sweep, tick: TakenTick, error: BaseException) -> timedelta | None:
+        delay = min(delay_before(min(tick.retries, MAX_RETRIES)), self._crons[sweep.name].period(datetime.now(UTC)))
+        most = sweep.actor.get("max_retries", MAX_RETRIES)
+        if most is None or tick.retries < most:
+            telemetry.RETRIES.add(sweep.name)
+            return delay
+        try:
+            with database.using(sweep.database):
+                ticks.record_failed(sweep.name, tick.tick, tick.message_id, error_line(error))
+        except Exception:
+            return delay  # the tick has no outcome yet
+        logger.error("Tick failed, no retries left", worker=sweep.name, tick=tick.tick, error=error_line(error))
+        return None
 
     def _write_ends(self) -> None:
         while self._ended:

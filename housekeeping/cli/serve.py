@@ -112,6 +112,8 @@ def page_server(settings: Settings, sweeps: dict[str, Sweep], host: str, port: i
 _APPLICATION: Final = "housekeeping.app:broker"
 #: Seconds after the grace period in which interrupted messages return to their queues.
 _REQUEUE_S: Final = 10
+#: Seconds after the grace period in which `serve` interrupts its runs and stores their results.
+_LATE_S: Final = 15
 
 
 def _check_settings(queues: tuple[str, ...] = ()) -> Settings:
@@ -216,6 +218,10 @@ def serve(threads: int, with_web: bool, host: str, port: int) -> None:
             raise Abandoned(number)
         asked = True
         service.stop()
+        # A database that hangs may keep the process from ending.
+        late = threading.Timer(settings.grace_s + _LATE_S, os.kill, (os.getpid(), signal.SIGTERM))
+        late.daemon = True
+        late.start()
         notify("each run ends after its batch; a second Ctrl-C or SIGTERM ends this process at once")
 
     def run() -> None:

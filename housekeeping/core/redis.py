@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 from housekeeping.core.clock import REDIS, SYSTEM_CLOCK, ClockSkew
-from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
+from housekeeping.core.errors import DeclarationError, RedisUnavailable, ServerUnavailable, SettingsError
 from housekeeping.core.logs import error_line
 from housekeeping.core.settings import PREFIX, Settings
 
@@ -97,18 +97,18 @@ def reason_full(client: redis.Redis, namespace: str) -> str | None:
 
 
 def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
-    """Call a function that is safe to repeat, and retry it after a pause while Redis is down.
+    """Call a function that is safe to repeat, and retry it after a pause while Redis, or another server, is down.
 
     Use it to release keys when work is done. A key that is not released blocks others until its TTL expires.
 
     Raises:
-      RedisUnavailable: The last attempt failed as well.
+      RedisUnavailable, ServerUnavailable: The last attempt failed as well.
     """
     for _ in range(tries - 1):
         try:
             with translate_redis_errors():
                 return step()
-        except RedisUnavailable:
+        except ServerUnavailable:
             time.sleep(pause_s)
     with translate_redis_errors():
         return step()

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
-from peewee import SQL, fn
+from peewee import SQL, Value, fn
 
 from housekeeping.brokers import QueueLengths
 from housekeeping.core.cron import Cron
@@ -62,6 +62,9 @@ def send(
 ) -> Sent | None:
     """Send the worker's latest tick and record the missed ticks before it; None if it was already sent or recorded.
 
+    If the database's clock was set back, ticks that have an outcome are not sent again. Those that were counted as
+    missed are sent in their minute, and count no longer.
+
     Parameters:
       now: The database's time.
       place: The database with the worker's ledger.
@@ -71,61 +74,87 @@ def send(
     tick = cron.latest(now)
     with database.using(MAIN), database.atomic():
         runs.lock_ticks(worker)
-        last = _last(worker, tick, place)
-        if last is not None and last >= tick:
-            return None
+        last, is_set_back = _last(worker, tick, place)
         in_its_minute = now - tick < MINUTE
+        if (last is not None and last >= tick) or (is_set_back and not in_its_minute):
+            return None
         is_sent = in_its_minute or (last is not None and catch_up)
         missed, reason = 0, runs.NO_SCHEDULER
-        if last is not None:
-            if unsent_since is not None and cron.next(last) >= unsent_since:
+        if last is not None and not is_set_back:
+            if unsent_since is not None and cron.next(last) > unsent_since - MINUTE:
                 reason = runs.NOT_SENT
             until = cron.latest(tick - MINUTE) if is_sent else tick
             with database.using(place):
                 missed = runs.record_missed(worker, cron, last, until, reason) if until > last else 0
-        duplicate = is_sent and _waits(worker)
-        if is_sent and not duplicate:
-            # The new tick does the work of a retry that waits (promise R2).
-            waiting = (TickRow.worker == worker) & TickRow.holder.is_null() & (TickRow.retries > 0)
-            TickRow.update(due_at=None).where(waiting).execute()
+        earlier = (TickRow.worker == worker) & (TickRow.tick < tick) & TickRow.due_at.is_null(False)
+        duplicate = is_sent and TickRow.select(TickRow.worker).where(earlier & (TickRow.attempts == 0)).exists()
         message_id = message_id_of(worker, tick)
-        if duplicate:
-            with database.using(place):
+        with database.using(place):
+            if duplicate:
                 given: dict[str, Any] = {"message_id": message_id, "tick": tick, "trigger": "schedule"}
                 runs.record(worker, "skipped", "deduplicated", **given)
-        TickRow.delete().where((TickRow.worker == worker) & TickRow.due_at.is_null()).execute()
-        due_at = NOW if is_sent and not duplicate else None
-        TickRow.insert(worker=worker, tick=tick, message_id=message_id, due_at=due_at).execute()
+            elif is_sent:
+                _end_retries(worker, earlier)
+            if is_set_back:
+                runs.no_longer_missed(worker, tick)
+        _store(worker, tick, NOW if is_sent and not duplicate else None)
     return Sent(tick, is_sent and not duplicate, "deduplicated" if duplicate else None, missed, reason)
 
 
-def _last(worker: str, tick: datetime, place: str) -> datetime | None:
-    """Return the worker's last tick up to this one. Its ledger has the ticks that a scheduler with Redis has sent."""
-    sent = TickRow.select(fn.MAX(TickRow.tick)).where(TickRow.worker == worker).scalar()
+def _last(worker: str, tick: datetime, place: str) -> tuple[datetime | None, bool]:
+    """Return the worker's last tick up to this one, and whether a later one was sent.
+
+    Its ledger has the ticks that a scheduler with Redis has sent.
+    """
+    newest = fn.MAX(TickRow.tick)
+    sent: Any = TickRow.select(newest.filter(TickRow.tick <= tick), newest).where(TickRow.worker == worker).tuples()
+    last, latest = sent.get()
     with database.using(place):
         recorded = runs.last_tick(worker, tick + MINUTE)
-    return max((each for each in (sent, recorded) if each is not None), default=None)
+    known = max((each for each in (last, recorded) if each is not None), default=None)
+    return known, latest is not None and latest > tick
 
 
-def _waits(worker: str) -> bool:
-    """Return whether a tick of the worker still waits for its first run."""
-    waits = (TickRow.worker == worker) & TickRow.due_at.is_null(False) & (TickRow.attempts == 0)
-    return bool(TickRow.select(TickRow.worker).where(waits).exists())
+def _end_retries(worker: str, earlier: Any) -> None:
+    """End the waiting retries of earlier ticks, because the new tick does their work (promise R2)."""
+    with database.using(MAIN):
+        ending = TickRow.update(due_at=None).where(earlier & TickRow.holder.is_null() & (TickRow.retries > 0))
+        ended: Any = ending.returning(TickRow.tick, TickRow.message_id).tuples().execute()
+    for tick, message_id in ended:
+        record_failed(worker, tick, message_id, "its attempts could not be recorded; the next tick did its work")
+
+
+def record_failed(worker: str, tick: datetime, message_id: str, reason: str) -> None:
+    """Record a tick that ends as failed in the current ledger, unless an attempt has a row there."""
+    row = {"outcome": "failed", "reason": reason, "message_id": message_id}
+    runs.record_tick(worker, tick, row, unless_any=True)
 
 
 def remember(worker: str, tick: datetime) -> None:
     """Store the tick without sending it, so that the worker's schedule begins with the next one."""
     with database.using(MAIN), database.atomic():
-        given = {"worker": worker, "tick": tick, "message_id": message_id_of(worker, tick)}
-        TickRow.insert(**given).on_conflict_ignore().execute()
+        _store(worker, tick, None)
 
 
-def take(holder: str, workers: Collection[str], most: int) -> list[TakenTick]:
-    """Take due ticks for a process, the longest waiting first. It keeps them as long as it sends heartbeats."""
+def _store(worker: str, tick: datetime, due_at: Any) -> None:
+    """Store the tick, and delete earlier ones that have ended."""
+    TickRow.delete().where((TickRow.worker == worker) & (TickRow.tick < tick) & TickRow.due_at.is_null()).execute()
+    given = {"worker": worker, "tick": tick, "message_id": message_id_of(worker, tick), "due_at": due_at}
+    TickRow.insert(**given).on_conflict_ignore().execute()
+
+
+def take(holder: str, workers: Collection[str], most: int, running: Collection[str] = ()) -> list[TakenTick]:
+    """Take due ticks for a process, the longest waiting first. It keeps them as long as it sends heartbeats.
+
+    Parameters:
+      running: Messages that the process runs. If it has another tick, the answer to an earlier call was lost.
+    """
     with database.using(MAIN), database.atomic():
+        known = TickRow.worker == fn.ANY(Value(list(workers), converter=False, unpack=False))
         due: Any = (
             TickRow.select(TickRow.worker, TickRow.tick)
-            .where((TickRow.due_at <= NOW) & TickRow.worker.in_(list(workers)))
+            .where(((TickRow.due_at <= NOW) | (TickRow.holder == holder)) & known)
+            .where(TickRow.message_id.not_in(list(running)))
             .order_by(TickRow.due_at)
             .limit(most)
             .for_update("FOR UPDATE SKIP LOCKED")  # type: ignore[arg-type]

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import dramatiq.middleware
 import psycopg2
 from dramatiq import Actor, Broker, MessageProxy, Worker
-from dramatiq.middleware import Shutdown, TimeLimit
+from dramatiq.middleware import Interrupt, Shutdown, TimeLimit
 from dramatiq.middleware.time_limit import TimeLimitExceeded
 from psycopg2.extensions import TRANSACTION_STATUS_ACTIVE
 
@@ -102,23 +102,44 @@ def _active(states: list[dict[str, Any]]) -> Any:
 DEFAULT_GRACE: Final = timedelta(seconds=30)  # promise R5
 
 
-@dataclass(slots=True)
-class _Inside:
-    """A thread inside an actor's function."""
+T = TypeVar("T")
 
-    thread_id: int
-    at_once: bool
-    statement: StatementInProgress | None
+
+@dataclass(slots=True, eq=False)
+class Inside:
+    """The thread that makes it, inside a function in which other threads may interrupt it.
+
+    Attributes:
+      at_once: Whether the shutdown of the process interrupts it without a grace period.
+      canceled_by: The interrupt that its statement was canceled for.
+      cancelling: Held while its statement is canceled, so that no later statement is hit.
+    """
+
+    at_once: bool = False
+    thread_id: int = field(default_factory=threading.get_ident)
+    statement: StatementInProgress | None = field(default_factory=statement_of_this_thread)
     left: bool = False
-    canceled: bool = False
-    #: Held while its statement is canceled, so that no later statement is hit.
+    canceled_by: type[Interrupt] | None = None
     cancelling: threading.Lock = field(default_factory=threading.Lock)
 
-    def cancel(self) -> None:
-        """Cancel the statement that the actor waits for, unless the thread has left the actor."""
+    def call(self, function: Callable[[], T]) -> T:
+        """Call the function within `run_interruptibly`. The error of a canceled statement becomes the interrupt."""
+        try:
+            return function()
+        except Exception as error:
+            with self.cancelling:
+                canceled_by = self.canceled_by
+            if canceled_by is not None:
+                raise canceled_by from error
+            raise
+        finally:
+            self.left = True  # no call before this: where one returns, an interrupt may arrive
+
+    def cancel(self, kind: type[Interrupt]) -> None:
+        """Cancel the statement that the function waits for, unless the thread has left the function."""
         with self.cancelling:
             if not self.left and self.statement is not None and self.statement.cancel():
-                self.canceled = True
+                self.canceled_by = kind
 
 
 class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
@@ -140,7 +161,7 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
         self._grace = grace
         self._lock = threading.Lock()
         self._at_once = threading.local()
-        self._inside: dict[int, _Inside] = {}
+        self._inside: dict[int, Inside] = {}
         self._timer: threading.Timer | None = None
         self._stopping = False
 
@@ -175,9 +196,9 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
         # All are interrupted first, so that an interrupt is pending when a statement ends.
         for inside in self._interrupt(lambda inside: True):
             # One thread each, because a server may not answer.
-            threading.Thread(target=inside.cancel, daemon=True).start()
+            threading.Thread(target=inside.cancel, args=(Shutdown,), daemon=True).start()
 
-    def _interrupt(self, chosen: Callable[[_Inside], bool]) -> list[_Inside]:
+    def _interrupt(self, chosen: Callable[[Inside], bool]) -> list[Inside]:
         with self._lock:
             within = [inside for inside in self._inside.values() if chosen(inside) and not inside.left]
             for inside in within:
@@ -194,27 +215,20 @@ class ShutdownNotifications(dramatiq.middleware.ShutdownNotifications):
         def run(*args: Any, **kwargs: Any) -> Any:
             if current_message.get() is None or self._is_within(threading.get_ident()):
                 return function(*args, **kwargs)  # called directly, or by another actor
-            at_once = getattr(self._at_once, "wanted", False)
-            inside = _Inside(threading.get_ident(), at_once, statement_of_this_thread())
+            inside = Inside(getattr(self._at_once, "wanted", False))
             return run_interruptibly(self._run, inside, lambda: function(*args, **kwargs))
 
         return run
 
-    def _run(self, inside: _Inside, function: Callable[[], Any]) -> Any:
+    def _run(self, inside: Inside, function: Callable[[], Any]) -> Any:
         try:
             with self._lock:
                 self._inside[inside.thread_id] = inside
             if self._stopping and inside.at_once:
                 raise Shutdown  # the shutdown began before the actor
-            return function()
-        except Exception as error:
-            with inside.cancelling:
-                canceled = inside.canceled
-            if canceled:
-                raise Shutdown from error  # the error is the canceled statement's, not the actor's
-            raise
+            return inside.call(function)
         finally:
-            inside.left = True  # no call before this: where one returns, an interrupt may arrive
+            inside.left = True  # also if an interrupt arrived before the call
             with inside.cancelling, self._lock:
                 self._inside.pop(inside.thread_id, None)
 

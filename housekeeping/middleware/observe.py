@@ -324,6 +324,7 @@ def _fails(step: Callable[[], None], server: str, trouble: str, failed_before: b
         step()
     except Exception as error:
         telemetry.SERVER_UNAVAILABLE.set(1, server)
+        close_databases()  # after a failover, the connection may lead to a standby
         if not failed_before:
             logger.warning(trouble, error=error_line(error))
         return True
@@ -362,11 +363,16 @@ class Metrics(Middleware):
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         for name, actor in broker.actors.items():
-            for counter in _OF_ACTORS:
-                counter.add(name, number=0)
+            export_zeros(name)
             cron, export = actor.options.get("periodic"), actor.options.get("metrics")
             if export is not None:
                 export(cron if isinstance(cron, Cron) else None)
+
+
+def export_zeros(worker: str) -> None:
+    """Export the counters of a worker as 0."""
+    for counter in _OF_ACTORS:
+        counter.add(worker, number=0)
 
 
 def exposition(settings: Settings) -> Prometheus:

@@ -99,8 +99,7 @@ class Schedule(Middleware):
         self._began_after: dict[str, datetime] = {}
         #: By actor: the minute since which this process could not send what was due.
         self._unsent_since: dict[str, datetime] = {}
-        #: By sweep: what it lacks, a `SetupProblem` of the sweeps.
-        self._problems: dict[str, Any] = {}
+        self._setup = SetupCheck()
         #: By database: when it last did not answer a check of the setup.
         self._setup_unknown_at: dict[str, datetime] = {}
 
@@ -247,21 +246,13 @@ class Schedule(Middleware):
         sweep, name = actor.options.get("sweep"), actor.actor_name
         # Waiting for the database once per actor would take more than a minute.
         if sweep is None or self._setup_unknown_at.get(sweep.database) == now:
-            return name not in self._problems
+            return name not in self._setup.problems
         try:
-            problem = sweep.lacks()
+            return self._setup(sweep)
         except (PeeweeException, HousekeepingError) as error:
             self._setup_unknown_at[sweep.database] = now
             logger.warning("Setup could not be checked", worker=name, error=error_line(error))
-            return name not in self._problems
-        before = self._problems.pop(name, None)
-        if problem is not None:
-            self._problems[name] = problem
-            if problem != before:
-                logger.info("Worker not set up, not scheduled", worker=name, family=problem.family, text=problem.text)
-        elif before is not None:
-            logger.info("Worker set up, scheduled from now on", worker=name)
-        return problem is None
+            return name not in self._setup.problems
 
     def claim(self, broker: Broker, message: Message[Any]) -> Message[Any]:
         """Claim the tick of a message from periodiq and return the message with its tick; return others unchanged.
@@ -300,8 +291,7 @@ class Schedule(Middleware):
         If the record cannot be written, the tick is sent again.
         """
         self._record_sent(claimed, claimed.options["claim"])
-        telemetry.TICKS_SENT.add(claimed.actor_name)
-        telemetry.LAST_TICK.set(time.time(), claimed.actor_name)
+        report_sent(claimed.actor_name)
 
     def unsent(self) -> None:
         """Note that a tick could not be sent."""
@@ -348,9 +338,49 @@ class Schedule(Middleware):
                 if noted:
                     self._recorder.flush(self._schedules)
                 if ours and skipped is not None:
-                    logger.info("Tick ended", worker=claimed.actor_name, tick=tick, outcome="skipped", reason=skipped)
+                    report_skipped(claimed.actor_name, tick, skipped)
         except Exception as error:
             logger.error("Tick may be sent twice and runs once", worker=claimed.actor_name, error=error_line(error))
+
+
+class SetupCheck:
+    """Check of sweeps for what they need; without it, they have no ticks.
+
+    Attributes:
+      problems: Worker -> what it lacked at its last check, a `SetupProblem` of the sweeps.
+    """
+
+    def __init__(self) -> None:
+        self.problems: dict[str, Any] = {}
+
+    def __call__(self, sweep: Any) -> bool:
+        """Return whether the sweep is set up; log each change once. Raises as `Sweep.lacks`."""
+        problem, name = sweep.lacks(), sweep.name
+        before = self.problems.pop(name, None)
+        if problem is not None:
+            self.problems[name] = problem
+            if problem != before:
+                logger.info("Worker not set up, not scheduled", worker=name, family=problem.family, text=problem.text)
+        elif before is not None:
+            logger.info("Worker set up, scheduled from now on", worker=name)
+        return problem is None
+
+
+def report_sent(worker: str) -> None:
+    """Export that a tick of the worker was sent now."""
+    telemetry.TICKS_SENT.add(worker)
+    telemetry.LAST_TICK.set(time.time(), worker)
+
+
+def report_skipped(worker: str, tick: datetime, reason: str) -> None:
+    """Log that a tick will not run."""
+    logger.info("Tick ended", worker=worker, tick=tick, outcome="skipped", reason=reason)
+
+
+def report_missed(worker: str, tick: datetime, missed: int, reason: str) -> None:
+    """Log and export missed ticks, of which this one is the last."""
+    logger.info("Tick ended", outcome="missed", reason=reason, worker=worker, tick=tick, missed=missed)
+    telemetry.TICKS_MISSED.add(worker, number=missed)
 
 
 def _last_before(cron: Cron, now: datetime) -> datetime:
@@ -693,7 +723,5 @@ class TickRecorder:
             reason = runs.NOT_SENT if unsent else runs.NO_SCHEDULER
             missed = runs.record_missed(note.worker, cron, from_seconds(after), note.tick, reason)
             if missed:
-                about = {"worker": note.worker, "tick": note.tick, "missed": missed}
-                logger.info("Tick ended", outcome="missed", reason=reason, **about)
-                telemetry.TICKS_MISSED.add(note.worker, number=missed)
+                report_missed(note.worker, note.tick, missed, reason)
             self._store.remove(note)

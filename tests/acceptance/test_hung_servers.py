@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import psycopg2
@@ -12,6 +15,7 @@ import redis
 
 from housekeeping import Settings
 from tests.acceptance.conftest import Command
+from tests.acceptance.processes import eventually, started
 from tests.integration.costs.round_trips import round_trips
 from tests.internals.brokers import DeadLetterStore, dead_letters_of, message_broker
 from tests.internals.core import BrokerUnavailable, DatabaseUnavailable, impatient
@@ -92,6 +96,28 @@ def test_hung_postgres_is_asked_once(
 
     assert attempts.count == 1
     assert (finished.returncode, finished.stderr.count("did not answer")) == (1, 1), finished.stderr
+
+
+def test_serve_stops_within_its_grace_period_although_its_database_hangs(
+    environment: dict[str, str],
+    without_redis: None,
+    made: None,
+    servers: embedded.Servers,
+    postmaster: int,
+    tmp_path: Path,
+) -> None:
+    # R5
+    environment |= {"HOUSEKEEPING_DATABASE_URL": servers.database_url, "HOUSEKEEPING_GRACE_S": "1"}
+    command = [sys.executable, "-m", "housekeeping"]
+    subprocess.run([*command, "init"], env=environment, check=True)
+
+    with started([*command, "serve"], environment, tmp_path / "serve") as serving:
+        eventually(lambda: "serving" in serving.text(), serving)
+        with suspended(postmaster):
+            status = serving.terminate()
+
+    assert status == 143
+    assert "ended at once; other processes resume its runs" in serving.text()
 
 
 def test_server_that_hangs_during_a_statement_is_given_up(servers: embedded.Servers, postmaster: int) -> None:

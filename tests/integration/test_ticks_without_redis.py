@@ -29,6 +29,14 @@ def take() -> list[ticks.TakenTick]:
     return ticks.take(HOLDER, [WORKER], 10)
 
 
+def end_all() -> None:
+    """End the due ticks as done."""
+    for each in take():
+        given = {"worker": WORKER, "tick": each.tick, "message_id": each.message_id, "trigger": "schedule"}
+        Run.insert(**given, outcome="done", started_at=NOW, heartbeat_at=NOW, finished_at=NOW).execute()
+        ticks.end(HOLDER, each, None, failed=False)
+
+
 def beat(*, stopped: bool = False) -> None:
     PostgresHeartbeats().write(
         HOLDER, Beat(kind="worker", host="one", pid=1, version="0", up_s=1.0, queues=["q"], stopped=stopped)
@@ -51,45 +59,50 @@ def test_tick_is_sent_once_by_any_number_of_processes(postgres: Database) -> Non
 
     assert [(each.tick, each.is_sent) for each in sent] == [(AT.replace(second=0), True)]
     assert len(take()) == 1
-    assert take() == []
+    assert ticks.take("process-2", [WORKER], 10) == []
 
 
-def test_process_that_is_late_does_not_send_a_tick_that_counts_as_missed() -> None:
-    # S1, S5
+@pytest.mark.parametrize("gap", [3, 4])
+def test_tick_sent_after_it_counted_as_missed_counts_no_longer(gap: int) -> None:
+    # S1, S5: sent by a process that was suspended, or because the database's clock was set back
     send(AT)
-    send(AT + 2 * MINUTE)
+    end_all()
+    send(AT + gap * MINUTE)
 
-    assert send(AT + MINUTE) is None
-    [missed] = Run.select().where(Run.outcome == "missed")
-    assert (missed.tick, missed.counts) == (AT.replace(second=0) + MINUTE, {"missed": 1})
+    late = send(AT + MINUTE)
+
+    assert late is not None and (late.tick, late.is_sent, late.missed) == (AT.replace(second=0) + MINUTE, True, 0)
+    assert [row.counts for row in Run.select().where(Run.outcome == "missed")] == [{"missed": gap - 2}]
+    assert [send(AT + MINUTE), send(AT + gap * MINUTE)] == [None, None]
+    assert [each.tick - late.tick for each in take()] == [(gap - 1) * MINUTE, timedelta()]
 
 
-def test_clock_set_back_repeats_no_tick_and_set_forward_misses_none_twice() -> None:
+@pytest.mark.parametrize("far", [timedelta(hours=6), timedelta(days=3650)])
+def test_clock_set_forward_and_back_repeats_no_tick_and_stops_no_schedule(far: timedelta) -> None:
     # S1, S4, S5
-    send(AT)
-    for each in take():
-        ticks.end(HOLDER, each, None, failed=False)
+    send(AT, HOURLY)
+    end_all()
+    wrong = send(AT + far, HOURLY)
 
-    assert [send(AT - 60 * MINUTE), send(AT - 59 * MINUTE), send(AT)] == [None, None, None]
-    forward = send(AT + 60 * MINUTE)
-    assert [send(AT + MINUTE), send(AT + 60 * MINUTE)] == [None, None]
+    assert wrong is not None and wrong.missed == far // timedelta(hours=1) - 1
+    assert send(AT, HOURLY) is None
+    right = send(AT + timedelta(hours=2), HOURLY)
 
-    assert forward is not None and (forward.is_sent, forward.missed) == (True, 59)
-    assert [each.tick - AT.replace(second=0) for each in take()] == [60 * MINUTE]
-    assert [row.counts for row in Run.select()] == [{"missed": 59}]
+    assert right is not None and right.is_sent and right.reason is None, "it does not wait for the wrong one"
+    assert sum(row.counts["missed"] for row in Run.select().where(Run.outcome == "missed")) == wrong.missed - 1
+    assert [send(AT + far, HOURLY), send(AT + timedelta(hours=2, minutes=5), HOURLY)] == [None, None]
 
 
 @pytest.mark.parametrize(("catch_up", "missed"), [(True, 3), (False, 4)])
 def test_outage_catches_up_the_latest_tick_and_records_the_others(catch_up: bool, missed: int) -> None:
     # S4, S5
     send(AT - timedelta(hours=4), HOURLY)
-    for each in take():
-        ticks.end(HOLDER, each, None, failed=False)
+    end_all()
 
     sent = send(AT + 5 * MINUTE, HOURLY, catch_up=catch_up)
 
     assert sent is not None and (sent.is_sent, sent.missed) == (catch_up, missed)
-    assert [row.counts for row in Run.select()] == [{"missed": missed}]
+    assert [row.counts for row in Run.select().where(Run.outcome == "missed")] == [{"missed": missed}]
     assert send(AT + 6 * MINUTE, HOURLY) is None
 
 
@@ -126,6 +139,24 @@ def test_tick_of_a_dead_process_is_run_by_another_under_the_same_message() -> No
     assert TickRow.get().holder == "process-2"
 
 
+def test_tick_whose_taking_was_not_answered_is_taken_again_by_its_process() -> None:
+    # S5: its heartbeats keep it from all others
+    send(AT)
+    [taken] = take()
+    beat()
+
+    assert take() == [taken]
+
+
+def test_process_that_could_send_no_heartbeats_does_not_take_what_it_runs() -> None:
+    # as after an outage of the database
+    send(AT)
+    [taken] = take()
+    be_silent()
+
+    assert ticks.take(HOLDER, [WORKER], 10, [taken.message_id]) == []
+
+
 def test_process_that_stops_returns_its_ticks() -> None:
     send(AT)
     [taken] = take()
@@ -135,15 +166,29 @@ def test_process_that_stops_returns_its_ticks() -> None:
     assert ticks.take("process-2", [WORKER], 10) == [taken]
 
 
-def test_next_tick_does_the_work_of_a_retry_that_waits() -> None:
-    # R2
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_next_tick_does_the_work_of_a_retry_that_waits(is_recorded: bool) -> None:
+    # R2, S5
     send(AT)
     [first] = take()
+    given = {"worker": WORKER, "tick": first.tick, "message_id": first.message_id, "trigger": "schedule"}
+    if is_recorded:
+        Run.insert(**given, outcome="failed", started_at=NOW, heartbeat_at=NOW, finished_at=NOW).execute()
     ticks.end(HOLDER, first, timedelta(), failed=True)
 
     send(AT + MINUTE)
 
     assert [each.tick - first.tick for each in take()] == [MINUTE]
+    assert [(row.tick, row.outcome, row.message_id) for row in Run.select()] == [
+        (first.tick, "failed", first.message_id)
+    ]
+
+
+def test_ticks_of_a_worker_that_is_not_set_up_take_no_room() -> None:
+    for minute in range(5):
+        ticks.remember(WORKER, AT.replace(second=0) + minute * MINUTE)
+
+    assert TickRow.select().count() == 1
 
 
 def test_tick_is_skipped_while_an_earlier_one_waits_for_its_first_run() -> None:

@@ -25,4 +25,4 @@ from housekeeping.sweeps.tables import (
     model_of,
 )
 from housekeeping.sweeps.validate_tables import problems_of, stages_of
-from housekeeping.sweeps.values import SetupProblem
+from housekeeping.sweeps.values import Setup, SetupProblem

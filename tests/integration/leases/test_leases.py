@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,7 +15,7 @@ import redis
 
 from housekeeping import ExclusiveLease, Settings
 from housekeeping.testing.stubs import ManualClock, MemoryLeaseStore
-from tests.faults import exit_code_of_fork, lose_connection, once, redis_fault
+from tests.faults import exit_code_of_fork, lose_connection, lose_database, once, redis_fault
 from tests.internals.core import MAIN, DeclarationError, HousekeepingError, LeaseHeld, LeaseLost, RedisUnavailable
 from tests.internals.core import redis_client as make_redis_client
 from tests.internals.database import Database, database
@@ -199,11 +200,40 @@ def test_an_unreachable_store_is_an_error_not_a_free_lease() -> None:
             ExclusiveLease(KEY, TTL, store).try_obtain()
 
 
-def test_lease_acquired_without_an_answer_has_a_holder(redis_client: redis.Redis, settings: Settings) -> None:
-    # L5: the command took effect, then the connection broke
-    lease = ExclusiveLease(KEY, TTL, RedisLeaseStore(redis_client, settings.namespace))
-
+@contextmanager
+def lost_in_redis() -> Iterator[None]:
     with redis_fault(":lease:", "after", once(lose_connection)):
+        yield
+
+
+@contextmanager
+def lost_in_postgres() -> Iterator[None]:
+    execute = Database.execute_sql
+
+    def answered(self: Database, sql: str, params: Any = None) -> Any:
+        cursor = execute(self, sql, params)
+        if "INTO" in sql and "held_leases" in sql:
+            patch.undo()
+            self.connection().close()
+            lose_database()
+        return cursor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "execute_sql", answered)
+        yield
+
+
+@pytest.mark.parametrize("lost", [lost_in_redis, lost_in_postgres], ids=["redis", "postgres"])
+def test_lease_acquired_without_an_answer_has_a_holder(
+    lost: Callable[[], AbstractContextManager[None]], postgres: Database, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # L5: the command took effect, then the connection broke
+    is_redis = lost is lost_in_redis
+    lease = ExclusiveLease(
+        KEY, TTL, RedisLeaseStore(redis_client, settings.namespace) if is_redis else PostgresLeaseStore()
+    )
+
+    with lost():
         assert lease.try_obtain() is not None
 
     assert lease.cancel()

@@ -1,10 +1,11 @@
-"""Release of leases while Redis does not answer (L1)."""
+"""Release of leases while their server does not answer (L1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 import redis
@@ -14,31 +15,39 @@ from tests.faults import instead_of_pauses
 from tests.integration.conftest import LoseLease
 from tests.integration.metrics.conftest import Exported
 from tests.integration.metrics.conftest import exported as exported
-from tests.internals.core import RedisUnavailable
-from tests.internals.leases import RedisLeaseStore
+from tests.internals.core import DatabaseUnavailable, RedisUnavailable
+from tests.internals.database import Database
+from tests.internals.leases import LeaseStore, PostgresLeaseStore, RedisLeaseStore
 
 TTL = timedelta(seconds=30)
 KEY = "報告/夜"
 
 
-class UnansweredStore(RedisLeaseStore):
-    """Answers a release only after this many tries.
+class UnansweredStore:
+    """Lease store that answers a release only after this many tries.
 
     Parameters:
       heard: Whether a try that gets no answer takes effect.
     """
 
-    def __init__(self, client: redis.Redis, settings: Settings, unanswered: int, heard: bool = False) -> None:
-        super().__init__(client, settings.namespace)
-        self.tries, self._unanswered, self._heard = 0, unanswered, heard
+    def __init__(self, store: LeaseStore, unanswered: int, heard: bool = False) -> None:
+        self.tries, self._store, self._unanswered, self._heard = 0, store, unanswered, heard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
     def release(self, key: str, token: str) -> bool:
         self.tries += 1
         if self.tries > self._unanswered:
-            return super().release(key, token)
+            return self._store.release(key, token)
         if self._heard:
-            super().release(key, token)
-        raise RedisUnavailable("connection reset")
+            self._store.release(key, token)
+        raise RedisUnavailable("reset") if isinstance(self._store, RedisLeaseStore) else DatabaseUnavailable("reset")
+
+
+@pytest.fixture(params=["redis", "postgres"])
+def store(request: pytest.FixtureRequest, postgres: Database, redis_client: redis.Redis, settings: Settings) -> Any:
+    return PostgresLeaseStore() if request.param == "postgres" else RedisLeaseStore(redis_client, settings.namespace)
 
 
 @pytest.fixture
@@ -57,14 +66,13 @@ def lost(exported: Exported) -> Callable[[], float | None]:
 
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.usefixtures("between_tries")
-def test_lease_is_released_if_redis_answers_the_third_try(
-    redis_client: redis.Redis,
-    settings: Settings,
+def test_lease_is_released_if_its_server_answers_the_third_try(
+    store: LeaseStore,
     caplog: pytest.LogCaptureFixture,
     lost: Callable[[], float | None],
     heard: bool,
 ) -> None:
-    with ExclusiveLease(KEY, TTL, UnansweredStore(redis_client, settings, 2, heard)) as lease:
+    with ExclusiveLease(KEY, TTL, cast(Any, UnansweredStore(store, 2, heard))) as lease:
         pass
 
     assert not lease.exists()
@@ -72,12 +80,11 @@ def test_lease_is_released_if_redis_answers_the_third_try(
 
 
 def test_lease_released_without_an_answer_stays_with_its_next_holder(
-    redis_client: redis.Redis,
-    settings: Settings,
+    store: LeaseStore,
     between_tries: Callable[[Callable[[], object]], object],
     lost: Callable[[], float | None],
 ) -> None:
-    lease, successor = (ExclusiveLease(KEY, TTL, UnansweredStore(redis_client, settings, 1, True)) for _ in range(2))
+    lease, successor = (ExclusiveLease(KEY, TTL, cast(Any, UnansweredStore(store, 1, True))) for _ in range(2))
     between_tries(successor.try_obtain)
     lease.try_obtain()
 
@@ -98,15 +105,13 @@ def test_lease_with_another_holder_counts_as_lost(lost: Callable[[], float | Non
 
 
 @pytest.mark.usefixtures("between_tries")
-def test_lease_not_released_in_three_tries_stays_until_its_ttl_expires(
-    redis_client: redis.Redis, settings: Settings
-) -> None:
-    store = UnansweredStore(redis_client, settings, 3)
-    lease = ExclusiveLease(KEY, TTL, store)
+def test_lease_not_released_in_three_tries_stays_until_its_ttl_expires(store: LeaseStore) -> None:
+    silent: Any = UnansweredStore(store, 3)
+    lease = ExclusiveLease(KEY, TTL, silent)
     lease.try_obtain()
 
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises((RedisUnavailable, DatabaseUnavailable)):
         lease.cancel()
 
-    assert store.tries == 3
+    assert silent.tries == 3
     assert timedelta() < (lease.remaining() or timedelta()) <= TTL
