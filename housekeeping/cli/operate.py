@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any, Final
 
 import click
@@ -178,7 +177,7 @@ def narrow(
         reason=reason,
         until=until,
         batch_size=batch_size,
-        max_runtime=None if max_runtime is None else timedelta(seconds=max_runtime),
+        max_runtime_s=max_runtime,
         rows_per_s=rows_per_s,
     )
 

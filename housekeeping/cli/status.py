@@ -50,7 +50,7 @@ from housekeeping.insight.wording import (
 from housekeeping.ledger.alerts import Alert
 from housekeeping.ledger.history import RunRecord
 from housekeeping.ledger.leases import HeldLease
-from housekeeping.ledger.operators import Override, describe_override
+from housekeeping.ledger.operators import describe_override
 from housekeeping.ledger.processes import Processes
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.workers import kept_tables
@@ -121,8 +121,9 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = F
     for lease in found.leases:
         say(in_one_line(_lease_line(lease), _REASON_WIDTH))
     for each in statuses:
-        if each.switch is not None:
-            say(_override_line(each.switch), style="yellow")
+        if (override := each.switch) is not None:
+            by = f" ({override.said_by}, {format_time(override.since)} UTC)" if override.said_by else ""
+            say(f"{describe_override(override)}{by}", style="yellow")
     for away in found.unavailable.values():
         missing = [each.name for each in sweeps if each.database == away.database]
         if away.database is None:
@@ -149,11 +150,6 @@ def _print_alerts(found: Snapshot, statuses: list[WorkerStatus]) -> None:
             say(_alert_line(alert))
         if caused := describe_caused(found.alerts, alert):
             say(f"      explains {caused}; --json has all of them", style="dim")
-
-
-def _unreachable(found: Snapshot) -> str | None:
-    """Return why queues or leases are missing; None if both were read."""
-    return next((each.error for each in found.unavailable.values() if each.database is None), None)
 
 
 def _alert_line(alert: Alert) -> Text:
@@ -226,11 +222,6 @@ def _lease_line(lease: HeldLease) -> str:
         left_s = lease.remaining_s
         free = "no longer stored" if left_s is None else f"free in {format_duration(left_s)} unless renewed"
     return f"lease {lease.key}: held by {lease.holder}{since}, {free}"
-
-
-def _override_line(override: Override) -> str:
-    by = f" ({override.said_by}, {format_time(override.since)} UTC)" if override.said_by else ""
-    return f"{describe_override(override)}{by}"
 
 
 def _rejection_line(worker: str, rejection: Standing, now: datetime) -> Text:
@@ -350,7 +341,7 @@ def _document(found: Snapshot, *, problems: bool) -> dict[str, Any]:
         "workers": workers,
         "queues": found.queues,
         "leases": found.leases,
-        "redis": _unreachable(found) or "ok",
+        "redis": next((each.error for each in found.unavailable.values() if each.database is None), "ok"),
         "processes": found.processes.listed,
         "headline": found.headline.as_text(found.at),
         "alerts": found.alerts,
@@ -372,8 +363,12 @@ def _watch(
 ) -> None:
     """Show the status until Ctrl-C, or until there is an alert."""
     while True:
+        found: Snapshot | str
         with impatient():
-            found = _read_or_line(settings, sweeps, name)
+            try:
+                found = read_status(settings, sweeps, name)
+            except (HousekeepingError, PeeweeException) as error:
+                found = error_line(error)
         if not wants_json():
             if out.is_terminal:
                 out.clear()
@@ -385,14 +380,6 @@ def _watch(
         if fail_on_alert and (not isinstance(found, Snapshot) or found.has_alerts):
             sys.exit(1)
         time.sleep(interval_s)
-
-
-def _read_or_line(settings: Settings, sweeps: dict[str, Sweep], name: str | None) -> Snapshot | str:
-    """Return the status, or why it cannot be read now."""
-    try:
-        return read_status(settings, sweeps, name)
-    except (HousekeepingError, PeeweeException) as error:
-        return error_line(error)
 
 
 @click.command()

@@ -20,7 +20,7 @@ from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.queries import database_now
 from housekeeping.engine.alerts import NO_SCHEDULER, process_alerts
-from housekeeping.ledger import runs, schema
+from housekeeping.ledger import history, schema
 from housekeeping.ledger.outbox import OVERDUE
 from housekeeping.ledger.processes import heartbeat_store, read_processes
 from housekeeping.ledger.schema import OutboxRow
@@ -75,7 +75,7 @@ def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, 
     now = database_now()
     processes = read_processes(heartbeat_store(settings), now)
     waiting = {name: each.waiting for name, each in lengths.items()}
-    ever_ran = runs.any_by_a_worker_process()
+    ever_ran = history.any_by_a_worker_process()
     alerts = process_alerts(sweeps.values(), processes, waiting, now, settings.timezone, ever_ran=ever_ran)
     for alert in alerts:
         yield Finding("warning", "processes", "scheduler" if alert.name == NO_SCHEDULER else "worker", str(alert))

@@ -423,22 +423,13 @@ def _table(users: list[str], name: str, model: Any, needed: tuple[str, ...]) -> 
         yield Finding("error", worker, f"rights on {name}", f"{', '.join(missing)} not granted{others}", way_out)
     else:
         yield Finding("fine", worker, f"table {name}", f"exists, with all needed rights{others}")
-    yield from _row_security(users, name, table, oid)
-    yield from _vacuum(worker, name, table)
-
-
-def _row_security(users: list[str], name: str, table: str, oid: int) -> Iterator[Finding]:
-    role = role_without_rows(oid)
-    if role is not None:
+    if (role := role_without_rows(oid)) is not None:
         text = (
             f"row-level security on {table} applies to {role}: {', '.join(users)} may see no rows, and end as done "
             "without having cleaned them"
         )
         way_out = f"ALTER ROLE {role} BYPASSRLS, or CREATE POLICY housekeeping ON {table} TO {role} USING (true)"
-        yield Finding("error", users[0], f"rows of {name}", text, way_out)
-
-
-def _vacuum(worker: str, name: str, table: str) -> Iterator[Finding]:
+        yield Finding("error", worker, f"rows of {name}", text, way_out)
     for state in table_states([table]):
         if state.problem is not None:
             yield Finding("warning", worker, f"autovacuum on {name}", *state.problem)

@@ -44,9 +44,8 @@ from housekeeping.database.queries import Inputs, Parameter, PreparedQuery, Stat
 from housekeeping.engine.failures import due_for_report
 from housekeeping.ledger import outbox, runs
 from housekeeping.ledger.operators import Override, override_from
-from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import Counts, Cursor, Outcome, RunRow, RunStart
-from housekeeping.ledger.schema import Run
+from housekeeping.ledger.schema import OutboxRow, Run
 from housekeeping.sweeps.stage import Announcement, Announcing, Batch, BatchResult, ExpectedChange, Stage
 from housekeeping.sweeps.table_stage import (
     TableStage,
@@ -88,7 +87,7 @@ class Commit:
         self._run_id = begun.run_id
         self._fence = begun.fence
         self._announcements: Sequence[Announcement] = ()
-        self._stored: list[Stored] = []
+        self._stored: list[OutboxRow] = []
         self._failing: set[tuple[str, str]] = set()
         #: The row's last heartbeat; None after another statement has written one.
         self._heartbeat_at = begun.heartbeat_at
@@ -282,7 +281,7 @@ class Commit:
             if key in handlers and key not in self._failing:
                 self._deliver(handlers[key], [row for row in stored if (row.event, row.subscription) == key])
 
-    def _deliver(self, handler: events.OutboxHandler, rows: Sequence[Stored]) -> None:
+    def _deliver(self, handler: events.OutboxHandler, rows: Sequence[OutboxRow]) -> None:
         first = rows[0]
         about = {"subscribed_to": first.event, "subscription": first.subscription}
         try:

@@ -56,7 +56,7 @@ from housekeeping.insight.backlogs import (
 from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, Rates, forecast_backlog, rates
 from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
 from housekeeping.leases.renewal import lease_store
-from housekeeping.ledger import history, runs, ticks
+from housekeeping.ledger import history, ticks
 from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile
 from housekeeping.ledger.erasures import LateErasures, late_erasures
 from housekeeping.ledger.history import RunRecord, WorkerRuns
@@ -466,7 +466,7 @@ class SnapshotReader:
         with _noting(found, before, server, name), database.using(name), translate_postgres_errors():
             # The first query raises an error at once if the ledger is locked. The others would wait for ten seconds.
             with time_limit(STATEMENT_TIME, LOCK_TIME):
-                ever_ran = runs.any_by_a_worker_process()
+                ever_ran = history.any_by_a_worker_process()
                 clock = read_database_clock()
                 if name == MAIN:
                     found.late_erasures = late_erasures(self._erasure_limit, clock.server_at)

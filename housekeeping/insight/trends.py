@@ -335,14 +335,15 @@ class _Limits:
         own = speed, runtime_s
         if override is None or override.state != "narrow":
             return cls(own, own, None)
-        if override.max_runtime is not None:
-            runtime_s = min(runtime_s, override.max_runtime.total_seconds())
+        if override.max_runtime_s is not None:
+            runtime_s = min(runtime_s, override.max_runtime_s)
         if override.rows_per_s is not None:
             speed = min(speed, override.rows_per_s)
         if override.batch_size is not None:
             since = [run for run in ended if override.since is not None and run.started_at >= override.since]
             # Before the first narrowed run: at worst, a batch of fewer rows takes as long as a full one.
-            slower = speed * min(1.0, override.batch_size / max(sweep.limits.batch, *_rows_of_a_batch(sweep, ended)))
+            usual = [processed_by(sweep, [run]) / each for run in ended if (each := run.counts.get("batches"))]
+            slower = speed * min(1.0, override.batch_size / max((sweep.limits.batch, *usual)))
             speed = min(speed, pace(sweep, since) or slower)
         return cls(own, (speed, runtime_s), override.until)
 
@@ -359,12 +360,6 @@ class _Limits:
         if self.own[0] <= arrived_per_s:
             return "raise batch_size" + (", or lower rest" if sweep.limits.rest else "")
         return "raise max_runtime_s, or schedule it more often"
-
-
-def _rows_of_a_batch(sweep: Sweep, ended: Sequence[RunRecord]) -> list[float]:
-    """Return the average batch size of each run, with a first element of 0."""
-    found = [(processed_rows(run.counts, sweep.progress_counts), run.counts.get("batches")) for run in ended]
-    return [0.0, *(rows / batches for rows, batches in found if batches)]
 
 
 def _starts(

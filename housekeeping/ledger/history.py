@@ -277,6 +277,11 @@ def restarted_during(record: RunRecord) -> datetime | None:
     return started_at if record.heartbeat_at <= started_at <= record.finished_at else None
 
 
+def any_by_a_worker_process() -> bool:
+    """Return whether the ledger has a run that a worker process carried out, not the command ``run``."""
+    return bool(Run.select(Run.id).where(Run.trigger != "cli").exists())
+
+
 def began() -> Any:
     """Return the condition that a run was not skipped or missed."""
     return Run.outcome.is_null() | Run.outcome.not_in(_NEVER_BEGAN)

@@ -6,7 +6,7 @@ import getpass
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -207,7 +207,7 @@ OVERRIDE: Final = Switch.select(
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The active override of a worker, or of one run.
+    """The active override of a worker, with the columns of its row; or of one run.
 
     Attributes:
       state: ``paused``: no run begins, and a running one stops after its batch. ``narrow``: lower limits. ``stopped``:
@@ -215,7 +215,7 @@ class Override:
       until: When it expires; None if it stays until `resume`.
       said_by: The operator, as known to the command line or the dashboard.
       batch_size: The lower limit; None for the worker's own.
-      max_runtime: The lower limit; None for the worker's own.
+      max_runtime_s: The lower limit; None for the worker's own.
       rows_per_s: The lower limit; None for the worker's own.
     """
 
@@ -226,33 +226,25 @@ class Override:
     since: datetime | None = None
     said_by: str | None = None
     batch_size: int | None = None
-    max_runtime: timedelta | None = None
+    max_runtime_s: float | None = None
     rows_per_s: float | None = None
 
-    def columns(self) -> dict[str, Any]:
-        """Return the values of the table's columns, without the worker and the time of the change."""
-        return {
-            "state": self.state,
-            "reason": self.reason,
-            "until": self.until,
-            "said_by": self.said_by,
-            "batch_size": self.batch_size,
-            "max_runtime_s": self.max_runtime.total_seconds() if self.max_runtime else None,
-            "rows_per_s": self.rows_per_s,
-        }
+    @property
+    def max_runtime(self) -> timedelta | None:
+        """The lower limit of a run's duration; None for the worker's own."""
+        return None if self.max_runtime_s is None else timedelta(seconds=self.max_runtime_s)
 
     def as_json(self) -> dict[str, Any]:
         """Return one ``override`` of ``housekeeping status --json``."""
-        values = self.columns()
-        user = values.pop("said_by")
-        return {**values, "since": self.since, "user": user}
+        shown = ("state", "reason", "until", "batch_size", "max_runtime_s", "rows_per_s", "since")
+        return {**{name: getattr(self, name) for name in shown}, "user": self.said_by}
 
 
 def describe_override(override: Override) -> str:
     """Return which override is in force, until when and why."""
     limits = [
         *([f"{counted(override.batch_size, 'record')} a batch"] if override.batch_size else []),
-        *([f"{format_duration(override.max_runtime.total_seconds())} a run"] if override.max_runtime else []),
+        *([f"{format_duration(override.max_runtime_s)} a run"] if override.max_runtime_s else []),
         *([f"{override.rows_per_s:,g} rows per second"] if override.rows_per_s else []),
     ]
     state = f"narrowed to {' and '.join(limits)}" if limits else override.state
@@ -280,13 +272,13 @@ def override_from(worker: str, values: Sequence[Any] | None, stopped_by: str | N
     if values is None:
         return None
     state, batch_size, max_runtime_s, rows_per_s = values
-    max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
-    return Override(worker, state, batch_size=batch_size, max_runtime=max_runtime, rows_per_s=rows_per_s)
+    return Override(worker, state, batch_size=batch_size, max_runtime_s=max_runtime_s, rows_per_s=rows_per_s)
 
 
 def overrides() -> dict[str, Override]:
     """Return the active overrides by worker."""
-    return {row.worker: _read(row) for row in Switch.select().where(_is_active())}
+    rows: Any = Switch.select().where(_is_active()).dicts()
+    return {row["worker"]: Override(**row) for row in rows}
 
 
 #: Compiled statement of `override_of`, for each schema.
@@ -301,7 +293,7 @@ def override_of(worker: str) -> Override | None:
 
     for values in _of_worker.get(Switch._meta.schema, "active", make).rows(worker):
         columns = zip(Switch._meta.sorted_fields, values, strict=True)
-        return _read(Switch(**{column.name: column.python_value(value) for column, value in columns}))
+        return Override(**{column.name: column.python_value(value) for column, value in columns})
     return None
 
 
@@ -311,7 +303,7 @@ def switch(to: Override, *, keep_pause: bool = False) -> Override:
     Parameters:
       keep_pause: Whether a pause that lasts at least as long stays, with its reason and operator.
     """
-    values = {"worker": to.worker, **to.columns()}
+    values = {each.name: getattr(to, each.name) for each in fields(to) if each.name != "since"}
     replaced: Any = {getattr(Switch, name): getattr(EXCLUDED, name) for name in values if name != "worker"}
     shorter = Switch.until < fn.COALESCE(EXCLUDED.until, SQL("'infinity'"))
     with database.atomic():
@@ -337,17 +329,3 @@ def resume(worker: str) -> bool:
 
 def _is_active() -> Any:
     return Switch.until.is_null() | (Switch.until > NOW)
-
-
-def _read(row: Any) -> Override:
-    return Override(
-        row.worker,
-        row.state,
-        row.reason,
-        row.until,
-        row.since,
-        row.said_by,
-        row.batch_size,
-        None if row.max_runtime_s is None else timedelta(seconds=row.max_runtime_s),
-        row.rows_per_s,
-    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import Enum
 from typing import Any, Final
@@ -34,7 +33,7 @@ _STORE: Final = """
 INSERT INTO {table} (event, subscription, worker, run_id, contents, attempts, due_at)
 SELECT %s, %s, %s, %s, value, %s, clock_timestamp() + %s
 FROM json_array_elements(%s) WITH ORDINALITY ORDER BY ordinality
-RETURNING id, contents
+RETURNING *
 """
 _CLAIM: Final = """
 WITH picked AS MATERIALIZED (
@@ -44,32 +43,19 @@ WITH picked AS MATERIALIZED (
 UPDATE {table} SET attempts = attempts + 1,
     due_at = clock_timestamp() + least(%s, %s * power(2, least(attempts, 20))) * (1 + random() / 2)
 WHERE id = ANY (ARRAY (SELECT id FROM picked))
-RETURNING id, worker, run_id, contents, attempts
+RETURNING *
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One row of an event in the outbox, claimed by this process."""
-
-    id: int
-    event: str
-    subscription: str
-    worker: str
-    run_id: int | None
-    contents: Row
-    attempts: int = 1
 
 
 def store_in_outbox(
     event: NamedSignal, rows: Sequence[Row], *, worker: str, run_id: int | None, claimed: bool = True
-) -> list[Stored]:
-    """Store the rows once for each subscription of the event. Call it within a transaction.
+) -> list[OutboxRow]:
+    """Store the rows once for each subscription of the event, and return them. Call it within a transaction.
 
     Parameters:
       claimed: Whether this process delivers the rows after the commit; otherwise they are due at once.
     """
-    stored: list[Stored] = []
+    stored: list[OutboxRow] = []
     if not rows:
         return stored
     # Read again, because JSON has no numbers NaN and Infinity: they become text.
@@ -77,26 +63,21 @@ def store_in_outbox(
     attempts, delay = (1, FIRST_DELAY) if claimed else (0, timedelta())
     for name in handlers_of(event).outbox:
         values = (event.name, name, worker, run_id, attempts, delay, contents)
-        found = database.execute_sql(_STORE.format(table=quoted_name(OutboxRow)), values).fetchall()
-        stored += [Stored(id, event.name, name, worker, run_id, contents) for id, contents in found]
+        stored += OutboxRow.raw(_STORE.format(table=quoted_name(OutboxRow)), *values)
     return stored
 
 
-def claim(event: str, subscription: str, limit: int) -> list[Stored]:
+def claim(event: str, subscription: str, limit: int) -> list[OutboxRow]:
     """Claim the subscription's due rows, skipping locked ones, the longest due first."""
     values = (event, subscription, limit, LONGEST_DELAY, FIRST_DELAY)
     with database.atomic():
-        found = database.execute_sql(_CLAIM.format(table=quoted_name(OutboxRow)), values).fetchall()
-    claimed = [
-        Stored(id, event, subscription, worker, run_id, contents, attempts)
-        for id, worker, run_id, contents, attempts in found
-    ]
+        claimed: list[Any] = list(OutboxRow.raw(_CLAIM.format(table=quoted_name(OutboxRow)), *values))
     return sorted(claimed, key=lambda row: row.id)
 
 
-def groups(rows: Iterable[Stored]) -> list[list[Stored]]:
+def groups(rows: Iterable[OutboxRow]) -> list[list[OutboxRow]]:
     """Split the rows into groups, one for each call of their handler."""
-    found: list[list[Stored]] = []
+    found: list[list[OutboxRow]] = []
     for row in rows:
         last = found[-1][-1] if found else None
         together = last is not None and row.attempts <= _MAX_GROUPED_ATTEMPTS and last.attempts <= _MAX_GROUPED_ATTEMPTS
@@ -107,25 +88,25 @@ def groups(rows: Iterable[Stored]) -> list[list[Stored]]:
     return found
 
 
-def deliver(handler: OutboxHandler, rows: Sequence[Stored]) -> None:
+def deliver(handler: OutboxHandler, rows: Sequence[OutboxRow]) -> None:
     """Call the handler with rows of one worker and run; its errors propagate."""
     given = [{**row.contents, "delivery_id": row.id} for row in rows]
     handler(given, worker=rows[0].worker, run_id=rows[0].run_id)
 
 
-def remove(rows: Sequence[Stored]) -> None:
+def remove(rows: Sequence[OutboxRow]) -> None:
     """Delete delivered rows."""
     if rows:
         OutboxRow.delete().where(OutboxRow.id.in_([row.id for row in rows])).execute()
 
 
-def note_failures(failures: Iterable[tuple[Stored, BaseException]]) -> None:
+def note_failures(failures: Iterable[tuple[OutboxRow, BaseException]]) -> None:
     """Record why rows could not be delivered; claiming has already set their next attempt."""
     for row, error in failures:
         OutboxRow.update(error=error_line(error)).where(OutboxRow.id == row.id).execute()
 
 
-def release(rows: Sequence[Stored]) -> None:
+def release(rows: Sequence[OutboxRow]) -> None:
     """Make claimed rows due again, without counting the attempt."""
     if rows:
         claimed = OutboxRow.id.in_([row.id for row in rows])

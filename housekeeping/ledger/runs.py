@@ -331,11 +331,6 @@ def _resuming(run_id: int) -> Any:
     return Run.select(Run.id).where((Run.id > run_id) & resumed & began)
 
 
-def any_by_a_worker_process() -> bool:
-    """Return whether the ledger has a run that a worker process carried out, not the command ``run``."""
-    return bool(Run.select(Run.id).where(Run.trigger != "cli").exists())
-
-
 def _ended_well() -> Expression:
     done: Expression = (Run.outcome == "done") | ((Run.outcome == "partial") & (Run.reason != "shutdown"))
     return done

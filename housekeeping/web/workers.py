@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -264,9 +264,8 @@ def _add_overrides(app: Flask, snapshots: SnapshotCache) -> None:
         rows_per_s = form.read("rows_per_s", _number_to(_MOST_ROWS_PER_S))
         if form.typed.keys().isdisjoint(("batch_size", "max_runtime_s", "rows_per_s")):
             form.errors["batch_size"] = "nothing to narrow; give records per batch, seconds per run or rows per second"
-        max_runtime = None if max_runtime_s is None else timedelta(seconds=max_runtime_s)
-        override = Override(name, "narrow", _reason(form), until, batch_size=batch_size, max_runtime=max_runtime)
-        return set_override(form, replace(override, rows_per_s=rows_per_s, said_by=current_user()))
+        limits: dict[str, Any] = {"batch_size": batch_size, "max_runtime_s": max_runtime_s, "rows_per_s": rows_per_s}
+        return set_override(form, Override(name, "narrow", _reason(form), until, said_by=current_user(), **limits))
 
     @app.post("/workers/<name>/resume")
     def resume(name: str) -> Response:

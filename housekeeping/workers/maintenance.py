@@ -39,7 +39,6 @@ from housekeeping.core import events
 from housekeeping.core.events import OutboxHandler
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.ledger import outbox as ledger_outbox
-from housekeeping.ledger.outbox import Stored
 from housekeeping.ledger.runs import PREDICATE
 from housekeeping.ledger.schema import Action, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run, TableSize
 from housekeeping.sweeps.actions import Delete
@@ -177,9 +176,9 @@ class _Claim:
     """Outbox rows that one batch has claimed, grouped by the result of their delivery."""
 
     no_handler: int = 0
-    delivered: list[Stored] = field(default_factory=list)
-    failed: list[tuple[Stored, BaseException]] = field(default_factory=list)
-    untried: list[Stored] = field(default_factory=list)
+    delivered: list[OutboxRow] = field(default_factory=list)
+    failed: list[tuple[OutboxRow, BaseException]] = field(default_factory=list)
+    untried: list[OutboxRow] = field(default_factory=list)
 
 
 class OutboxStage:

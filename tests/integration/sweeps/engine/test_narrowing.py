@@ -136,7 +136,7 @@ def test_narrowed_batch_size_never_exceeds_the_workers_own(
 def test_narrowed_time_limit_applies_to_a_running_run(add_statuses: AddStatuses) -> None:
     add_statuses(100, DUE)
     second = ManualClock(tick=timedelta(seconds=1))
-    short = Override(NAME, "narrow", max_runtime=timedelta(seconds=3))
+    short = Override(NAME, "narrow", max_runtime_s=3)
 
     result = run_sweep(SMALL, clock=second, on_batch=said(after=10, say=lambda: switch(short)))
 
@@ -147,7 +147,7 @@ def test_narrowed_time_limit_applies_to_a_running_run(add_statuses: AddStatuses)
 def test_narrowing_never_extends_the_time_limit(add_statuses: AddStatuses) -> None:
     add_statuses(100, DUE)
     second = ManualClock(tick=timedelta(seconds=1))
-    switch(Override(NAME, "narrow", max_runtime=timedelta(hours=1)))
+    switch(Override(NAME, "narrow", max_runtime_s=3600))
 
     result = run_sweep(changed(SMALL, runtime=timedelta(seconds=3)), clock=second)
 

@@ -97,8 +97,8 @@ def test_day_of_a_forecast_is_named_if_it_is_another_one_in_the_zone(postgres: D
         (changed(SWEEP, runtime=timedelta(seconds=120)), None, 3, "04:22"),
         (changed(SWEEP, schedule="0 * * * *"), None, 6, "09:01"),
         (changed(SWEEP, schedule="* * * * *"), None, 6, "03:57"),
-        (SWEEP, narrow(max_runtime=timedelta(seconds=30)), 12, "05:50"),
-        (SWEEP, narrow(max_runtime=timedelta(seconds=30), until=AT + timedelta(minutes=25)), 7, "05:01"),
+        (SWEEP, narrow(max_runtime_s=30), 12, "05:50"),
+        (SWEEP, narrow(max_runtime_s=30, until=AT + timedelta(minutes=25)), 7, "05:01"),
         (SWEEP, narrow(batch_size=50), 12, "05:51"),
         (SWEEP, narrow(rows_per_s=50.0), 12, "05:51"),
         (SWEEP, paused(AT + timedelta(hours=1)), 6, "05:51"),
@@ -174,7 +174,7 @@ def test_more_arrivals_than_runs_can_process_are_never_caught_up(postgres: Datab
     ("sweep", "override", "advice"),
     [
         (changed(SWEEP, rows_per_s=50.0), None, "raise max_rows_per_s"),
-        (SWEEP, narrow(max_runtime=timedelta(seconds=5)), f"end its narrowing: housekeeping resume {SWEEP.name}"),
+        (SWEEP, narrow(max_runtime_s=5), f"end its narrowing: housekeeping resume {SWEEP.name}"),
     ],
 )
 def test_advice_names_the_limit_that_is_in_the_way(

@@ -9,7 +9,7 @@ LATER = datetime.now(UTC) + timedelta(hours=2)
 
 
 def test_override_is_stored_with_reason_end_and_author(postgres: Database) -> None:
-    switch(Override("w", "narrow", "peak", LATER, None, "ann@host", 10, timedelta(seconds=5)))
+    switch(Override("w", "narrow", "peak", LATER, None, "ann@host", 10, 5.0))
 
     there = override_of("w")
 
