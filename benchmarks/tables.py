@@ -70,8 +70,8 @@ INSERT INTO ci_builds (type, status, created_at, updated_at, finished_at, projec
 SELECT 'Ci::Build', CASE WHEN stale THEN 'canceling' ELSE (ARRAY['success', 'failed', 'canceled'])[1 + n %% 3] END,
        at, at, CASE WHEN NOT stale THEN at END, 1 + n %% 400, 1 + n %% 12, 'rspec unit', 'test', n / 5, n %% 4
 FROM generate_series(1::bigint, %(among)s) AS n,
-LATERAL (SELECT n * %(rows)s / %(among)s > (n - 1) * %(rows)s / %(among)s) AS one (stale),
-LATERAL (SELECT (now() AT TIME ZONE 'UTC') - interval '3 hours' - interval '3 days' * random()) AS began (at)
+LATERAL (SELECT n * %(rows)s / %(among)s > (n - 1) * %(rows)s / %(among)s,
+                (now() AT TIME ZONE 'UTC') - interval '3 hours' - interval '3 days' * random()) AS one (stale, at)
 """
 _UNDONE_STATUSES: Final = "SELECT count(*) FROM user_statuses WHERE clear_status_at <= now()"
 _UNDONE_ENTITIES: Final = (

@@ -59,12 +59,27 @@ class Parameter(Value):
         self.number = number
 
 
+class EstimatedParameter(Value):
+    """Placeholder for the same value as a `Parameter`, from which PostgreSQL estimates rows when it plans the query.
+
+    For the position of a batch. With a parameter of a prepared query, PostgreSQL would plan the query again for each
+    batch, or plan it for an unknown position: it would expect too few rows, and sort all that are left. So the value is
+    sent as a setting, which is read for the estimate when the query is planned, and again at each execution.
+
+    Parameters:
+      kind: SQL type of the value.
+    """
+
+    def __init__(self, number: int, kind: str) -> None:
+        super().__init__(_Number(number, kind), converter=False, unpack=False)
+
+
 class _Number:
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, kind: str | None = None) -> None:
+        self.number, self.kind = number, kind
 
     def __repr__(self) -> str:
-        return f"${self.number}"
+        return f"${self.number} {self.kind or ''}"
 
 
 def with_parameters(text: str, number: int) -> Any:
@@ -94,16 +109,18 @@ def condition_sql(condition: Any, model: type[Model], alias: str) -> tuple[str, 
 class _Statement:
     def __init__(self, sql: str, parameters: Sequence[Any]) -> None:
         self._sql, self._parameters = sql, parameters
-        self._placeholders = [
-            (index, value.number) for index, value in enumerate(parameters) if isinstance(value, _Number)
-        ]
+        self._placeholders = [(index, value) for index, value in enumerate(parameters) if isinstance(value, _Number)]
 
-    def _with(self, values: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
+    def _with(self, value_of: Callable[[_Number], Any]) -> list[Any]:
         """Return the parameters with these values for the placeholders."""
         parameters = list(self._parameters)
-        for index, number in self._placeholders:
-            parameters[index] = values[number]
+        for index, placeholder in self._placeholders:
+            parameters[index] = value_of(placeholder)
         return parameters
+
+
+def _out_of(values: Sequence[Any]) -> Callable[[_Number], Any]:
+    return lambda placeholder: values[placeholder.number]
 
 
 class CompiledQuery(_Statement):
@@ -119,7 +136,7 @@ class CompiledQuery(_Statement):
 
     def rows(self, *values: Any) -> list[tuple[Any, ...]]:
         """Execute the query with these values for its placeholders; return the driver's rows."""
-        rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, self._with(values)).fetchall()
+        rows: list[tuple[Any, ...]] = database.execute_sql(self._sql, self._with(_out_of(values))).fetchall()
         return rows
 
 
@@ -150,6 +167,8 @@ class QueryCache:
 #: Prepared statements of a connection; the server keeps the plan of each.
 _MOST: Final = 20
 _numbers: Final = count(1)
+#: Name of a setting with the value of an `EstimatedParameter`, without its number.
+_SETTING: Final = "housekeeping.value"
 #: PostgreSQL's codes for a prepared statement whose table has changed, and for one that is gone.
 _OUTDATED: Final = ("0A000", "26000")
 
@@ -159,23 +178,30 @@ class _Part(_Statement):
 
     def __init__(self, sql: str, parameters: Sequence[Any]) -> None:
         super().__init__(sql, parameters)
-        self._numbers = sorted({number for _, number in self._placeholders})
+        used = [each for _, each in self._placeholders]
+        self._numbers = sorted({each.number for each in used if each.kind is None})
+        self._settings = sorted({each.number for each in used if each.kind is not None})
 
     def plain(self, values: Sequence[Any]) -> bytes:
-        text: bytes = database.mogrify(self._sql, self._with(values))
+        text: bytes = database.mogrify(self._sql, self._with(_out_of(values)))
         return text
 
     def prepare(self, name: str) -> bytes:
-        places = {number: AsIs(f"${place}") for place, number in enumerate(self._numbers, start=1)}
-        text: bytes = b"PREPARE %b AS %b" % (name.encode(), database.mogrify(self._sql, self._with(places)))
+        def place(each: _Number) -> AsIs:
+            if each.kind is None:
+                return AsIs(f"${self._numbers.index(each.number) + 1}")
+            return AsIs(f"current_setting('{_SETTING}{each.number}')::{each.kind}")
+
+        text: bytes = b"PREPARE %b AS %b" % (name.encode(), database.mogrify(self._sql, self._with(place)))
         return text
 
     def execute(self, name: str, values: Sequence[Any]) -> bytes:
-        if not self._numbers:
-            return b"EXECUTE %b" % name.encode()
-        given = [values[number] for number in self._numbers]
-        arguments: bytes = database.mogrify(f"({', '.join(['%s'] * len(given))})", given)
-        return b"EXECUTE %b%b" % (name.encode(), arguments)
+        given = [str(values[number]) for number in self._settings] + [values[number] for number in self._numbers]
+        text = "".join(f"SET LOCAL {_SETTING}{number} = %s; " for number in self._settings) + f"EXECUTE {name}"
+        if self._numbers:
+            text += f"({', '.join(['%s'] * len(self._numbers))})"
+        execution: bytes = database.mogrify(text, given)
+        return execution
 
 
 class PreparedQuery:
@@ -224,6 +250,9 @@ class PreparedQuery:
             # PostgreSQL cannot infer the type of each parameter. Nothing was executed.
             self._can_prepare = False
             return self.rows_at_once(*values)
+        except PeeweeException:
+            prepared[self] = names  # the connection keeps them, although the transaction is undone
+            raise
         prepared[self] = names
         return rows
 

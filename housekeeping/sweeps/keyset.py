@@ -41,7 +41,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.logs import typed_error_line
 from housekeeping.database.catalog import key_of, table_if_visible
 from housekeeping.database.connection import database
-from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
+from housekeeping.database.queries import CompiledQuery, EstimatedParameter, Parameter, QueryCache
 from housekeeping.sweeps.conditions import bare
 from housekeeping.sweeps.stage import Batch, Position
 
@@ -317,6 +317,9 @@ def _other_models(condition: Any, model: type[Model] | None) -> list[Any]:
     return [each for each in models if each is not model]
 
 
+#: Types whose name without a length means the length 1.
+_CUT: Final = ("character", "bit")
+
 #: Tells whether a column can be NULL in the stale rows.
 MayBeNull = Callable[[Field], bool]
 
@@ -335,24 +338,33 @@ def comes_after(order: Sequence[Any], position: Position, may_be_null: MayBeNull
         after = first.is_null()
         return after
     values = literals(position)
+    begin = _estimated(first, values[0])
     if not any(may_be_null(column) for column in others):
-        after = Tuple(*order) > Tuple(*values)
+        after = Tuple(*order) > Tuple(begin, *values[1:])
         if position[0] is None:
             after = first.is_null() & (Tuple(*others) > Tuple(*values[1:]))
         return after
-    # A row comparison is not defined for NULL, so the columns are compared one by one. The first column is compared
-    # once more for the index.
+    # A row comparison is not defined for NULL, so the further columns are compared one by one.
     later: Any = None
-    for column, value in reversed(list(zip(order, values, strict=True))):
+    for column, value in reversed(list(zip(others, values[1:], strict=True))):
         same = column.is_null() if value is None else column == value
         later = same & later if later is not None else None
         if value is not None:
             greater = column > value
-            if column is not first and may_be_null(column):
+            if may_be_null(column):
                 greater |= column.is_null()
             later = greater if later is None else greater | later
-    after = later if position[0] is None else (first >= values[0]) & later
+    # Not `first > value` again: PostgreSQL would expect that it leaves out many rows once more.
+    after = first.is_null() & later if position[0] is None else (first >= begin) & ((first != values[0]) | later)
     return after
+
+
+def _estimated(column: Any, value: Any) -> Any:
+    """Return a placeholder for a value of the column as an `EstimatedParameter`, if its type is known."""
+    kind = table_if_visible(column.model).columns.get(column.column_name)
+    if not isinstance(value, Parameter) or kind is None or kind in _CUT:
+        return value
+    return EstimatedParameter(value.number, kind)
 
 
 def comes_before(order: Sequence[Any], position: Position) -> Expression:

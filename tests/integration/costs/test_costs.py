@@ -27,6 +27,7 @@ from housekeeping.workers.ci_stuck_builds.models import Build
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.costs.measuring import Costs, Meter, deviations
 from tests.integration.middleware.step_worker import close
+from tests.integration.statements import read_rows, watch_statements
 from tests.internals.brokers import message_broker
 from tests.internals.core import shared_redis
 from tests.internals.database import Database
@@ -125,6 +126,42 @@ def test_run_has_the_recorded_costs(fill: Callable[[str, int, int], None], run: 
 
     assert result.outcome == "done"
     assert deviations(case, costs) == {}
+
+
+@pytest.mark.parametrize("case", ["statuses by 100", "builds"])
+def test_statement_of_a_batch_is_planned_once_and_reads_only_its_rows(
+    counted: Database,
+    admin: Connection,
+    fill: Callable[[str, int, int], None],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    comparison, _, _, worker, setting = CASES[case]
+    fill(comparison, 2_000, 20_000)
+    with admin.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    executed: list[str] = []
+    read: list[int] = []
+
+    def explain(sql: str) -> None:
+        if "EXECUTE" not in sql or "EXPLAIN" in sql:
+            return
+        executed.append(sql)
+        if len(executed) == 10:  # PostgreSQL plans for the values five times before it compares the costs
+            *before, execution = sql.split("; ")
+            with counted.atomic() as transaction:
+                found = counted.execute_sql("; ".join((*before, f"EXPLAIN (ANALYZE, FORMAT JSON) {execution}")))
+                read.extend(rows for _, rows in read_rows(found.fetchone()[0][0]["Plan"]))
+                transaction.rollback()
+
+    watch_statements(monkeypatch, explain)
+
+    run(worker, **setting)
+
+    assert max(read) <= 200
+    if counted.server_version >= 140000:
+        assert counted.execute_sql("SELECT custom_plans FROM pg_prepared_statements").fetchall() == [(5,)]
 
 
 def test_project_cleanup_has_the_recorded_costs(counted: Database, admin: Connection, run: Run) -> None:

@@ -69,6 +69,17 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
     assert (again.outcome, again.counts["deleted_rows"], _left()) == ("done", 1, [])
 
 
+def test_statement_that_fails_for_each_batch_is_prepared_once(add_statuses: AddStatuses, on_delete: OnDelete) -> None:
+    add_statuses(60, DUE)
+    on_delete("OLD.user_id % 10 = 0", "RAISE EXCEPTION 'kept'")
+
+    result = run_sweep(SMALL)
+
+    # A connection keeps what it has prepared, also if the transaction is undone.
+    prepared = database.execute_sql("SELECT count(*) FROM pg_prepared_statements").fetchone()[0]
+    assert (result.counts["failed"], prepared) == (6, 1)
+
+
 @pytest.mark.slow
 def test_table_of_slow_rows_is_processed_in_smaller_batches(add_statuses: AddStatuses, on_delete: OnDelete) -> None:
     add_statuses(60, DUE)

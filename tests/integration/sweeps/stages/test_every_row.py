@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -18,6 +19,7 @@ from peewee import (
     DecimalField,
     DoubleField,
     Field,
+    FixedCharField,
     IntegerField,
     TextField,
     UUIDField,
@@ -45,6 +47,7 @@ _N: Final = tuple(str(n) for n in range(12))
 KINDS: Final = {
     "bigint": Kind(BigIntegerField, "bigint", ("-9223372036854775808", *_N, "9223372036854775807")),
     "text": Kind(TextField, "text", ("''", "'%s'", r"'\\'", "'ß'", "'z'", "'Z'", *(f"'n{n}'" for n in _N))),
+    "char": Kind(partial(FixedCharField, max_length=3), "char(3)", tuple(f"'n{n}'" for n in _N)),
     "uuid": Kind(UUIDField, "uuid", tuple(f"'{n:0>8}-0000-4000-8000-{n:0>12}'::uuid" for n in _N)),
     "bytea": Kind(BlobField, "bytea", (r"'\x'::bytea", r"'\x00ff'::bytea", *(rf"'\x0{n}'::bytea" for n in range(9)))),
     "numeric": Kind(
@@ -158,11 +161,16 @@ def _counted(worker: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_run_over_a_key_of_any_type_reaches_the_end(postgres: Database, admin: Connection, kind: str) -> None:
+def test_run_over_a_key_of_any_type_tries_each_row_once(
+    postgres: Database, admin: Connection, plant: Plant, kind: str
+) -> None:
     with admin.cursor() as cursor:
         cursor.execute(f"CREATE TABLE keyed (id {KINDS[kind].sql} PRIMARY KEY)")
         for value in KINDS[kind].values:
             cursor.execute(f"INSERT INTO keyed VALUES ({value}) ON CONFLICT DO NOTHING".replace("%", "%%"))
+        cursor.execute("CREATE SEQUENCE tries")
+    # A sequence keeps its value when a statement is undone.
+    plant("DELETE ON keyed", f"OLD.id = {KINDS[kind].values[0]}", "PERFORM nextval('tries'); RAISE EXCEPTION 'kept'")
 
     class Keyed(BaseModel):
         id = KINDS[kind].field(primary_key=True)
@@ -175,7 +183,9 @@ def test_run_over_a_key_of_any_type_reaches_the_end(postgres: Database, admin: C
 
     result = run_sweep(every)
 
-    assert (result.outcome, _one(postgres, "SELECT count(*) FROM keyed")) == ("done", 0), result.reason
+    assert (result.outcome, result.counts["failed"]) == ("done", 1), result.reason
+    assert _one(postgres, "SELECT count(*) FROM keyed") == 1
+    assert _one(postgres, "SELECT last_value FROM tries") == 3, "in its batch, in a transaction, and alone"
 
 
 def test_times_that_python_lacks_are_read_as_the_nearest_ones(postgres: Database) -> None:
