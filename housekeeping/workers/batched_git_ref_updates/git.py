@@ -14,9 +14,11 @@ import os
 import re
 import select
 import subprocess
+import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import Final, Protocol
@@ -264,27 +266,19 @@ class GitCli:
         return self._wait(process, repository)
 
     def _wait(self, process: subprocess.Popen[bytes], repository: Path) -> tuple[int, bytes]:
-        timed_out = threading.Event()
-
-        def end() -> None:
-            timed_out.set()
-            self._end(process)
-
-        timer = threading.Timer(self._timeout.total_seconds(), end)
-        timer.daemon = True
-        timer.start()
+        timeout_s = self._timeout.total_seconds()
+        end = time.monotonic() + timeout_s
         assert process.stdout is not None
         try:
             with process.stdout as answers:
-                output = _read(answers.fileno())
-            status = process.wait()
+                output = _read(answers.fileno(), end)
+            _wait_for_end(process, end)
+            return process.wait(max(0, end - time.monotonic())), output
+        except subprocess.TimeoutExpired:
+            raise RefDeletionFailed(f"git did not end within {timeout_s:g} s on {repository}") from None
         finally:
-            timer.cancel()
             if process.poll() is None:
                 self._end(process)
-        if timed_out.is_set():
-            raise RefDeletionFailed(f"git did not end within {self._timeout.total_seconds():g} s on {repository}")
-        return status, output
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
@@ -301,21 +295,43 @@ def _is_too_long(repository: PurePath, ref: str, output: bytes) -> bool:
     return _TOO_LONG in output or len(path) >= os.pathconf("/", "PC_PATH_MAX")
 
 
-def _read(answers: int) -> bytes:
-    """Read git's output from this file descriptor to its end; return its first bytes.
-
-    Polls with a short timeout, because an interrupt of this thread is delivered only between two waits.
-    """
+def _read(answers: int, end: float) -> bytes:
+    """Read git's output from this file descriptor to its end; return its first bytes."""
     output = b""
-    poll = select.poll()
-    poll.register(answers)
     while True:
-        if not poll.poll(_PAUSE_MS):
-            continue
+        _wait_until_readable(answers, end)
         part = os.read(answers, _LARGEST_ANSWER)
         if not part:
             return output
         output += part[: _LARGEST_ANSWER - len(output)]
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], end: float) -> None:
+    """Wait without the pauses of `Popen.wait`, where the system can."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # not allowed here
+            file = os.pidfd_open(process.pid)
+            try:
+                _wait_until_readable(file, end)
+            finally:
+                os.close(file)
+
+
+def _wait_until_readable(file: int, end: float) -> None:
+    """Wait for input. Polls with a short timeout, because an interrupt of this thread is delivered between two waits.
+
+    Parameters:
+      end: The time on the monotonic clock at which to give up.
+
+    Raises:
+      TimeoutExpired: It is that time.
+    """
+    poll = select.poll()
+    poll.register(file)
+    while time.monotonic() <= end:
+        if poll.poll(_PAUSE_MS):
+            return
+    raise subprocess.TimeoutExpired("git", TIMEOUT.total_seconds())
 
 
 def _gone(repository: PurePath) -> bool:

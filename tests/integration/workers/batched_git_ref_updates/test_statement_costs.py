@@ -83,6 +83,7 @@ def test_a_projects_rows_are_read_and_marked_by_index(
     assert INDEX in first and INDEX in later
     assert "Rows Removed by Filter" not in first + later
     assert all("Seq Scan" not in text for text in (first, later, marked))
+    assert "Rows Removed by Join Filter" not in marked
 
 
 def test_marking_is_linear_before_analyze(add_deletions: AddDeletions, postgres: Database) -> None:
