@@ -337,8 +337,9 @@ class _Decider:
     def _miss(self, link: Link) -> None:
         """Note that a link has no decision.
 
-        Delete() is not suggested for a link of a table to itself, for a further link of a table with a decision, or for
-        one of several links unless PostgreSQL cascades by it. It would delete rows of others, such as replies.
+        Delete() is not suggested for a link of a table to itself, for a further link of a table with a decision, for
+        one of several links unless PostgreSQL cascades by it, or for a link to rows that may stay. It would delete rows
+        of others, such as replies, or the payments of an invoice that is kept.
         """
         own = (link.database, link.table)
         links = [each for each in self._graph.links if (each.database, each.table) == own]
@@ -350,7 +351,19 @@ class _Decider:
         elif is_further or is_one_of_several:
             self._note_missing(link.name, link, self._releasing(link, 'Keep("why", anonymise={{"{}": None}})'))
         else:
-            self._note_missing(link.name if len(links) > 1 else link.table, link, "Delete()")
+            advice = 'Keep("why")' if self._may_stay(link) else "Delete()"
+            self._note_missing(link.name if len(links) > 1 else link.table, link, advice)
+
+    def _may_stay(self, link: Link) -> bool:
+        """Return whether a decision, or the one suggested, keeps rows that the link refers to."""
+        own = (link.parent_database, link.parent)
+        links = [each for each in self._graph.links if (each.database, each.table) == own]
+        parents = [each for each in links if (each.parent_database, each.parent) != own]
+        decided = [self._decision(each)[0] for each in parents]
+        suggested = [self._missing.get(each.name, self._missing.get(each.table)) for each in parents]
+        return any(each is not None and not isinstance(each, Delete) for each in decided) or any(
+            each is not None and each[1] != "Delete()" for each in suggested
+        )
 
     def _releasing(self, link: Link, form: str = "Anonymise({}=None)") -> str:
         """Return the suggested decision that keeps the rows, without their link if its column can be NULL."""
