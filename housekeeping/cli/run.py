@@ -114,8 +114,10 @@ def print_plan(planned: Plan) -> None:
     for each, batches in planned.stages:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
         held = ["-" if each.held is None else str(each.held)] if holds else []
-        duration = _duration(planned, each.stale)
-        stages.add_row(each.name, str(each.stale), *held, str(batches), duration, oldest, newest)
+        number, duration = str(batches), _duration(planned, each.stale)
+        if str(each.stale) == "unknown":
+            number = duration = "unknown"
+        stages.add_row(each.name, str(each.stale), *held, number, duration, oldest, newest)
     print_table(stages)
     for each, batches in planned.stages:
         if batches.most_rows > batches.rows:

@@ -15,12 +15,12 @@ from typing import Final
 import redis
 from peewee import PeeweeException
 
-from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.errors import DeclarationError, HousekeepingError
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database, translate_postgres_errors
-from housekeeping.database.errors import is_unavailable
+from housekeeping.database.errors import is_timeout, is_unavailable
 from housekeeping.doctor import servers, stages, tables
 from housekeeping.engine.registry import by_database, by_problem, setup_problems
 from housekeeping.ledger.alerts import count_refused_events
@@ -33,6 +33,7 @@ _SAFE_LENGTH: Final = 32
 
 #: Subject of the finding that a server does not answer.
 CONNECTION: Final = "connection"
+_DOWN: Final = "start the server, or correct its address; the checks that need it were skipped"
 
 #: Check of one subject. Checks run in an order in which each depends on the earlier ones.
 Check = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]
@@ -85,6 +86,7 @@ def examine(settings: Settings, sweeps: dict[str, Sweep], *, only_databases: boo
     for problem, names in by_problem(problems).items():
         yield Finding("fine", "workers", problem.family, f"not set up: {problem.text}; off: {', '.join(names)}")
     unreachable: set[str] = set()
+    down: set[str] = set()
     told: set[tuple[str, str]] = set()
     for area, check in checks:
         if area in unreachable or (area == "broker" and settings.broker_url is None and "redis" in unreachable):
@@ -101,7 +103,12 @@ def examine(settings: Settings, sweeps: dict[str, Sweep], *, only_databases: boo
                 yield Finding("error", area, "check", f"{stages.UNEXAMINED}{error_line(error)}")
                 continue
             unreachable.add(area)
-            yield Finding("error", area, CONNECTION, error_line(error), "the checks that need it were skipped")
+            cause = error.__cause__
+            if cause is not None and is_timeout(cause):
+                yield replace(stages.unexamined(area, "check", cause), level="error")
+            elif (line := error_line(error)) not in down:
+                down.add(line)
+                yield Finding("error", area, CONNECTION, line, _DOWN)
 
 
 def _of_database(name: str, area: str, check: Check, settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
@@ -117,15 +124,26 @@ def _of_database(name: str, area: str, check: Check, settings: Settings, sweeps:
 
 
 def _each_family(check: Check, settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:
-    """Yield the findings of a check for each family by itself, so that a family that cannot be examined hides none."""
+    """Yield the findings of a check for each family, or for each worker of a family that cannot be examined."""
     for family in families_of(settings, sweeps):
         workers = {each.name: sweeps[each.name] for each in family.sweeps}
         try:
-            yield from check(settings, workers)
+            yield from list(check(settings, workers))
         except Exception as error:
             if is_unavailable(error):
                 raise
-            yield Finding("warning", next(iter(workers)), "tables", f"{stages.UNEXAMINED}{error_line(error)}")
+            for name, sweep in workers.items():
+                yield from _of_worker(check, settings, name, sweep)
+
+
+def _of_worker(check: Check, settings: Settings, name: str, sweep: Sweep) -> Iterator[Finding]:
+    try:
+        yield from check(settings, {name: sweep})
+    except Exception as error:
+        if is_unavailable(error):
+            raise
+        if not isinstance(error, DeclarationError):  # `examine_columns` reports it
+            yield stages.unexamined(name, "tables", error)
 
 
 def _external(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import declared_key_columns, quoted_name, table_if_visible, vouches_for_key
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
-from housekeeping.database.errors import is_unavailable, sqlstate
+from housekeeping.database.errors import is_timeout, is_unavailable, sqlstate
 from housekeeping.database.queries import Recorder, database_now, explain
 from housekeeping.engine.speed import read_wal, reason_to_wait
 from housekeeping.insight.plan import inverted_comparison
@@ -31,6 +31,8 @@ from housekeeping.sweeps.values import Finding
 
 #: Beginning of the text of a check that failed.
 UNEXAMINED: Final = "could not be examined: "
+#: What to do about a timeout.
+WHO_WAITS: Final = "see which session holds the lock, or what slows the database: housekeeping doctor --database"
 #: Classes of PostgreSQL's codes for a statement that it rejects, and for a value.
 _REJECTED: Final = ("42", "22")
 #: Missing table, missing column, missing right: other checks report them.
@@ -76,7 +78,13 @@ def _checked(
         if subject == "predicate":
             return _rejected(sweep, error)
         # Earlier checks report missing or unreadable tables and columns, and failing predicates.
-        return [Finding("warning", sweep.name, subject, f"{UNEXAMINED}{error_line(error)}")]
+        return [unexamined(sweep.name, subject, error)]
+
+
+def unexamined(area: str, subject: str, error: BaseException) -> Finding:
+    """Return the finding of a check that failed; of a timeout, with the command that shows its cause."""
+    way_out = WHO_WAITS if is_timeout(error) else None
+    return Finding("warning", area, subject, f"{UNEXAMINED}{error_line(error)}", way_out)
 
 
 def _rejected(sweep: Sweep, error: Exception) -> list[Finding]:

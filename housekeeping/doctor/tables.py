@@ -25,8 +25,9 @@ from housekeeping.database.catalog import (
     table_of,
 )
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
-from housekeeping.database.errors import is_unavailable
+from housekeeping.database.errors import is_timeout, is_unavailable
 from housekeeping.database.queries import database_now
+from housekeeping.doctor.stages import unexamined
 from housekeeping.engine.registry import Family
 from housekeeping.erasures import subjects_of
 from housekeeping.erasures.graph import cut_links, read_reach, stored_views
@@ -275,7 +276,10 @@ def examine_columns(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Fi
         except Exception as error:
             if is_unavailable(error):
                 raise
-            yield Finding("error", sweep.name, "declaration", error_line(error), "correct the sweep's code")
+            if is_timeout(error):
+                yield unexamined(sweep.name, "tables", error)
+            else:
+                yield Finding("error", sweep.name, "declaration", error_line(error), "correct the sweep's code")
             continue
         for model, columns in needed.items():
             subject = f"columns of {model._meta.table_name}"

@@ -341,7 +341,7 @@ def _describe_blocker(
     times = (
         f"its transaction is open for {format_duration(open_s)}, its last statement began {format_duration(query_s)}"
     )
-    return f"{session}, {state}: {times} ago: {shown}"
+    return f"{session}, {state}: {times} ago: {shown}. To end it: SELECT pg_terminate_backend({pid})"
 
 
 @dataclass(slots=True)
@@ -360,7 +360,7 @@ class QueueGate:
     def examine(self) -> Check:
         settings, queue = self.settings, self.queue
         if shared_redis.is_replaced(settings):
-            return self._examine_processes("runs need no queue")
+            return self._examine_processes("")
         try:
             lengths = queue_lengths(settings, [queue])[queue]
         except (RedisUnavailable, BrokerUnavailable, SettingsError) as error:
@@ -379,12 +379,14 @@ class QueueGate:
             text = f"{self.processes.full.rstrip('.')}. No run can be sent or received"
             return Check("queue", "waits", text, runs.NOT_SENT)
         if not self.processes.known:
-            return Check("queue", "unknown", f"{messages}; no heartbeats could be read, so its workers are unknown")
+            text = "no heartbeats could be read, so its workers are unknown"
+            return Check("queue", "unknown", f"{messages}; {text}" if messages else text)
         if (no_worker := no_living_worker(self.processes, queue)) is not None:
-            return Check("queue", "waits", f"{messages}, but {no_worker}", "no_worker")
+            return Check("queue", "waits", f"{messages}, but {no_worker}" if messages else no_worker, "no_worker")
         serving = [each.heartbeat for each in self.processes.serving(queue) if each.alive]
         threads, busy = sum(each.threads for each in serving), sum(each.busy for each in serving)
-        found = f"{threads - busy:,} of {counted(threads, 'thread is', 'threads are')} free; {messages}"
+        free = f"{threads - busy:,} of {counted(threads, 'thread is', 'threads are')} free"
+        found = f"{free}; {messages or 'runs need no queue'}"
         return Check("queue", "none", found) if busy < threads else Check("queue", "waits", found, "saturated")
 
 

@@ -204,7 +204,7 @@ def model_of_table(name: str) -> type[Model]:
     if described.schema == Run._meta.schema:
         raise WrongArgument(f"{name} is one of the library's own tables; housekeeping.old_runs removes its old rows")
     if not described.key:
-        raise WrongArgument(f"{name} has no primary key, which a purge needs to continue after any row")
+        raise WrongArgument(f"{name} has no primary key, which a purge needs to continue after any row; add one")
     model = build_model(described)
     meta: Any = model._meta
     # So that a WHERE can name the table in a subquery: orders.session_id = sessions.id.
@@ -233,7 +233,7 @@ class PurgeSweep(Sweep):
 
     predicate_name: ClassVar[str] = "--where"
     rows_called: ClassVar[str] = "matching"
-    decides_by: ClassVar[str] = "delete the rows of {} first"
+    decides_by: ClassVar[str] = "add --cascade and a decision, such as --decide {}=delete"
     _name_form: ClassVar[re.Pattern[str]] = re.compile(r"purge:[^\x00-\x1f]{1,200}")
 
 

@@ -105,8 +105,8 @@ ALERTS: Final = {
         "Unreadable rows",
         "The backlog cannot be counted: a table is locked, a table or store is unavailable, or a predicate fails. Runs "
         "of the worker fail for the same reason.",
-        "Repair what its text names, such as the session that locks a table; housekeeping doctor shows what is "
-        "missing.",
+        "Read the text of the alert: end the session that locks a table, or repair the table, the column or the "
+        "predicate that it names. housekeeping doctor shows what is missing.",
     ),
     "clock": Help(
         "Wrong clock",
@@ -339,7 +339,12 @@ def what_is_wrong(alerts: Sequence[Alert]) -> Headline | None:
     same = [alert for alert in roots if alert.name == roots[0].name]
     caused = {alert.key for alert in same}
     folded = sum(alert.cause in caused for alert in alerts)
-    where = (same[0].worker or same[0].subject) if len(same) == 1 else f"{len(same):,} times"
+    of_workers = len({alert.worker for alert in same if alert.worker}) == len(same)
+    where = (
+        f"{len(same):,} {'workers' if of_workers else 'times'}"
+        if len(same) > 1
+        else (same[0].worker or same[0].subject)
+    )
     found, since = help_for(same[0].name), min((alert.since for alert in same if alert.since), default=None)
     more = [
         f"{advice(same[0]).split('. ')[0].rstrip('.')}.",

@@ -311,7 +311,7 @@ def _ledger_then(worker: str, tick: datetime) -> str:
         return "The ledger has no run of this worker"
     back = f"back to {first:%Y-%m-%d %H:%M:%S} UTC"
     if tick < first:
-        return f"The ledger does not reach back so far, only {back}: old runs are removed after 30 days"
+        return f"The ledger's first run of this worker is later, {back[8:]}; runs are kept for 30 days"
     return f"The ledger, which goes {back}, has no run of it"
 
 

@@ -158,7 +158,7 @@ class Backlog:
         return self.rows > limit or (not self.exact and self.rows >= limit)
 
     def __str__(self) -> str:
-        return f"{self.rows:,}" if self.exact else f"at least {self.rows:,}"
+        return f"{self.rows:,}" if self.exact else f"at least {self.rows:,}" if self.rows else "unknown"
 
     def __add__(self, other: Backlog) -> Backlog:
         return Backlog(self.rows + other.rows, self.exact and other.exact)

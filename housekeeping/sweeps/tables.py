@@ -219,7 +219,8 @@ def describe(name: str) -> TableDescription:
             raise
         raise DeclarationError(f"{name!r} is no name of a table: {error_line(error)}") from None
     if row is None:
-        raise DeclarationError(f"there is no table {name!r}; write it as in SQL, with its schema if it needs one")
+        quotes = f", and capitals in quotes: '\"{name}\"'" if name != name.lower() and '"' not in name else ""
+        raise DeclarationError(f"there is no table {name!r}; write it as in SQL, with its schema if needed{quotes}")
     schema, table, kind, columns, key = row
     if kind not in _TABLES:
         raise DeclarationError(f"{name} is {_KINDS.get(kind, 'no table')}; name a table")

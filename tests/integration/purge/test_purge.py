@@ -203,7 +203,7 @@ def test_plan_speaks_of_the_where_and_of_no_declaration(sessions: Left, postgres
         "2 matching rows are in the future (expires_at); check the direction of the comparison in --where"
     ]
     assert visits.text.endswith(": 1 of the first 12 matching rows is referenced and cannot be deleted")
-    assert str(visits.way_out).startswith("leave referenced rows out of --where, or delete")
+    assert str(visits.way_out).startswith("leave referenced rows out of --where, or add --cascade")
 
 
 @pytest.mark.parametrize(
@@ -212,6 +212,7 @@ def test_plan_speaks_of_the_where_and_of_no_declaration(sessions: Left, postgres
         (PurgeRequest(table="keyless", where="true"), "no primary key"),
         (PurgeRequest(table="viewed", where="true"), "a view"),
         (PurgeRequest(table="nowhere", where="true"), "there is no table"),
+        (PurgeRequest(table="noWhere", where="true"), "capitals in quotes: '\"noWhere\"'"),
         (PurgeRequest(table="a..b", where="true"), "'a..b'"),  # from PostgreSQL 16 on, a table that does not exist
         (PurgeRequest(table="percent", where="true"), "a percent sign"),
         (PurgeRequest(table="pg_catalog.pg_class", where="true"), "PostgreSQL itself"),

@@ -57,6 +57,17 @@ def test_headline_names_the_run_to_look_at(run: str | None, do: str) -> None:
     assert headline(replace(alert("stuck", "shop.w1"), run=run)).endswith(do)
 
 
+@pytest.mark.parametrize(
+    ("alerts", "begin"),
+    [
+        ([alert("unseen", "shop.w1"), alert("unseen", "shop.w2")], "Unreadable rows: 2 workers, since "),
+        ([alert("saturated", subject="a"), alert("saturated", subject="b")], "All threads busy: 2 times, since "),
+    ],
+)
+def test_headline_counts_what_has_the_same_alert(alerts: list[Alert], begin: str) -> None:
+    assert headline(*alerts).startswith(begin)
+
+
 def test_headline_names_the_worker_to_ask_about() -> None:
     assert headline(alert("overdue", "shop.w1")).endswith("then: housekeeping why shop.w1.")
 
