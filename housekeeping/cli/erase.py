@@ -49,8 +49,8 @@ from housekeeping.core.settings import Settings
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.database.queries import database_now
 from housekeeping.erasures import identify, subjects_of, work
+from housekeeping.erasures.found_rows import Replay, erased_by_receipts, erased_since, look_for
 from housekeeping.erasures.found_rows import export as export_lines
-from housekeeping.erasures.replay import Replay, erased_by_receipts, erased_since, look_for
 from housekeeping.erasures.stages import without_identity
 from housekeeping.insight.erasures import (
     ErasurePlan,

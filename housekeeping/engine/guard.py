@@ -40,6 +40,7 @@ from housekeeping.database.errors import is_timeout, is_unavailable
 from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import Counts, Outcome, RunRow, RunStart
+from housekeeping.sweeps.actions import graph_of, is_bounded
 from housekeeping.sweeps.conditions import WithoutLists
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import LARGE
@@ -47,7 +48,7 @@ from housekeeping.sweeps.partition_catalog import is_gone
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Backlog, Stage
 from housekeeping.sweeps.table_stage import TableStage, counts_rows, read_together
-from housekeeping.sweeps.tree import backlog_of_dependents, count_dependents, graph_of, is_bounded
+from housekeeping.sweeps.tree import backlog_of_dependents, count_dependents
 from housekeeping.sweeps.validate_tables import stages_of
 
 logger = named_logger(__name__)

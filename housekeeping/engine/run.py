@@ -46,10 +46,11 @@ from housekeeping.ledger import runs, schema
 from housekeeping.ledger.leases import holder_of
 from housekeeping.ledger.runs import DISK_FULL, Counts
 from housekeeping.middleware.consistency import data_consistency_used
+from housekeeping.sweeps.actions import delete_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.send import Send
-from housekeeping.sweeps.stage import DETAILS, OtherClock
-from housekeeping.sweeps.tree import log_branches, tables_of_dependents
+from housekeeping.sweeps.stage import OtherClock
+from housekeeping.sweeps.tree import note_branches
 from housekeeping.sweeps.validate_tables import stages_of
 
 logger = named_logger(__name__)
@@ -212,9 +213,8 @@ def _run(request: RunRequest, state: RunState, budget: RunBudget) -> None:
         if not _passes(before_batches(request, stages, skews, guard, lambda: begun.history), state):
             return
         state.fingerprint = guard.fingerprint
-        log_branches(sweep, stages, begun.history)
-        if tables := tables_of_dependents(stages):
-            state.counts[DETAILS] = {"dependents": tables}  # so that the next run notices new ones
+        if any(delete_of(each) is not None for each in stages):
+            state.counts |= note_branches(sweep, stages, begun.history)
         if is_exceeded(state.counts):
             telemetry.ALARM.set(1, sweep.name, "breaker")
         if request.confirmed:

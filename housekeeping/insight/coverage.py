@@ -25,10 +25,10 @@ from housekeeping.ledger.table_sizes import (
     read_named,
     read_tables,
 )
-from housekeeping.sweeps.actions import Delete, archiving
+from housekeeping.sweeps.actions import archiving, delete_of
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
-from housekeeping.sweeps.rows import Call, OfTable, Rows
+from housekeeping.sweeps.rows import OfTable, Rows
 from housekeeping.sweeps.stage import OfTables
 from housekeeping.sweeps.subjects import Subject
 from housekeeping.sweeps.table_stage import TableStage
@@ -217,7 +217,7 @@ class _Touches:
     def _read_graphs(self, sweep: Sweep) -> None:
         """Add the dependents that the sweep itself deletes."""
         for part in sweep.parts:
-            delete = _delete_of(part)
+            delete = delete_of(part)
             if delete is None or delete.dependents is None:
                 continue
             try:
@@ -303,7 +303,7 @@ def _touched_by(sweep: Sweep) -> Iterator[_Touch]:
     """Yield the tables that a sweep changes. Only the archive of a table without a model needs a query."""
     parts = sweep.parts
     for part in parts:
-        delete = _delete_of(part)
+        delete = delete_of(part)
         # The dependents of a sweep with `dependents` are in its graph.
         deletes = delete is not None and delete.dependents is None
         names = [part.table] if isinstance(part, OfTable) and part.is_named else [*map(quoted_name, _models_of(part))]
@@ -311,12 +311,6 @@ def _touched_by(sweep: Sweep) -> Iterator[_Touch]:
     is_archived = any(archiving(part.action) is not None for part in parts if isinstance(part, Rows) and part.is_named)
     for archive in archives_of(sweep.declared_stages() if is_archived else sweep.known_stages()):
         yield _Touch(sweep.name, quoted_name(archive), is_archive=True)
-
-
-def _delete_of(part: Any) -> Delete | None:
-    action = getattr(part, "action", None)
-    action = action.then if isinstance(action, Call) else action
-    return action if isinstance(action, Delete) else None
 
 
 def _models_of(part: Any) -> Iterable[type[Model]]:

@@ -36,7 +36,7 @@ from housekeeping.database.catalog import column_names, foreign_keys_to, key_of,
 from housekeeping.database.connection import BaseModel, database
 from housekeeping.database.queries import STATEMENT_TIME, StatementTime, UtcDateTimeField, all_as_stored
 from housekeeping.database.state_machines import StateMachine
-from housekeeping.sweeps.stage import Batch
+from housekeeping.sweeps.stage import Batch, Stage
 from housekeeping.sweeps.table_stage import ARCHIVED_ROWS, TableStage, Write, archiving_part
 from housekeeping.sweeps.values import Decision, Reference, declared
 
@@ -275,6 +275,33 @@ class Delete:
         archive = archive_model(table.model, self.archive_to)
         ctes, is_whole = moved(table, archive, chosen, columns, batch.run_id)
         return Write(ctes, self.counted_as[:2], requires=is_whole)
+
+
+def delete_of(stage: Any) -> Delete | None:
+    """Return the deletion of a stage, also the one after a `Call`; None if it deletes no rows of a table."""
+    action = getattr(stage, "action", None)
+    change = getattr(action, "then", action)
+    return change if isinstance(change, Delete) else None
+
+
+def is_bounded(stage: Stage) -> bool:
+    """Return whether a stage deletes dependents itself, in separate transactions."""
+    delete = delete_of(stage)
+    return delete is not None and delete.dependents is not None
+
+
+def graph_of(stage: Stage) -> Graph | None:
+    """Return the graph of the dependents of the rows that a stage deletes; None if it deletes no rows of a table.
+
+    Raises:
+      DependentsRefused: Its `Delete` cannot delete them like this.
+      peewee.PeeweeException: If the database cannot be read.
+    """
+    delete = delete_of(stage)
+    if not isinstance(stage, TableStage) or delete is None:
+        return None
+    known: Graph | None = getattr(stage, "graph", None)
+    return known or delete.read_graph(stage.model)
 
 
 def archiving(action: Any) -> Delete | None:

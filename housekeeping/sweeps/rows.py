@@ -19,7 +19,7 @@ from housekeeping.core.logs import described
 from housekeeping.core.settings import LARGEST_BATCH
 from housekeeping.database.errors import caused_by
 from housekeeping.database.queries import CompiledQuery
-from housekeeping.sweeps.actions import Delete, Transition, allowed_by
+from housekeeping.sweeps.actions import Delete, Transition, allowed_by, delete_of
 from housekeeping.sweeps.conditions import Row, bare
 from housekeeping.sweeps.keyset import text_of
 from housekeeping.sweeps.stage import Batch, BatchResult, Failure, Position, RowLog
@@ -300,8 +300,8 @@ class Rows(OfTable):
             "hold": None if self.hold is None else Predicate(self.hold, model, self.age),
         }
         calls = CallStage(**options) if isinstance(self.action, Call) else None
-        delete = self.action.then if isinstance(self.action, Call) else self.action
-        if isinstance(delete, Delete) and delete.dependents is not None:
+        delete = delete_of(self)
+        if delete is not None and delete.dependents is not None:
             from housekeeping.sweeps.cascade import CascadeStage  # commands that only list workers do without it
 
             return CascadeStage(**options, calls=calls, delete=delete)

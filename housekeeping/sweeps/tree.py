@@ -20,8 +20,8 @@ from housekeeping.database.catalog import escaped, quoted, table_ids
 from housekeeping.database.connection import database, shorten_time_limits
 from housekeeping.database.errors import is_connection_lost, is_timeout
 from housekeeping.database.queries import condition_sql
-from housekeeping.ledger.runs import RunRow, past_runs
-from housekeeping.sweeps.actions import Delete, archiving
+from housekeeping.ledger.runs import Counts, RunRow, past_runs
+from housekeeping.sweeps.actions import Delete, archiving, delete_of, graph_of, is_bounded
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.keyset import held_condition
@@ -267,27 +267,6 @@ class Branch:
         return f"the only {rows} row" if self.sampled_rows == 1 else f"the first {self.sampled_rows} {rows} rows"
 
 
-def delete_of(stage: Stage) -> Delete | None:
-    """Return the deletion of a stage, also that of a `Call`; None without one."""
-    action = getattr(stage, "action", None)
-    action = action.then if isinstance(action, Call) else action
-    return action if isinstance(action, Delete) else None
-
-
-def graph_of(stage: Stage) -> Graph | None:
-    """Return the graph of the dependents of the rows that a stage deletes; None if it deletes no rows of a table.
-
-    Raises:
-      DependentsRefused: Its `Delete` cannot delete them like this.
-      peewee.PeeweeException: If the database cannot be read.
-    """
-    delete = delete_of(stage)
-    if not isinstance(stage, TableStage) or delete is None:
-        return None
-    known: Graph | None = getattr(stage, "graph", None)
-    return known or delete.read_graph(stage.model)
-
-
 def branches_of(
     sweep: Sweep, stages: Sequence[Stage], declared: Iterable[Sweep] = (), known: Collection[str] | None = None
 ) -> list[Branch]:
@@ -325,22 +304,6 @@ def branches_of(
         else each
         for each in found
     ]
-
-
-def is_bounded(stage: Stage) -> bool:
-    """Return whether a stage deletes dependents itself, in separate transactions."""
-    delete = delete_of(stage)
-    return delete is not None and delete.dependents is not None
-
-
-def tables_of_dependents(stages: Iterable[Stage]) -> dict[str, dict[str, int]]:
-    """Return the tables of dependents of the stages that delete them, for the `DETAILS` of a run.
-
-    Raises:
-      DependentsRefused, peewee.PeeweeException: As `graph_of`.
-    """
-    graphs = [graph_of(stage) for stage in stages if is_bounded(stage)]
-    return {link.table: {} for graph in graphs if graph is not None for link in graph.links}
 
 
 def known_tables(history: Iterable[RunRow]) -> frozenset[str] | None:
@@ -389,16 +352,24 @@ def sampled_branches(
     ]
 
 
-def log_branches(sweep: Sweep, stages: Sequence[Stage], history: Sequence[RunRow]) -> None:
-    """Log each link to the rows that the stages delete in the first run, and those of new tables in later ones."""
+def note_branches(sweep: Sweep, stages: Sequence[Stage], history: Sequence[RunRow]) -> Counts:
+    """Log each link to the rows that the stages delete in the first run, and those of new tables in later ones.
+
+    Returns the tables of dependents as a count, so that the next run notices new ones.
+
+    Raises:
+      DependentsRefused, peewee.PeeweeException: As `graph_of`.
+    """
     known = known_tables(history)
-    if history and known is None:
-        return
-    for each in branches_of(sweep, [stage for stage in stages if getattr(stage, "logs_links", True)], known=known):
+    logged = [stage for stage in stages if getattr(stage, "logs_links", True)]
+    for each in branches_of(sweep, logged, known=known) if known is not None or not history else ():
         if each.is_new or (not history and each.way_out is not None):
             logger.warning("Deleted rows are referenced", text=each.text, way_out=each.way_out)
         elif not history:
             logger.info("Deleted rows are referenced", text=each.text)
+    graphs = [graph_of(stage) for stage in stages if is_bounded(stage)]
+    tables: dict[str, Any] = {link.table: {} for graph in graphs if graph is not None for link in graph.links}
+    return {DETAILS: {_DEPENDENTS: tables}} if tables else {}
 
 
 def _stages_on(sweep: Sweep, database_name: str) -> list[tuple[str, TableStage | PartitionStage]]:
