@@ -22,7 +22,7 @@ from typing import Any, Final
 import dramatiq.cli
 import dramatiq.worker
 import periodiq
-from dramatiq import Broker, Message, MessageProxy, Middleware, Worker
+from dramatiq import Broker, Message, MessageProxy, Middleware, Worker, get_encoder
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis
 from dramatiq.errors import Retry
@@ -156,6 +156,12 @@ def dispatch_arguments(broker: RedisBroker, command: str, queue_name: str, *args
         internals._max_unpack_size(),
         *args,
     ]
+
+
+def encode(message: Message[Any] | MessageProxy) -> bytes:
+    """Return the encoded message, as its own method does; that takes half as long again, to look up its fields."""
+    # An instance has its fields and nothing else, in their order.
+    return get_encoder().encode(vars(message)) if type(message) is Message else message.encode()
 
 
 def change_class(broker: Broker, kind: type[Broker]) -> None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -174,17 +174,23 @@ def is_silent(server: str) -> bool:
     return block is not None and server in block.silent
 
 
-@contextmanager
-def contacting(server: str, errors: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+def contacting(server: str, errors: type[Exception] | tuple[type[Exception], ...]) -> AbstractContextManager[None]:
     """Contact a server in the block. Within `impatient`, raise the earlier error again if it has timed out before.
 
     Parameters:
       errors: The errors that an attempt raises if the server does not answer.
     """
     block = _impatience.get()
-    if block is None:
-        yield
-        return
+    return _PATIENT if block is None else _contacting(block, server, errors)
+
+
+_PATIENT: Final = nullcontext()
+
+
+@contextmanager
+def _contacting(
+    block: _Impatience, server: str, errors: type[Exception] | tuple[type[Exception], ...]
+) -> Iterator[None]:
     if server in block.silent:
         raise block.silent[server]
     began = time.monotonic()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -59,16 +59,25 @@ def redis_client(url: str) -> redis.Redis:
     return client
 
 
-@contextmanager
-def translate_redis_errors() -> Iterator[None]:
+def translate_redis_errors() -> AbstractContextManager[None]:
     """Raise `RedisUnavailable`, with a message of one line, in place of redis-py's errors."""
-    import redis
+    return _TRANSLATION
 
-    try:
-        yield
-    except redis.RedisError as error:
-        text = _full(error) or f"Redis did not answer: {error_line(error).rstrip('.')}"
-        raise RedisUnavailable(text) from error
+
+class _Translation:  # no generator, which takes several times as long: each message has some of these blocks
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        import redis
+
+        if isinstance(error, redis.RedisError):
+            text = _full(error) or f"Redis did not answer: {error_line(error).rstrip('.')}"
+            raise RedisUnavailable(text) from error
+
+
+_TRANSLATION: Final = _Translation()
 
 
 def _full(error: redis.RedisError) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 import redis
 from redis.backoff import NoBackoff
+from redis.commands.core import Script
 from redis.connection import ConnectionPool, DefaultParser, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
@@ -220,6 +221,7 @@ class _TimedRedis(redis.Redis):
         super().__init__(*args, **options)
         self._idle: deque[tuple[Any, float]] = deque()  # connections of scripts, and when each was used last
         self._server = _server(self.connection_pool)
+        self._encoding: str = self.get_encoder().encoding
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with contacting(self._server, _NO_ANSWER), waiting_for("redis"):
@@ -233,13 +235,16 @@ class _TimedRedis(redis.Redis):
         if type(self.connection_pool) is not ConnectionPool:
             return super().evalsha(sha, numkeys, *keys_and_args)
         with contacting(self._server, _NO_ANSWER), waiting_for("redis"):
-            return self._evaluate(sha, numkeys, *keys_and_args)
+            return self._evaluate(_packed(self._encoding, "EVALSHA", sha, numkeys, *keys_and_args))
 
-    def _evaluate(self, *args: Any) -> Any:
+    def register_script(self, script: Any) -> Script:
+        return _Script(self, script)
+
+    def _evaluate(self, command: bytes) -> Any:
         connection = self._connection_for_script()
         answered = False
         try:
-            connection.send_command("EVALSHA", *args)
+            connection.send_packed_command([command])
             answer = connection.read_response()
             answered = True
             return answer
@@ -271,6 +276,27 @@ class _TimedRedis(redis.Redis):
             except redis.ConnectionError:
                 connection.disconnect()  # closed by the server; it connects again with its next command
         return connection
+
+
+class _Script(Script):
+    """redis-py's script, without the search for a pipeline, which takes as long as sending the script."""
+
+    def __call__(self, keys: Any = (), args: Any = (), client: Any = None) -> Any:
+        if client is None:
+            try:
+                return self.registered_client.evalsha(self.sha, len(keys), *keys, *args)
+            except redis.exceptions.NoScriptError:
+                pass  # redis-py loads it
+        return super().__call__(keys, args, client)
+
+
+def _packed(encoding: str, *words: bytes | str | int) -> bytes:
+    """Return a command as it is sent, in a third of the time that redis-py takes."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        encoded = word if type(word) is bytes else str(word).encode(encoding)
+        parts.append(b"$%d\r\n%b\r\n" % (len(encoded), encoded))
+    return b"".join(parts)
 
 
 class _TimedPipeline(redis.client.Pipeline):

@@ -328,7 +328,7 @@ class Deduplication(Middleware):
         if message.message_id in self.thread.followers:
             never_drop(message)
         delivery = self.thread.begun_delivery(message)
-        ttl = config.ttl + timedelta(milliseconds=delay or 0)
+        ttl = config.ttl + timedelta(milliseconds=delay) if delay else config.ttl
         if DEDUP_STATE in message.options or delivery is not None:
             try:
                 step = step_of_known_message(key_of(actor, message, config), message, config, delivery, delay, ttl)

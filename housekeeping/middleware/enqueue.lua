@@ -1,5 +1,5 @@
 -- Enqueueing in one script with the change of a key. Dramatiq's own script enqueues; `given.dispatch` has its arguments up
--- to the message's copy, as texts, and ARGV[2] and those after it are bodies.
+-- to the message's copy, as texts. What differs between the messages of an actor follows `given`, whose JSON is kept.
 
 --- take
 -- Take a free key for a message and its copy in the queue, as `claim` does, in fewer commands.
@@ -11,10 +11,12 @@ end
 
 --- one
 -- Change a key and enqueue a message. KEYS: the key, the broker's namespace. once: whether one waiting copy of the message
--- is enough. step: the arguments of the key's script. Returns the holder's id, or "" when the message is in the queue.
--- Repeating the script changes nothing.
+-- is enough. step: the arguments of the key's script. ARGV: given, the time, the body, the ids of the copy and of the
+-- message. Returns the holder's id, or "" when the message is in the queue. Repeating the script changes nothing.
 local function step(KEYS, given) --[[step]] end
-local messages, copy, message_id = KEYS[2] .. ":" .. given.dispatch[3] .. ".msgs", given.dispatch[9], given.step.message_id
+local now, body, copy, message_id = unpack(ARGV, 2)
+local messages = KEYS[2] .. ":" .. given.dispatch[3] .. ".msgs"
+given.step.message_id = message_id
 -- A delayed copy is replaced by another one when it is due, and the key is not told.
 local bodies = string.sub(messages, -8) == ".DQ.msgs" and "" or messages
 -- The sender got no answer to its first attempt.
@@ -26,13 +28,13 @@ end
 local waiting, queued, holder = waits()
 if not holder and given.step.state then
     take(KEYS[1], message_id, copy, bodies, given.step)
-    enqueue(copy, ARGV[2])
+    enqueue(copy, body, now)
     return ""
 end
 if given.once and waiting and queued and redis.call("hexists", messages, queued) == 1 then return message_id end
 local prevented_by = step({KEYS[1]}, given.step)
 if type(prevented_by) == "string" and prevented_by ~= "" then return prevented_by end
-enqueue(copy, ARGV[2])
+enqueue(copy, body, now)
 if waits() then redis.call("hset", KEYS[1], "queued", copy, "bodies", bodies) end
 return ""
 
@@ -40,15 +42,16 @@ return ""
 -- What `one` does with a single message.
 --[[take]]
 local function dispatch(KEYS, ARGV) --[[dispatch]] end
-local function enqueue(copy, body)
-    given.dispatch[10] = body
+local function enqueue(copy, body, now)
+    given.dispatch[2], given.dispatch[9], given.dispatch[10] = now, copy, body
     dispatch({KEYS[2]}, given.dispatch)
 end
 
 --- many
 -- The same for many messages of one queue, without keys or with claims that differ only in key and message id. KEYS: the
 -- broker's namespace, the key of each message. once: as in `one`. step: the shared arguments of the claims; nil without
--- keys. ids: the id of each message, which is also that of its copy. Returns for each message what `one` returns.
+-- keys. ARGV: given, the time, the bodies, and by the name ids the id of each message, which is also that of its copy.
+-- Returns the number of each message that was not enqueued, followed by the id of the holder of its key.
 --[[take]]
 local copies, entries, written = {}, {}, 0
 local function enqueue(copy, body)
@@ -62,22 +65,24 @@ local function write_bodies(messages)
 end
 local function one(KEYS, ARGV, given) --[[one]] end
 local function dispatch(KEYS, ARGV) --[[dispatch]] end
-local shared, ids, dispatched = given.step, given.ids, given.dispatch
+local shared, ids, dispatched = given.step, cjson.decode(ARGV[#ARGV]).ids, given.dispatch
 local queue = KEYS[1] .. ":" .. dispatched[3]
-local holders = {}
+local prevented = {}
+dispatched[2] = ARGV[2]
 local queued = shared and redis.call("hmget", queue .. ".msgs", unpack(ids)) or {}
 for n, message_id in ipairs(ids) do
-    local key, body = KEYS[n + 1], ARGV[n + 1]
-    local holder = ""
+    local key, body = KEYS[n + 1], ARGV[n + 2]
     if key and redis.call("exists", key) == 1 then
         write_bodies(queue .. ".msgs") -- the holder may be an equal call of this bulk
-        shared.message_id, dispatched[9] = message_id, message_id
-        holder = one({key, KEYS[1]}, {"", body}, given)
+        local holder = one({key, KEYS[1]}, {"", ARGV[2], body, message_id, message_id}, given)
+        if holder ~= "" then
+            prevented[#prevented + 1] = n
+            prevented[#prevented + 1] = holder
+        end
     elseif not queued[n] then
         if key then take(key, message_id, message_id, queue .. ".msgs", shared) end
         enqueue(message_id, body)
     end
-    holders[n] = holder
 end
 -- Dramatiq's script enqueues the first copy and does its maintenance. The others follow as it would add them.
 if #copies > 0 then
@@ -86,4 +91,4 @@ if #copies > 0 then
     write_bodies(queue .. ".msgs")
     if #copies > 1 then redis.call("rpush", queue, unpack(copies, 2)) end
 end
-return holders
+return prevented

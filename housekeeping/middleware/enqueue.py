@@ -8,9 +8,11 @@ in the same Redis, one Lua script writes them, so that no crash separates them; 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 import redis
@@ -25,6 +27,7 @@ from housekeeping.brokers.dramatiq_internals import (
     StoreUnavailable,
     dispatch_arguments,
     dispatch_script,
+    encode,
     enqueues_by_dispatch,
     fail_message_on_error,
 )
@@ -108,34 +111,44 @@ class RedisQueues:
         # Repeating a script with a step changes nothing. Repeating Dramatiq's own would enqueue a second copy.
         tries = 2 if all(steps) else 1
         try:
-            answers = retry_redis(lambda: self._execute(messages, steps), tries=tries, pause_s=0)
+            return retry_redis(lambda: self._execute(messages, steps), tries=tries, pause_s=0)
         except RedisUnavailable as error:
             if any(step is not None and step.fresh for step in steps):
                 raise StoreUnavailable(str(error)) from error
             raise error.__cause__ or error from None
-        return [text(holder) for answer in answers for holder in (answer if isinstance(answer, list) else [answer])]
 
-    def _execute(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[Any]:
+    def _execute(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[str]:
         if len(messages) > 1 and not _are_alike(messages, steps):
             # Another middleware has changed some of them, such as their queue.
             return [
                 answer for each in zip(messages, steps, strict=True) for answer in self._execute([each[0]], [each[1]])
             ]
         message, step = messages[0], steps[0]
-        copy = (message.options["redis_message_id"], message.encode())
-        dispatched = dispatch_arguments(self._broker, "enqueue", message.queue_name, *copy)
+        namespace = self._broker.namespace
+        dispatched = dispatch_arguments(self._broker, "enqueue", message.queue_name)
         if step is None and len(messages) == 1:
-            return [self._dispatch(keys=[self._broker.namespace], args=dispatched)]
-        *texts, body = dispatched
-        given: dict[str, Any] = {"dispatch": [str(each) for each in texts]}
-        if step is not None:
-            given |= {"once": step.once, "step": step.arguments if len(messages) == 1 else step.shared}
-        names = [self._prefix + its_step.key for its_step in steps if its_step is not None]
+            args = [*dispatched, message.options["redis_message_id"], encode(message)]
+            self._dispatch(keys=[namespace], args=args)
+            return [""]
+        command, now, *constant = dispatched
+        given = _given(command, *constant, step=step and (step.once, *step.shared.items()))
         if step is not None and len(messages) == 1:
-            return [self._scripts[step.kind](keys=[*names, self._broker.namespace], args=[named(**given), body])]
-        given["ids"] = [each.message_id for each in messages]
-        bodies = [each.encode() for each in messages]
-        return [self._many(keys=[self._broker.namespace, *names], args=[named(**given), *bodies])]
+            args = [given, now, encode(message), message.options["redis_message_id"], message.message_id]
+            return [text(self._scripts[step.kind](keys=[self._prefix + step.key, namespace], args=args))]
+        names = [self._prefix + its_step.key for its_step in steps if its_step is not None]
+        ids = named(ids=[each.message_id for each in messages])
+        prevented = self._many(keys=[namespace, *names], args=[given, now, *map(encode, messages), ids])
+        holders = [""] * len(messages)
+        for number, holder in zip(prevented[::2], prevented[1::2], strict=True):
+            holders[number - 1] = text(holder)
+        return holders
+
+
+@functools.lru_cache(maxsize=256)
+def _given(command: str, *constant: object, step: tuple[Any, ...] | None) -> str:
+    """Return what the scripts get by name: Dramatiq's arguments without the time and the message, and the key's."""
+    its: dict[str, Any] = {} if step is None else {"once": step[0], "step": dict(step[1:])}
+    return named(dispatch=[command, "", *map(str, constant)], **its)
 
 
 def _are_alike(messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> bool:
@@ -217,8 +230,7 @@ class EnqueuePath:
         """
         try:
             claimed = self._schedule.claim(self._broker, message)
-            with sending(claimed):
-                sent = self._enqueue(claimed, delay)
+            sent = self._enqueue(claimed, delay)
         except SkipEnqueue as skip:  # the tick was sent before
             return self._returned_to_sender([(message, skip)])[0]
         except Exception as error:
@@ -258,21 +270,27 @@ class EnqueuePath:
     def _enqueue(self, message: Message[Any], delay: int | None) -> Sent:
         if self._redis is not None and self._redis.has_keys:
             # As `RedisBroker.enqueue` does: each copy has an id of its own, because a message may be enqueued again.
-            copy = message.copy(options={"redis_message_id": os.urandom(16).hex()})
+            queue, options = message.queue_name, {**message.options, "redis_message_id": os.urandom(16).hex()}
             if delay is not None:
-                copy = copy.copy(queue_name=dq_name(message.queue_name), options={"eta": current_millis() + delay})
-            return self._pass([copy], delay)[0]
-        try:
-            with self._deduplication.reserving():
-                # A copy: the marks that the hooks leave must not stay in the message if this attempt fails.
-                return self._brokers_own(message.copy(), delay=delay)
-        except SkipEnqueue as skip:
-            return skip
+                queue, options["eta"] = dq_name(queue), current_millis() + delay
+            its = (message.actor_name, message.args, message.kwargs, options)
+            copied: Message[Any] = Message(queue, *its, message.message_id, message.message_timestamp)
+            with sending(copied):
+                return self._pass([copied], delay)[0]
+        # A copy: the marks that the hooks leave must not stay in the message if this attempt fails.
+        copied = message.copy()
+        with sending(copied):
+            try:
+                with self._deduplication.reserving():
+                    return self._brokers_own(copied, delay=delay)
+            except SkipEnqueue as skip:
+                return skip
 
     def _pass(self, messages: Sequence[Message[Any]], delay: int | None) -> list[Sent]:
         """Run the ``before_enqueue`` hooks, write messages and keys, and run the ``after_enqueue`` hooks."""
         sent: list[Sent] = list(messages)
-        with self._deduplication.collecting_steps() as steps, self._consistency.sending_many():
+        one_position = self._consistency.sending_many() if len(messages) > 1 else nullcontext()
+        with self._deduplication.collecting_steps() as steps, one_position:
             for number, message in enumerate(messages):
                 try:
                     self._broker.emit_before("enqueue", message, delay)

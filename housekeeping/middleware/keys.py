@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
@@ -34,7 +34,7 @@ from housekeeping.leases.renewal import SHORTEST_TTL
 KeyOption = Callable[..., object] | list[str] | tuple[str, ...] | None
 
 #: Types whose values the message encoding does not change.
-_UNCHANGED_BY_ENCODING: Final = (int, str, bool, type(None))
+_UNCHANGED_BY_ENCODING: Final = frozenset({int, str, bool, type(None)})
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -42,26 +42,19 @@ class UnusableArguments(MiddlewareError):
     """No key can be computed from a call's arguments; the message says why."""
 
 
-def bind_call(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+def bind_call(actor: Actor[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
     """Bind the arguments to the actor's parameters, as a worker gets them: decoded and with defaults.
 
     Raises:
       UnusableArguments: The arguments cannot be sent, or do not fit the actor's parameters.
     """
-    signature, names = _signature(actor.fn)
-    given = tuple(args)
-    if (
-        names is not None
-        and not kwargs
-        and len(given) == len(names)
-        and all(type(each) in _UNCHANGED_BY_ENCODING for each in given)
-    ):
-        # The same result as below at a fraction of the cost; thousands are enqueued at a time.
-        return inspect.BoundArguments(signature, dict(zip(names, given, strict=True)))
+    if _plain_places(actor, args, kwargs) is not None:
+        signature = signature_of(actor)
+        return inspect.BoundArguments(signature, dict(zip(signature.parameters, args, strict=True)))
     try:
         # Encoded and decoded: a tuple is sent as a list, and a number as a dictionary key becomes text.
-        sent = get_encoder().decode(get_encoder().encode({"args": list(given), "kwargs": dict(kwargs)}))
-        call = signature.bind(*sent["args"], **sent["kwargs"])
+        sent = get_encoder().decode(get_encoder().encode({"args": list(args), "kwargs": dict(kwargs)}))
+        call = signature_of(actor).bind(*sent["args"], **sent["kwargs"])
     except Exception as error:
         raise UnusableArguments(f"{actor.actor_name}: its arguments: {error}") from None
     call.apply_defaults()
@@ -83,12 +76,16 @@ def key_value(actor: Actor[..., Any], call: inspect.BoundArguments, key: Callabl
     return value
 
 
-def digest(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any], key: KeyOption = None) -> str:
+def digest(actor: Actor[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], key: KeyOption = None) -> str:
     """Return a digest of the call's arguments, or of the part that `key` selects. The order of names does not matter.
 
     Raises:
       UnusableArguments: The key cannot be computed or written as JSON.
     """
+    if key is None and (places := _plain_places(actor, args, kwargs)) is not None:
+        # The same text as below in a fifth of the time; thousands of messages are enqueued at a time.
+        values = [f"{name}{v if type(v := args[place]) is int else _ENCODER.encode(v)}" for name, place in places]
+        return _digest(f"{{{','.join(values)}}}")
     call = bind_call(actor, args, kwargs)
     basis: object = call.arguments
     if callable(key):
@@ -96,18 +93,22 @@ def digest(actor: Actor[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any
     elif key is not None:
         basis = {name: call.arguments[name] for name in key}
     try:
-        text = _canonical_json(basis)
+        return _digest(_ENCODER.encode(basis))
     except (TypeError, ValueError) as error:
         raise UnusableArguments(f"{actor.actor_name}: its calls cannot be compared: {error}") from None
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _canonical_json(basis: object) -> str:
-    if type(basis) is not dict or not all(type(value) in (int, str) for value in basis.values()):
-        return _ENCODER.encode(basis)
-    # The same text in half the time; thousands of messages are enqueued at a time.
-    values = {name: value if type(value) is int else _ENCODER.encode(value) for name, value in basis.items()}
-    return f"{{{','.join([f'{_ENCODER.encode(name)}:{values[name]}' for name in sorted(values)])}}}"
+def _plain_places(
+    actor: Actor[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, int]] | None:
+    """Return the places of the arguments by their parameters' names in JSON; None if a call has to be bound."""
+    places = _signature(actor.fn)[1]
+    is_plain = places is not None and not kwargs and len(args) == len(places)
+    return places if is_plain and _UNCHANGED_BY_ENCODING.issuperset(map(type, args)) else None
 
 
 def message_digest(actor: Actor[..., Any], message: Message[Any] | MessageProxy, key: KeyOption = None) -> str:
@@ -119,7 +120,7 @@ def message_digest(actor: Actor[..., Any], message: Message[Any] | MessageProxy,
       UnusableArguments: See `digest`.
     """
     about, given = digest(actor, message.args, message.kwargs, key), message.options.get("idempotency_key")
-    return about if given is None else hashlib.sha256(f"{about}:{given}".encode()).hexdigest()[:32]
+    return about if given is None else _digest(f"{about}:{given}")
 
 
 def check_key(actor: Actor[..., Any], option: str, key: object) -> None:
@@ -174,14 +175,15 @@ def _fits(key: Callable[..., object], parameters: Mapping[str, inspect.Parameter
 
 
 @functools.lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...] | None]:
-    """Return a function's signature, and its parameters' names if all are positional, else None."""
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, list[tuple[str, int]] | None]:
+    """Return a function's signature and, if all parameters are positional, their names in JSON with their places."""
     actor = inspect.unwrap(function)
     # A class-based actor passes all arguments on to `perform`.
     signature = inspect.signature(actor.perform if isinstance(actor, GenericActor) else function)
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     plain = all(each.kind in by_place for each in signature.parameters.values())
-    return signature, tuple(signature.parameters) if plain else None
+    places = sorted((name, place) for place, name in enumerate(signature.parameters))
+    return signature, [(f"{_ENCODER.encode(name)}:", place) for name, place in places] if plain else None
 
 
 DEFAULT_TTL: Final = timedelta(hours=1)  # docs/reference/actor-options.md

@@ -17,8 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -595,16 +595,22 @@ class _SpanOfThread(threading.local):
     token: Any = None
 
 
-@contextmanager
-def sending(*messages: Message[Any]) -> Iterator[None]:
-    """Give the sending of new messages to one queue a span, whose context `Traces` puts into them.
+def sending(*messages: Message[Any]) -> AbstractContextManager[None]:
+    """Give the sending of new messages to one queue a span, and put its context into them.
 
     A message that has been sent before, such as a retry, keeps the context of its first sender.
     """
-    own_tracer = tracer()
-    if own_tracer is None or OPTION in messages[0].options:
-        yield
-        return
+    own_tracer = None if OPTION in messages[0].options else tracer()
+    return _NO_SPAN if own_tracer is None else _span_of(own_tracer, messages)
+
+
+_NO_SPAN: Final = nullcontext()
+
+
+@contextmanager
+def _span_of(own_tracer: Any, messages: Sequence[Message[Any]]) -> Iterator[None]:
+    from opentelemetry import propagate
+
     queue = q_name(messages[0].queue_name)
     attributes = _messaging("send", queue) | {"housekeeping.worker": messages[0].actor_name}
     if len(messages) > 1:
@@ -613,6 +619,11 @@ def sending(*messages: Message[Any]) -> Iterator[None]:
         attributes["messaging.message.id"] = messages[0].message_id
     kind: Any = tracing_api().SpanKind.PRODUCER
     with own_tracer.start_as_current_span(f"send {queue}", kind=kind, attributes=attributes) as span:
+        for message in messages:
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier)
+            if carrier:
+                message.options[OPTION] = carrier
         try:
             yield
         except BaseException as error:
@@ -640,16 +651,6 @@ class Traces(Middleware):
 
     def __init__(self) -> None:
         self._thread = _SpanOfThread()
-
-    def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        if tracing_api() is None or OPTION in message.options:
-            return
-        from opentelemetry import propagate
-
-        carrier: dict[str, str] = {}
-        propagate.inject(carrier)
-        if carrier:
-            message.options[OPTION] = carrier
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         own_tracer = tracer()

@@ -69,6 +69,13 @@ def test_dispatch_arguments_equal_those_of_the_brokers_enqueue(
     assert calls == [dramatiq_internals.dispatch_arguments(broker, "enqueue", "queue", redis_id, copy.encode())]
 
 
+def test_encoded_message_equals_that_of_its_own_method() -> None:
+    message: Message[Any] = Message("queue", "actor", (1, "é"), {"by_name": [2]}, {"delay": None})
+
+    assert dramatiq_internals.encode(message) == message.encode()
+    assert dramatiq_internals.encode(MessageProxy(message)) == message.encode()
+
+
 def test_brokers_enqueue_makes_the_copy_that_the_path_makes(
     calls: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

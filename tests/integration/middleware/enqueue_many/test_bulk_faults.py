@@ -60,19 +60,19 @@ def test_connection_broken_half_way_leaves_neither_messages_nor_keys(
 ) -> None:  # D6
     work = actor_of(broker)
     enqueue_many(work, ["scripts are loaded", "for many, too"])
-    send = redis.connection.Connection.send_command
+    send = redis.connection.Connection.send_packed_command
 
-    def break_off(self: redis.connection.Connection, *args: Any, **options: Any) -> None:
-        packed = b"".join(self.pack_command(*args))
+    def break_off(self: redis.connection.Connection, command: list[bytes], **options: Any) -> None:
+        packed = b"".join(command)
         if b"enqueue" not in packed:
-            send(self, *args, **options)
+            send(self, command, **options)
             return
         self.connect()
         self._sock.sendall(packed[: len(packed) // 2])  # type: ignore[attr-defined]
         raise redis.ConnectionError("cut")
 
     for kind in (redis.connection.Connection, redis.connection.UnixDomainSocketConnection):
-        monkeypatch.setattr(kind, "send_command", break_off)
+        monkeypatch.setattr(kind, "send_packed_command", break_off)
     with pytest.raises(StoreUnavailable, match="cut"):
         enqueue_many(work, range(100))
     monkeypatch.undo()

@@ -12,7 +12,7 @@ def test_redis_py_has_the_attributes_of_connections_that_are_used(kind: type[Abs
 
     assert connection._sock is None
     assert {"pid", "handshake_metadata"} <= set(dir(connection))
-    assert {"on_connect", "read_response", "send_command", "can_read", "disconnect"} <= set(dir(kind))
+    assert {"on_connect", "read_response", "send_packed_command", "can_read", "disconnect"} <= set(dir(kind))
 
 
 def test_redis_py_calls_the_hook_that_checks_a_connection() -> None:
