@@ -62,9 +62,8 @@ def classify(entries: Iterable[Entry], first_fresh: int) -> tuple[list[Entry], l
     stale: list[Entry] = []
     refused: list[tuple[Entry, UploadRefused]] = []
     for entry in entries:
-        store = stores.configured.get(entry.location)
-        is_fresh = entry.seconds is not None and entry.seconds >= first_fresh
-        if is_fresh or store is not None and not store.enabled:
+        store, seconds = stores.configured.get(entry.location), entry.seconds
+        if seconds is not None and seconds >= first_fresh or store is not None and not store.enabled:
             continue
         try:
             entry.refuse_unusable()

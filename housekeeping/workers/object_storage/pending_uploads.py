@@ -24,9 +24,10 @@ change, because other programs read it.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -55,30 +56,26 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
-    """Field and value, as stored in Redis."""
+    """Field and value, as stored in Redis.
+
+    Attributes:
+      location: The name of the store: the text of the field before its first colon.
+      path: The text after the first colon, further colons included.
+      seconds: The seconds from 1970 until the upload was prepared; None if the value is not such a number.
+    """
 
     field: bytes
     value: bytes
+    location: str = dataclasses.field(init=False, compare=False)
+    path: str = dataclasses.field(init=False, compare=False)
+    seconds: int | None = dataclasses.field(init=False, compare=False)
 
-    @property
-    def location(self) -> str:
-        """The name of the store: the text before the first colon."""
-        return _readable(self.field.partition(b":")[0])
-
-    @property
-    def path(self) -> str:
-        """The text after the first colon, further colons included."""
-        return _readable(self.field.partition(b":")[2])
-
-    @property
-    def seconds(self) -> int | None:
-        """The seconds from 1970 until the upload was prepared; None if the value is not such a number."""
-        if not self.value.isdigit() or len(self.value) > _DIGITS:
-            return None
-        seconds = int(self.value)
-        return seconds if seconds <= _LAST_SECOND else None
+    def __post_init__(self) -> None:
+        self.location, _, self.path = _readable(self.field).partition(":")
+        is_number = self.value.isdigit() and len(self.value) <= _DIGITS
+        self.seconds = seconds if is_number and (seconds := int(self.value)) <= _LAST_SECOND else None
 
     @property
     def prepared_at(self) -> datetime:
@@ -137,15 +134,16 @@ KEPT: Final = timedelta(days=30)
 BLOCKED_FOR: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
-#: Beginning of both scripts: reads claims and entries. Lua's stack has room for 8000 values; a group has at most 256.
+#: Beginning of both scripts: reads claims and entries. A claim's key ends with its field. Lua's stack has room for 8000
+#: values; a group has at most 256.
 _READ: Final = """
-local fields = {}
-for n = 4, #ARGV, 2 do fields[#fields + 1] = ARGV[n] end
+local fields, begin = {}, tonumber(ARGV[4])
+for n = 2, #KEYS do fields[n - 1] = string.sub(KEYS[n], begin) end
 local holders, values = redis.call("mget", unpack(KEYS, 2)), redis.call("hmget", KEYS[1], unpack(fields))
 """
-#: KEYS: the hash; the claim of each entry. ARGV: the run; ttl of a claim in ms; the ids of ended runs; then field and
-#: value of each entry. Claims the entries that still have the same value. Returns their indexes, and the ids of the
-#: runs whose claims are left alone.
+#: KEYS: the hash; the claim of each entry. ARGV: the run; ttl of a claim in ms; the ids of ended runs; where in a
+#: claim's key its field begins; the value of each entry. Claims the entries that still have the same value. Returns
+#: their indexes, and the ids of the runs whose claims are left alone.
 _TAKE: Final = (
     _READ
     + """
@@ -155,7 +153,7 @@ for n = 1, #fields do
   local holder = holders[n] or ARGV[1]
   if holder ~= ARGV[1] and not ended[holder] then
     others[#others + 1] = holder
-  elseif values[n] == ARGV[2 * n + 3] then
+  elseif values[n] == ARGV[n + 4] then
     redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
     claimed[#claimed + 1] = n - 1
   end
@@ -172,7 +170,7 @@ _FINISH: Final = (
 local ends, claims, entries = {}, {}, {}
 for n = 1, #fields do
   local holder, value = holders[n], values[n]
-  local unchanged = value == ARGV[2 * n + 3]
+  local unchanged = value == ARGV[n + 4]
   if holder == ARGV[1] then
     claims[#claims + 1] = KEYS[n + 1]
     if unchanged then entries[#entries + 1] = fields[n] end
@@ -336,8 +334,8 @@ class Ends:
         has lost; each with the error.
     """
 
-    removed: list[Entry] = field(default_factory=list)
-    lost: list[tuple[Entry, RecordChanged]] = field(default_factory=list)
+    removed: list[Entry] = dataclasses.field(default_factory=list)
+    lost: list[tuple[Entry, RecordChanged]] = dataclasses.field(default_factory=list)
 
 
 class Claims:
@@ -403,9 +401,9 @@ class Claims:
         return ends
 
     def _given(self, third: object, entries: Sequence[Entry]) -> dict[str, Any]:
-        words = [word for entry in entries for word in (entry.field, entry.value)]
-        keys = [KEY, *(_claim(entry.field) for entry in entries)]
-        return {"keys": keys, "args": [self._run_id, KEPT // _MILLISECOND, third, *words]}
+        prefix, values = _claim(b""), [entry.value for entry in entries]
+        keys = [KEY, *(prefix + entry.field for entry in entries)]
+        return {"keys": keys, "args": [self._run_id, KEPT // _MILLISECOND, third, len(prefix) + 1, *values]}
 
 
 _REMOVED: Final = 1
