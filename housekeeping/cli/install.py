@@ -130,7 +130,9 @@ def _print_load(load: DatabaseLoad) -> None:
         whom = "waits for" if wait.ours else "waits for the workers:"
         since = "" if wait.waited_s is None else f", {format_duration(wait.waited_s)}"
         who = f"process {wait.pid} ({wait.application or 'unknown'})"
-        say(f"{who} {whom} {', '.join(map(str, wait.blockers))}, lock on {wait.table or 'a row'}{since}")
+        end = "; ".join(f"SELECT pg_terminate_backend({pid})" for pid in wait.blockers if wait.ours)
+        do = f". To end what it waits for: {end}" if end else ""
+        say(f"{who} {whom} {', '.join(map(str, wait.blockers))}, lock on {wait.table or 'a row'}{since}{do}")
 
 
 def _print_grants(role: str, settings: Settings, sweeps: dict[str, Sweep]) -> None:

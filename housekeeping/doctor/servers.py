@@ -334,6 +334,9 @@ def _memory(client: redis.Redis, info: dict[str, Any]) -> Iterator[Finding]:
     if limit and policy != "noeviction":
         text = f"when memory is full, Redis evicts keys ({policy}), including messages and leases"
         yield Finding("error", "redis", "eviction", text, "CONFIG SET maxmemory-policy noeviction")
+    elif limit and info.get("used_memory", 0) >= limit:
+        text = "maxmemory is used up: Redis rejects writes, so that no message and no heartbeat can be sent"
+        yield Finding("error", "redis", "memory", text, "raise maxmemory, or remove keys that are not needed")
     elif limit and info.get("used_memory", 0) > 0.9 * limit:
         yield Finding("warning", "redis", "memory", "over 90 % is used: enqueueing will fail soon", "raise maxmemory")
     else:

@@ -237,7 +237,11 @@ def why_uncounted(sweep: Sweep, now: datetime, error: Exception) -> str:
     if is_lock_timeout(error):
         with suppress(PeeweeException), time_limit(STATEMENT_TIME, LOCK_TIME):
             locks = LockGate(stages_of(sweep), now).examine()
-            return locks.text if locks.reason is not None else error_line(error)
+            if locks.reason is not None:
+                return locks.text
+        return f"{error_line(error)}; see who holds the lock: housekeeping doctor --database"
+    if is_timeout(error):
+        return f"{error_line(error)}; see whether an index is missing: housekeeping doctor"
     if isinstance(error, PeeweeException) and kind_of(error) is Kind.ROW:
         return f"{error_line(error)}; housekeeping plan {sweep.name} looks for the row"
     return error_line(error)

@@ -156,7 +156,8 @@ def test_missing_time_limit_is_a_warning_with_the_defaults(found: Found, complet
     [
         ({"maxmemory": 0, "maxmemory_policy": "allkeys-lru"}, "fine"),
         ({"maxmemory": 10, "maxmemory_policy": "noeviction", "used_memory": 8}, "fine"),
-        ({"maxmemory": 10, "maxmemory_policy": "noeviction", "used_memory": 10}, "warning"),
+        ({"maxmemory": 10, "maxmemory_policy": "noeviction", "used_memory": 9.5}, "warning"),
+        ({"maxmemory": 10, "maxmemory_policy": "noeviction", "used_memory": 10}, "error"),
         ({"maxmemory": 10, "maxmemory_policy": "volatile-ttl", "used_memory": 1}, "error"),
     ],
 )

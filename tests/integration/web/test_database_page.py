@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from click.testing import CliRunner
 from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
@@ -17,6 +18,7 @@ from tests.acceptance.processes import eventually
 from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.roles import connected_as_a_role
 from tests.integration.sweeps.limits.test_db_health import background, until
+from tests.internals.cli import doctor
 from tests.internals.database import Database
 from tests.internals.insight import DatabaseLoad, read_loads
 from tests.internals.ledger import NOW, Run
@@ -41,9 +43,15 @@ def limited(waiting_locks: int) -> Sweep:
 
 @pytest.mark.parametrize("ours", [True, False], ids=["worker waits", "worker is waited for"])
 def test_lock_wait_is_named_with_its_blocker(
-    client: FlaskClient, application_url: str, add_statuses: AddStatuses, ours: bool
+    client: FlaskClient,
+    application_url: str,
+    add_statuses: AddStatuses,
+    ours: bool,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     add_statuses(1, "now()")
+    monkeypatch.setattr(doctor, "load_settings", lambda: settings)
     waiter, holder = (OURS, THEIRS) if ours else (THEIRS, OURS)
 
     with (
@@ -53,11 +61,14 @@ def test_lock_wait_is_named_with_its_blocker(
         until(lambda: any(each.pid in (first, second) for each in read().waits))
         [found] = [each for each in read().waits if each.pid in (first, second)]
         page = client.get("/database").get_data(as_text=True)
+        command = " ".join(CliRunner().invoke(doctor.doctor, ["--database"]).output.split())
 
     blocked, blocker = (second, first) if found.pid == second else (first, second)
     assert found.blockers == [blocker] and found.table == "user_statuses"
     assert found.ours is (ours if blocked == second else not ours)
     assert f">{blocked} (" in page and "user_statuses" in page
+    assert f"process {blocked} (" in command
+    assert (f"SELECT pg_terminate_backend({blocker})" in command) is found.ours
 
 
 def test_waiting_locks_over_the_limit_of_a_worker_are_marked(

@@ -72,6 +72,22 @@ def test_locked_table_is_an_alert_of_its_worker_alone(locked: Locked, add_status
     assert statuses.last_run is not None and statuses.last_run.outcome == "done"
 
 
+def test_locked_dependents_are_an_alert_with_the_command_that_names_the_session(
+    locked: Locked, postgres: Database
+) -> None:
+    postgres.execute_sql(
+        "CREATE TABLE closed (id int PRIMARY KEY, at timestamptz);"
+        "CREATE TABLE visit (id int PRIMARY KEY, closed_id int REFERENCES closed ON DELETE CASCADE)"
+    )
+    rows = housekeeping.Rows("closed", stale=lambda row, now: row.at < now, action=Delete(dependents=True))
+
+    with locked("LOCK TABLE visit"):
+        found = read(housekeeping.Sweep("test.closed", rows))
+
+    [text] = [each.text for each in found["test.closed"].alarms if each.name == "unseen"]
+    assert text.endswith("lock timeout; see who holds the lock: housekeeping doctor --database")
+
+
 def test_workers_that_there_is_no_time_for_show_their_ledger(
     statuses: type[UserStatus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
