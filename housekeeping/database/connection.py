@@ -50,7 +50,6 @@ from housekeeping.core.errors import DatabaseUnavailable, SettingsError, Transac
 from housekeeping.core.logs import error_line, mask_secrets
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import waiting_for
-from housekeeping.database.errors import is_connection_lost as is_connection_lost
 from housekeeping.database.errors import is_disk_full, sqlstate
 
 #: Value of ``HOUSEKEEPING_PREPARED_STATEMENTS``. ``auto`` tests each connection, ``on`` means that all are direct,

@@ -48,6 +48,8 @@ _KINDS: Final = {
 }
 _LOCK_TIMEOUT: Final = "55P03"
 _DISK_FULL: Final = "53100"
+#: SQLSTATE of a missing right.
+NO_RIGHT: Final = "42501"
 
 
 def kind_of(error: PeeweeException) -> Kind:

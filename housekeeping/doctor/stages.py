@@ -15,7 +15,7 @@ from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import declared_key_columns, quoted_name, table_if_visible, vouches_for_key
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
-from housekeeping.database.errors import is_timeout, is_unavailable, sqlstate
+from housekeeping.database.errors import NO_RIGHT, is_timeout, is_unavailable, sqlstate
 from housekeeping.database.queries import Recorder, database_now, explain
 from housekeeping.engine.speed import read_wal, reason_to_wait
 from housekeeping.insight.plan import inverted_comparison
@@ -36,7 +36,7 @@ WHO_WAITS: Final = "see which session holds the lock, or what slows the database
 #: Classes of PostgreSQL's codes for a statement that it rejects, and for a value.
 _REJECTED: Final = ("42", "22")
 #: Missing table, missing column, missing right: other checks report them.
-_REPORTED: Final = ("42P01", "42703", "42501")
+_REPORTED: Final = ("42P01", "42703", NO_RIGHT)
 _FIXED: Final = (OP.EQ, OP.IN, OP.IS, OP.IS_NOT)
 
 

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import partial
 from math import ceil
@@ -41,7 +41,7 @@ from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import Counts, Outcome, RunRow, RunStart
 from housekeeping.sweeps.actions import graph_of, is_bounded
-from housekeeping.sweeps.conditions import WithoutLists
+from housekeeping.sweeps.conditions import TWO_TIMES, WithoutLists
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import LARGE
 from housekeeping.sweeps.partition_catalog import is_gone
@@ -78,8 +78,6 @@ _PART_OF_RUN: Final = 4
 #: Rows of tables counted exactly; above this PostgreSQL's estimate is good enough, unless more rows are stale.
 _EXACT: Final = 100_000
 _LARGEST_LIMIT: Final = 2**62  # PostgreSQL's LIMIT is a bigint
-#: Two times that differ in every part: values that depend on the time differ in their SQL.
-_TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
 #: A list of values, which the application may read from anywhere, or one value.
 _VALUES: Final = re.compile(r"\(%s(?:, %s)*\)|%s")
 
@@ -444,7 +442,7 @@ def reads_time(stale: Callable[[datetime], Any]) -> bool:
 
 
 def _at_two_times(stale: Callable[[datetime], Any]) -> Sequence[tuple[str, Sequence[Any]]]:
-    return [WithoutLists().sql(stale(at)).query() for at in _TIMES]
+    return [WithoutLists().sql(stale(at)).query() for at in TWO_TIMES]
 
 
 def _predicate(stale: Callable[[datetime], Any]) -> str:

@@ -137,20 +137,20 @@ def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
     each_once = tuple(with_companions({id(sweep): sweep for sweep in sweeps}.values()))
     for sweep in each_once:
         for table in sweep.known_stages():
-            if isinstance(table, TableStage):
+            if isinstance(table, TableStage | PartitionStage):
                 known_as = _declared.setdefault(table.model, _table_of(table.model))
                 models[known_as] = table.model
                 rights[known_as] = tuple(dict.fromkeys((*rights.get(known_as, ()), *rights_for(table))))
-            elif isinstance(table, PartitionStage):
-                # Only the owner can drop a partition, which no GRANT allows; `housekeeping doctor` checks it.
-                known_as = _declared.setdefault(table.model, _table_of(table.model))
-                models[known_as] = table.model
-                rights[known_as] = tuple(dict.fromkeys((*rights.get(known_as, ()), "SELECT")))
     return Family(name, each_once, models, rights)
 
 
-def rights_for(table: TableStage) -> tuple[str, ...]:
-    """Return the rights a stage needs on its table; a custom action counts as reading only."""
+def rights_for(table: TableStage | PartitionStage) -> tuple[str, ...]:
+    """Return the rights a stage needs on its table; a custom action counts as reading only.
+
+    Only the owner can drop a partition, which no GRANT allows; `housekeeping doctor` checks it.
+    """
+    if isinstance(table, PartitionStage):
+        return ("SELECT",)
     action = table.action.then if isinstance(table.action, Call) else table.action
     if isinstance(action, Delete):
         # FOR UPDATE needs the right to update at least one column.

@@ -19,6 +19,7 @@ from peewee import SQL, Case, Column, EnclosedNodeList, Expression, Model, Tuple
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.database.catalog import escaped, key_of, quoted_name, sql_name, table_of
 from housekeeping.database.connection import database, handle_of
+from housekeeping.database.errors import NO_RIGHT
 from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
@@ -32,7 +33,6 @@ T = TypeVar("T")
 #: Values of a link in another database that are passed as one array.
 _MOST_VALUES: Final = 100_000
 _NOTHING: Final[Sql] = ("FALSE", [])
-_NO_RIGHT: Final = "42501"  # SQLSTATE
 
 
 @dataclass(slots=True)
@@ -378,7 +378,7 @@ def error_text(error: BaseException) -> str:
     diagnosis = getattr(origin, "diag", None)
     named = [getattr(diagnosis, name, None) for name in ("constraint_name", "table_name", "column_name")]
     code = getattr(origin, "pgcode", None)
-    if code == _NO_RIGHT:  # the message names only the table, no values
+    if code == NO_RIGHT:  # the message names only the table, no values
         return str(diagnosis.message_primary) if diagnosis is not None else code
     return ", ".join(each for each in (code, *named) if each) or type(error).__name__
 

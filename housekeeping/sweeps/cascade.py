@@ -334,15 +334,11 @@ class CascadeStage(TableStage):
         parts = _chain(walk, chunk)
         text, values = walk.statements.expected(parts, window, chunk.link, chunk.most)
 
-        def outcome(first: int = 0, last: int = 0) -> Outcome:
-            if chunk.link is None:
-                return Outcome(chunk.numbers)
-            return Outcome(ends=(first, last))
-
         def done(first: int, last: int) -> None:
-            walk.outcome = outcome(first, last)
+            walk.outcome = Outcome(chunk.numbers) if chunk.link is None else Outcome(ends=(first, last))
 
-        counts = merged(prepared.counts, _counts_of(self.delete, chunk, window, outcome()))
+        expected = Outcome(chunk.numbers) if chunk.link is None else Outcome(ends=(0, 0))
+        counts = merged(prepared.counts, _counts_of(self.delete, chunk, window, expected))
         return ExpectedChange(text, values, replace(prepared, unreachable=walk.unreachable, counts=counts), done)
 
     def apply(self, batch: Batch, prepared: BatchResult) -> BatchResult:  # type: ignore[override]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 from uuid import UUID
@@ -51,6 +51,8 @@ from housekeeping.database.connection import database
 from housekeeping.database.errors import is_connection_lost
 from housekeeping.database.queries import NaiveUtcDateTimeField, UtcDateTimeField
 
+#: Two times that differ in every part, also in the day of the week: a predicate that uses its time has other SQL.
+TWO_TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
 EACH_IN_PARENTHESES: Final = "put each comparison in parentheses: (A) & (B), (A) | (B), ~(A)"
 _BY_PYTHON: Final = (
     "uses and, or, not, in, if or a chained comparison, which Python evaluates instead of PostgreSQL; "

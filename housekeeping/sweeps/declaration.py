@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, field, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -24,7 +24,7 @@ from housekeeping.database.catalog import identify, key_of
 from housekeeping.database.connection import DatabaseHandle
 from housekeeping.database.connection import database as current_database
 from housekeeping.database.queries import StatementTexts
-from housekeeping.sweeps.conditions import Row, WithoutLists, bare, used_columns
+from housekeeping.sweeps.conditions import TWO_TIMES, Row, WithoutLists, bare, used_columns
 from housekeeping.sweeps.keyset import needs_no_row, outer_columns
 from housekeeping.sweeps.partitions import DropPartitions, PartitionStage
 from housekeeping.sweeps.rows import EXAMPLE, HOLD_EXAMPLE, Call, Rows, takes_time
@@ -33,8 +33,6 @@ from housekeeping.sweeps.stage import Stage
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.values import Alerts, Argument, Guard, Lease, Limits, Setup, SetupProblem, declared, written
 
-#: Two times that differ in every part, also in the day of the week.
-_TIMES: Final = (datetime(2024, 2, 12, 3, 14, 15, 926535, UTC), datetime(2026, 11, 25, 16, 47, 38, 1, UTC))
 _SHOWN: Final = 200  # characters of the SQL
 #: Time after which the lease of a killed run on a distributed table expires. A living run renews it.
 _LEASE_TTL: Final = timedelta(minutes=5)
@@ -92,7 +90,7 @@ def check_predicate(name: str, stale: Callable[..., Any], model: type[Model], *,
     if has_age and not timed:
         raise DeclarationError(f"{name}: stale is not given the time, so the age makes no difference; write {EXAMPLE}")
     with _named(f"{name}: stale"):
-        conditions = [bare(stale(row, at) if timed else stale(row)) for at in (*_TIMES, _TIMES[0])]
+        conditions = [bare(stale(row, at) if timed else stale(row)) for at in (*TWO_TIMES, TWO_TIMES[0])]
     for condition in conditions:
         _check_condition(f"{name}: stale", condition, EXAMPLE)
     _check_tables(name, model, conditions[0])
@@ -126,7 +124,7 @@ def check_hold(name: str, hold: Callable[..., Any], model: type[Model]) -> None:
     """
     row = Row(model)
     with _named(f"{name}: hold"):
-        condition = bare(hold(row, _TIMES[0]) if takes_time(hold) else hold(row))
+        condition = bare(hold(row, TWO_TIMES[0]) if takes_time(hold) else hold(row))
     _check_condition(f"{name}: hold", condition, HOLD_EXAMPLE)
     _check_columns(f"{name}: hold", row, model, condition)
     if needs_no_row(condition, model):

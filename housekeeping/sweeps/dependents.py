@@ -26,7 +26,7 @@ from housekeeping.database.catalog import (
     role_without_rows,
 )
 from housekeeping.database.connection import database
-from housekeeping.database.errors import Kind, kind_of, sqlstate
+from housekeeping.database.errors import NO_RIGHT, Kind, kind_of, sqlstate
 from housekeeping.sweeps.tables import describe, model_of
 from housekeeping.sweeps.values import Decision, Reference, named_columns
 
@@ -383,7 +383,7 @@ class GraphReader:
                 except DeclarationError as error:
                     raise DependentsRefused(f"{_called(each)}: {error}") from None
                 except PeeweeException as error:
-                    if sqlstate(error) != _NO_RIGHT:
+                    if sqlstate(error) != NO_RIGHT:
                         raise
                     grant = f"GRANT USAGE ON SCHEMA {table.rpartition('.')[0]} TO {current_role()}"
                     raise DependentsRefused(f"{_called(each)}: {error_line(error)}", grant) from None
@@ -642,7 +642,6 @@ class GraphReader:
         return {column for facts in found for column in facts.columns}
 
 
-_NO_RIGHT: Final = "42501"  # SQLSTATE
 _IDS: Final = """
 SELECT id::bigint, coalesce(pg_partition_root(id)::oid, id)::bigint FROM (SELECT to_regclass(%s)::oid AS id) AS asked
 """
