@@ -11,6 +11,7 @@ is used here.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ import periodiq
 from dramatiq import Broker, Message, MessageProxy, Middleware, Worker, get_encoder
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis
+from dramatiq.encoder import JSONEncoder
 from dramatiq.errors import Retry
 from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
 from dramatiq.results import ResultBackend
@@ -159,9 +161,17 @@ def dispatch_arguments(broker: RedisBroker, command: str, queue_name: str, *args
 
 
 def encode(message: Message[Any] | MessageProxy) -> bytes:
-    """Return the encoded message, as its own method does; that takes half as long again, to look up its fields."""
-    # An instance has its fields and nothing else, in their order.
-    return get_encoder().encode(vars(message)) if type(message) is Message else message.encode()
+    """Return the encoded message, as its own method does in 2.5 times the time.
+
+    Dramatiq's looks up the fields and makes an encoder for each message.
+    """
+    if type(message) is not Message or type(get_encoder()) is not JSONEncoder:
+        return message.encode()
+    return _JSON.encode(vars(message)).encode()  # an instance has its fields and nothing else, in their order
+
+
+#: As Dramatiq's encoder.
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
 
 def change_class(broker: Broker, kind: type[Broker]) -> None:

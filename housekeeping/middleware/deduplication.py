@@ -36,6 +36,7 @@ from housekeeping.middleware.keys import (
     RESERVED_FOR,
     RETRIED,
     SECOND_DELIVERY,
+    WAITED_FOR,
     WHEN_DUE,
     DeduplicationConfig,
     DeduplicationKeys,
@@ -240,6 +241,8 @@ def claim_step(
       fresh: Whether the message is sent for the first time.
     """
     message.options[DEDUP_STATE] = CLAIMED
+    if fresh and ttl is config.ttl and not ended_run and _SPECIAL.isdisjoint(message.options):
+        return KeyStep("claim", key, message.message_id, config.claim, fresh=True, once=True)
     position = _text_option(message, POSITION)
     return key_step(
         "claim",
@@ -258,6 +261,8 @@ def claim_step(
     )
 
 
+#: Message options that change the claim of a new message.
+_SPECIAL: Final = WAITED_FOR | {POSITION, "claim", "tick"}
 _KEY_IN_USE_DELAY: Final = timedelta(seconds=5)  # of a message whose key is in use by a running one
 
 

@@ -15,7 +15,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
@@ -200,7 +200,7 @@ RETRIED: Final = "retried"  # its retry is in the queue and has the key, if any
 RETRY_WAITS: Final = "retry_waits"  # the skip reason of such a delivery
 _NEVER_DROPPED: Final = "never_dropped"
 #: Message options of a message that others depend on. It is never dropped (promise D2).
-_WAITED_FOR: Final = frozenset({"pipe_target", "group_completion_uuid", "on_success", "on_failure", _NEVER_DROPPED})
+WAITED_FOR: Final = frozenset({"pipe_target", "group_completion_uuid", "on_success", "on_failure", _NEVER_DROPPED})
 
 #: The message option with the name of its key, so that any release that ends the message frees the right key.
 KEY: Final = OF_DEDUPLICATION + "key"
@@ -213,19 +213,24 @@ POSITION_REMEMBERED: Final = timedelta(hours=24)
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationConfig:
-    """An actor's deduplication options, with defaults filled in."""
+    """An actor's deduplication options, with defaults filled in.
+
+    Attributes:
+      claim: The arguments of the script that claims a key for an ordinary new message, which all of them share.
+    """
 
     until_executed: bool
     ttl: timedelta
     key: KeyOption
     reschedule_once: bool
     including_scheduled: bool
+    claim: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 def has_dependents(message: Message[Any] | MessageProxy) -> bool:
     """Return whether other messages depend on this one, so that it must not be dropped."""
     options = message.options
-    return not _WAITED_FOR.isdisjoint(options) and any(options.get(name) for name in _WAITED_FOR)
+    return not WAITED_FOR.isdisjoint(options) and any(options.get(name) for name in WAITED_FOR)
 
 
 def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
@@ -264,12 +269,14 @@ def config_of(actor: Actor[..., Any]) -> DeduplicationConfig | None:
     if strategy is None:
         return None
     given: dict[str, Any] = options.get("deduplication", {})
+    ttl, reschedule_once = given.get("ttl", DEFAULT_TTL), given.get("if_deduplicated") == "reschedule_once"
     return DeduplicationConfig(
         strategy == "until_executed",
-        given.get("ttl", DEFAULT_TTL),
+        ttl,
         given.get("key"),
-        given.get("if_deduplicated") == "reschedule_once",
+        reschedule_once,
         given.get("including_scheduled", False),
+        key_step("claim", "", "", ttl, ask_for_rerun=reschedule_once).shared if isinstance(ttl, timedelta) else {},
     )
 
 
