@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import and_
 from typing import Any, Final, Self, TypeVar
 
@@ -672,9 +672,11 @@ class TableRows:
 
     def record(self, row: tuple[Any, ...]) -> dict[str, Any]:
         """Return a row of the query `rows` as a dictionary, for events and log lines."""
-        named = {column.name: value for column, value in zip(self.order, row, strict=False)}
-        further = row[len(self.order) : len(self.order) + len(self.columns)]
-        return named | dict(zip(self.columns, further, strict=True))
+        return dict(zip(self._names, row, strict=False))
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return (*(column.name for column in self.order), *self.columns)
 
 
 def _read(column: Any, values: Sequence[Any]) -> Sequence[Any]:
