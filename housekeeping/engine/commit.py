@@ -201,7 +201,6 @@ class Commit:
             cursor=cursor,
             is_done=SQL("false"),
             heartbeat=heartbeat,
-            backlog=SQL("NULL::bigint"),
         )
         is_expected = fn.EXISTS(Select((accepted,), [SQL("1")])) & SQL("(numbers.done::json ->> 0)::boolean")
         columns = [
@@ -374,13 +373,13 @@ class Commit:
         totals = [count_of(each).alias(name) for name, each in zip(names, write.ctes, strict=True)]
         last = _last_position(stage, picked).alias("position")
         # Of the statement's snapshot, in which the picked rows are stale. Not executed if the run continues.
-        stale: Any = stage.probes(batch.now, stage.batch_size)[0].query if all_stages else SQL("NULL::bigint")
+        stale: Any = stage.probes(batch.now, stage.batch_size)[0].query if all_stages else None
         for each in all_stages[:-1]:
             stale = Case(None, [(Expression(each.probes(batch.now, 0)[0].query, OP.EQ, 0), stale)])
         is_last = ends_run & (count_of(picked) < stage.batch_size)
-        numbers = Select(
-            columns=[last, count_of(picked).alias("picked"), Case(None, [(is_last, stale)]).alias("stale"), *totals]
-        ).cte("numbers", materialized=True)
+        left = [] if stale is None else [Case(None, [(is_last, stale)]).alias("stale")]
+        columns = [last, count_of(picked).alias("picked"), *left, *totals]
+        numbers = Select(columns=columns).cte("numbers", materialized=True)
         done = [getattr(numbers.c, name) for name in names]
         added = dict(zip(write.counts, done, strict=True))
         if "batches" in before:
@@ -394,7 +393,7 @@ class Commit:
             cursor=Case(None, [(numbers.c.picked > 0, place)], cursor),
             is_done=ends_run & (numbers.c.picked < stage.batch_size),
             heartbeat=heartbeat,
-            backlog=Case(None, [(numbers.c.stale == done[0], 0)]),
+            backlog=Case(None, [(numbers.c.stale == done[0], 0)]) if left else None,
         )
         is_complete = write.holds or numbers.c.picked == done[0]
         for required in (write.requires, is_as_written(write)):
@@ -414,8 +413,8 @@ class Commit:
         ]
         ctes = (picked, *write.before, *write.ctes, numbers, advanced, accepted)
         # Outer joins: the ledger's part is one row even if no row was picked or the run was taken over.
-        columns = _row_columns(stage, picked, write) if with_rows else []
-        query = Select((numbers,), [*columns, *scalars]).join(advanced, JOIN.LEFT_OUTER, on=SQL("true"))
+        of_rows = _row_columns(stage, picked, write) if with_rows else []
+        query = Select((numbers,), [*of_rows, *scalars]).join(advanced, JOIN.LEFT_OUTER, on=SQL("true"))
         if with_rows:
             query = query.join(picked, JOIN.LEFT_OUTER, on=SQL("true")).order_by(
                 *stage.directed(order_of(stage, picked))

@@ -214,7 +214,7 @@ def advance_cte(
     cursor: Any,
     is_done: Any,
     heartbeat: Any,
-    backlog: Any,
+    backlog: Any = None,
 ) -> tuple[CTE, CTE]:
     """Return two CTEs for the statement of a batch: the update of the run's row, and the check of run and lease.
 
@@ -228,8 +228,11 @@ def advance_cte(
       is_done: SQL that is true if the run ends as done with this batch.
       heartbeat: SQL for the heartbeat that the row must have; NULL: any. If the statement's answer is lost while the
         server is still executing it, it can then not commit after `resynchronize`.
-      backlog: SQL for the number of stale rows that are left; NULL: it is not known yet.
+      backlog: SQL for the number of stale rows that are left; NULL or None: it is not known yet.
     """
+    left = {}
+    if backlog is not None:
+        left = {"backlog": backlog, "backlog_exact": Case(None, [(backlog.is_null(False), True)])}
     run = (
         Run.update(
             counts=counts,
@@ -237,8 +240,7 @@ def advance_cte(
             heartbeat_at=NOW,
             outcome=Case(None, [(is_done, "done")]),
             finished_at=Case(None, [(is_done, NOW)]),
-            backlog=backlog,
-            backlog_exact=Case(None, [(backlog.is_null(False), True)]),
+            **left,
         )
         .from_(numbers)
         .where(is_open(run_id) & (heartbeat.is_null() | (Run.heartbeat_at == heartbeat)))

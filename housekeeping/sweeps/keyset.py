@@ -636,10 +636,13 @@ class TableRows:
         if batch.only is not None:
             return make(batch)
         after = batch.after
+
+        def made() -> Q:
+            blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
+            return make(replace(batch, after=blank))
+
         shape = None if after is None else tuple(value is None for value in after)
-        blank = None if after is None else tuple(v if v is None else Parameter(n) for n, v in enumerate(after))
-        form = (form, shape, batch.until)
-        return self.statements.get(self.purpose(batch), form, lambda: make(replace(batch, after=blank)))
+        return self.statements.get(self.purpose(batch), (form, shape, batch.until), made)
 
     def purpose(self, batch: Batch) -> Hashable:
         """Return the key under which the compiled statements of this run are cached."""
