@@ -252,7 +252,7 @@ class Service:
             self._changed.set()
 
     def _delay_before_retry(self, sweep: Sweep, tick: TakenTick, error: BaseException) -> timedelta | None:
-        delay = min(delay_before(min(tick.retries, MAX_RETRIES)), self._crons[sweep.name].period(datetime.now(UTC)))
+        delay = min(delay_before(tick.retries), self._crons[sweep.name].period(datetime.now(UTC)))
         most = sweep.actor.get("max_retries", MAX_RETRIES)
         if most is None or tick.retries < most:
             telemetry.RETRIES.add(sweep.name)

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -27,8 +29,9 @@ def serving(postgres: Database, settings: Settings, monkeypatch: pytest.MonkeyPa
     postgres.execute_sql("INSERT INTO entries VALUES (1, true)")
 
     @contextmanager
-    def run(*sweeps: Sweep) -> Iterator[None]:
-        service = Service(settings, {each.name: each for each in sweeps}, threads=2)
+    def run(*sweeps: Sweep, threads: int = 2, catch_up: str = "latest") -> Iterator[None]:
+        given = settings.model_copy(update={"catch_up": catch_up})
+        service = Service(given, {each.name: each for each in sweeps}, threads)
         thread = threading.Thread(target=service.run)
         thread.start()
         try:
@@ -41,9 +44,12 @@ def serving(postgres: Database, settings: Settings, monkeypatch: pytest.MonkeyPa
     return run
 
 
-def sweep(name: str, stale: Callable[[Row], object] = lambda row: row.due, **how: object) -> Sweep:
-    rows = Rows("entries", stale=stale, order="id", action=Delete())
-    return Sweep(name, rows, schedule="* * * * *", **how)  # type: ignore[arg-type]
+def sweep(name: str, stale: Callable[[Row], object] = lambda row: row.due, *, missed: int = 0, **how: Any) -> Sweep:
+    """Declare a worker with one tick that is half an hour late, after this many missed ones."""
+    tick = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=30)
+    TickRow.insert(worker=name, tick=tick - timedelta(hours=1 + missed), message_id="before").execute()
+    rows = Rows(how.pop("table", "entries"), stale=stale, order="id", action=Delete())
+    return Sweep(name, rows, schedule=f"{tick.minute} * * * *", **how)
 
 
 def outcomes(worker: str) -> list[str | None]:
@@ -69,11 +75,11 @@ def test_missing_migration_is_named_and_waited_for(
     serving: Serving, postgres: Database, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     # S3: such as after the restore of an old backup
-    ledger = settings.schema_name
+    ledger, expired = settings.schema_name, sweep("tests.expired")
     postgres.execute_sql(f"ALTER TABLE {ledger}.ticks RENAME TO missing")
     postgres.execute_sql(f"UPDATE {ledger}.migrations SET version = -version")
 
-    with serving(sweep("tests.expired")):
+    with serving(expired):
         eventually(lambda: any("run: housekeeping init" in str(vars(each).get("error")) for each in caplog.records))
         postgres.execute_sql(f"UPDATE {ledger}.migrations SET version = -version")
         postgres.execute_sql(f"ALTER TABLE {ledger}.missing RENAME TO ticks")
@@ -95,3 +101,42 @@ def test_failed_tick_is_retried_as_often_as_its_worker_says(
 
     assert (outcomes("tests.expired"), TickRow.get().due_at is None) == (["failed"], most == 0)
     assert ("Tick failed, no retries left" in caplog.text) == (most == 0)
+
+
+@pytest.mark.parametrize(("catch_up", "missed", "ended"), [("latest", 2, ["missed", "done"]), ("none", 3, ["missed"])])
+def test_outage_is_caught_up_as_the_setting_says(
+    serving: Serving, catch_up: str, missed: int, ended: list[str]
+) -> None:
+    # S4, S5
+    with serving(sweep("tests.expired", missed=2), catch_up=catch_up):
+        eventually(lambda: outcomes("tests.expired") == ended)
+
+    assert Run.get(Run.outcome == "missed").counts == {"missed": missed}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_hanging_run_is_interrupted_and_only_then_its_thread_runs_the_next_one(
+    serving: Serving,
+    postgres: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    threads: int,
+) -> None:
+    monkeypatch.setattr(
+        serve, "time_limit_of", lambda each: timedelta(seconds=0.5 if each.name == "tests.hanging" else 600)
+    )
+    postgres.execute_sql("CREATE TABLE locked (id bigint PRIMARY KEY, due boolean NOT NULL)")
+    postgres.execute_sql("INSERT INTO locked VALUES (1, true)")
+    postgres.execute_sql(
+        "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(25); RETURN OLD; END $$"
+    )
+    postgres.execute_sql("CREATE TRIGGER hang BEFORE DELETE ON locked FOR EACH ROW EXECUTE FUNCTION hang()")
+
+    with serving(sweep("tests.hanging", table="locked"), sweep("tests.expired"), threads=threads):
+        eventually(lambda: outcomes("tests.expired") == ["done"] and outcomes("tests.hanging") == ["failed"])
+
+    assert "Run interrupted" in caplog.text
+    tick = TickRow.get(TickRow.worker == "tests.hanging")
+    assert (tick.attempts, tick.retries) == (1, 1)
+    hanging, expired = (Run.get(Run.worker == name) for name in ("tests.hanging", "tests.expired"))
+    assert (expired.started_at > hanging.finished_at) == (threads == 1)

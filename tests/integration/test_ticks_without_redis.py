@@ -93,16 +93,27 @@ def test_clock_set_forward_and_back_repeats_no_tick_and_stops_no_schedule(far: t
     assert [send(AT + far, HOURLY), send(AT + timedelta(hours=2, minutes=5), HOURLY)] == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("unsent_since", "reason"),
+    [
+        (None, "no_scheduler"),
+        (AT - timedelta(hours=3), "servers_unavailable"),
+        (AT - timedelta(hours=2), "no_scheduler"),
+    ],
+)
 @pytest.mark.parametrize(("catch_up", "missed"), [(True, 3), (False, 4)])
-def test_outage_catches_up_the_latest_tick_and_records_the_others(catch_up: bool, missed: int) -> None:
+def test_outage_catches_up_the_latest_tick_and_records_the_others(
+    catch_up: bool, missed: int, unsent_since: datetime | None, reason: str
+) -> None:
     # S4, S5
     send(AT - timedelta(hours=4), HOURLY)
     end_all()
 
-    sent = send(AT + 5 * MINUTE, HOURLY, catch_up=catch_up)
+    sent = ticks.send(WORKER, HOURLY, AT + 5 * MINUTE, catch_up=catch_up, unsent_since=unsent_since)
 
     assert sent is not None and (sent.is_sent, sent.missed) == (catch_up, missed)
-    assert [row.counts for row in Run.select().where(Run.outcome == "missed")] == [{"missed": missed}]
+    rows = Run.select().where(Run.outcome == "missed")
+    assert [(row.counts, row.reason) for row in rows] == [({"missed": missed}, reason)]
     assert send(AT + 6 * MINUTE, HOURLY) is None
 
 
@@ -129,6 +140,7 @@ def test_tick_of_a_dead_process_is_run_by_another_under_the_same_message() -> No
     # S5
     send(AT)
     [taken] = take()
+    be_silent()
     beat()
     assert ticks.take("process-2", [WORKER], 10) == []
 
