@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +26,7 @@ from housekeeping.cli.output import (
     wants_json,
 )
 from housekeeping.core.cron import in_words
-from housekeeping.core.errors import HousekeepingError, Refused, WrongArgument
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, Refused, SchemaMissing, WrongArgument
 from housekeeping.core.logs import counted, error_line, format_duration, printable
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import escaped
@@ -200,14 +199,19 @@ def list_workers() -> None:
     sweeps = configured_sweeps(settings)
     current_overrides: dict[str, Override] = {}
     problems: dict[str, SetupProblem | None] = {}
+    unread: dict[str, None] = {}
     if settings.database_url is not None:
         use_database(settings)
         for database_name, workers in by_database(sweeps.values()).items():
-            with progress("reading overrides"), suppress(PeeweeException), database.using(database_name):
-                examined = setup_problems(workers)
-                with time_limit(STATEMENT_TIME, LOCK_TIME):
-                    current_overrides |= overrides()
-                problems |= examined
+            with progress("reading overrides"), database.using(database_name):
+                try:
+                    examined = setup_problems(workers)
+                    with time_limit(STATEMENT_TIME, LOCK_TIME):
+                        schema.require()
+                        current_overrides |= overrides()
+                    problems |= examined
+                except (PeeweeException, SchemaMissing, DatabaseUnavailable) as error:
+                    unread[error_line(error)] = None
     now = datetime.now(UTC)
     rows: list[dict[str, Any]] = []
     for name, sweep in sweeps.items():
@@ -253,6 +257,8 @@ def list_workers() -> None:
         )
     print_table(listed)
     print_not_set_up({name: problem for name, problem in problems.items() if problem is not None})
+    for text in unread:
+        say(f"state unknown: {text}")
 
 
 def _pace(sweep: Sweep) -> str:

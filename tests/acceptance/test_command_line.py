@@ -92,6 +92,13 @@ def test_list_works_without_a_database(command: Command) -> None:
     assert shown.split()[-1] == "unknown"
 
 
+def test_list_says_why_the_state_is_unknown(command: Command) -> None:
+    finished = command("list")
+
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert "is not in this database; run: housekeeping init" in " ".join(finished.stdout.splitlines()[-1].split())
+
+
 def test_list_is_complete_while_a_table_is_locked(command: Command, made: None, admin: Connection) -> None:
     with admin.cursor() as cursor:
         cursor.execute("BEGIN; LOCK TABLE user_statuses IN ACCESS EXCLUSIVE MODE")
