@@ -24,6 +24,7 @@ from housekeeping.erasures.graph import Branch, Reach, Table
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.cascade_statements import Sql
+from housekeeping.sweeps.dependents import Link
 from housekeeping.sweeps.keyset import Hold
 from housekeeping.sweeps.stage import DETAILS, Batch, BatchResult, Position, Unrecorded, merged
 from housekeeping.sweeps.table_stage import TableStage, Write
@@ -46,8 +47,8 @@ class Conditions:
     reach: Reach
     versions: Sequence[Mapping[str, str | None]]
     _aliases: int = field(default=0, init=False)
-    #: Link of another database -> the values to which its rows refer.
-    _known: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict, init=False)
+    #: Link of another database -> the values to which its rows refer. Links with the same name may have other parents.
+    _known: dict[Link, list[tuple[Any, ...]]] = field(default_factory=dict, init=False)
 
     def of_root(self, alias: str) -> Sql:
         """Return the condition that a row is the subject's."""
@@ -85,8 +86,8 @@ class Conditions:
     def _values(self, branch: Branch) -> list[tuple[Any, ...]]:
         """Return the values in the parent's database to which rows of another database refer."""
         link, alias = branch.link, self._alias()
-        if link.name in self._known:
-            return self._known[link.name]
+        if link in self._known:
+            return self._known[link]
         member, parameters = self.member(branch.parent, alias)
         columns = ", ".join(f"{alias}.{sql_name(each)}::text" for each in link.parent_columns)
         sql = (
@@ -95,8 +96,8 @@ class Conditions:
         rows: list[tuple[Any, ...]] = handle_of(link.parent_database).execute_sql(sql, parameters).fetchall()
         if len(rows) > _MOST_VALUES:
             raise HousekeepingError(f"over {_MOST_VALUES:,} rows of {link.parent} are referred to by {link.name}")
-        self._known[link.name] = [row for row in rows if None not in row]
-        return self._known[link.name]
+        self._known[link] = [row for row in rows if None not in row]
+        return self._known[link]
 
     def member(self, table: Table, alias: str) -> Sql:
         """Return the condition that a row of a table belongs to the subject, by any link."""

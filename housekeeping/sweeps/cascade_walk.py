@@ -161,9 +161,9 @@ class Walk:
         #: Rows that stay in this run; queries leave them out.
         self._left: dict[_TableId, dict[Values, None]] = {}
         #: The last known number of dependents of a row that has some, by link.
-        self._dependents_per_row: dict[str, float] = {}
+        self._dependents_per_row: dict[Link, float] = {}
         #: Rows that a link has already reached and that still have the reference; queries leave them out, too.
-        self._known: dict[str, dict[Values, None]] = {}
+        self._known: dict[Link, dict[Values, None]] = {}
 
     def begin(self, group: Group, rows: Sequence[Values]) -> None:
         """Begin with these parents."""
@@ -283,7 +283,7 @@ class Walk:
     def _unseen_below(self, window: Window, pending: Pending, size: int) -> Chunk | None:
         """Return rows with a full batch of dependents by a link, which can be changed unseen. Otherwise look below."""
         link, numbers = pending.link, pending.numbers
-        per_row = self._dependents_per_row.get(link.name)
+        per_row = self._dependents_per_row.get(link)
         if not pending.has_dependents:
             live = [n for n in (range(len(window.rows)) if numbers is None else numbers) if window.rows[n] is not None]
             own = self.statements.root.database
@@ -315,7 +315,7 @@ class Walk:
             window.pending.remove(pending)
             return
         table = self.statements.of_link(link)
-        known = self._known.setdefault(link.name, {})
+        known = self._known.setdefault(link, {})
         without = [*self._left.get(table.id, ()), *known]
         try:
             found = self.statements.find(link, window, live, most, without=without)
@@ -333,7 +333,7 @@ class Walk:
             pushed.rows = [row[1:] for row in found]
             pushed.owners = [live[row[0] - 1] for row in found]
             if found:
-                self._dependents_per_row.setdefault(link.name, len(found) / len(set(pushed.owners)))
+                self._dependents_per_row.setdefault(link, len(found) / len(set(pushed.owners)))
             found = []
         for place, *values in found:
             assert places is not None
@@ -523,7 +523,7 @@ class Walk:
         done = outcome.done if outcome else ()
         if window.clears and window.link is not None and window.link.defaults:
             # A default may be the value that a row had.
-            self._known.setdefault(window.link.name, {}).update((self._key_of(window, number), None) for number in done)
+            self._known.setdefault(window.link, {}).update((self._key_of(window, number), None) for number in done)
         for number in done:
             if window.table.circular:
                 self.forget(chunk.level, number)
@@ -555,7 +555,7 @@ class Walk:
             pending.insert(0, Pending(chunk.link, chunk.numbers, is_listed=True))
             return
         first, last = ends
-        self._dependents_per_row[chunk.link.name] = chunk.most / (last - first + 1)
+        self._dependents_per_row[chunk.link] = chunk.most / (last - first + 1)
         last_row, *others = chunk.numbers[last - 1 :]
         if first == last and pending[0].last_row == last_row:
             # It has so many dependents that changed ones would be read again with each batch.

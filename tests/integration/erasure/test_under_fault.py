@@ -350,6 +350,23 @@ def test_rows_of_other_databases_are_decided_likewise(
     assert done.counts["step"] == {"deleted": 3}
 
 
+def test_references_by_one_column_to_several_tables_erase_no_rows_of_others(builds: Settings) -> None:
+    with database.using(CI):
+        database.execute_sql("CREATE TABLE file (id bigint PRIMARY KEY, owner_type text, owner_id bigint)")
+        database.execute_sql("INSERT INTO file SELECT n, 'orders', n FROM generate_series(1, 6) AS n")
+        database.execute_sql("INSERT INTO file SELECT n + 100, 'item', n FROM generate_series(1, 12) AS n")
+    references = [
+        Reference("file.owner_id", f"{each}.id", where=f"owner_type = '{each}'", database=CI)
+        for each in ("orders", "item")
+    ]
+    subject = replace(deciding(file=Delete()), references=[*PERSON.references, *references])
+
+    done = erase(builds, subject)
+
+    assert (done.state, rows(), done.counts["file"]) == ("done", ERASED, {"deleted": 12})
+    assert _ci("SELECT id FROM file ORDER BY 1") == [(5,), (6,), (109,), (110,), (111,), (112,)]
+
+
 def test_export_has_the_rows_of_all_databases_and_an_erasure_leaves_none(builds: Settings) -> None:
     subject = _of_two_databases(Delete(), Delete())
     erasing = work.Erasing(subject, [str(MARKER_ID)], [], ())
