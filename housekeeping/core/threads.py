@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
-from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -30,12 +29,18 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     Raises:
       asyncio.CancelledError: The task was canceled. The function may have had its effect; its error is dropped.
-      Exception: What the function raises.
+      Exception: What the function raises. StopIteration becomes RuntimeError, as in a coroutine.
     """
     canceled = threading.Event()
     context = copy_context()
     context.run(task_canceled.set, canceled)
-    call = partial(context.run, partial(function, *args, **kwargs))
+
+    def call() -> T:
+        try:
+            return context.run(function, *args, **kwargs)
+        except StopIteration as error:  # a future does not take it, and would never be done
+            raise RuntimeError(f"{function} raised StopIteration") from error
+
     # A plain future: `asyncio.to_thread` as a task would be canceled by the end of `asyncio.run`.
     future = asyncio.get_running_loop().run_in_executor(None, call)
     reason: asyncio.CancelledError | None = None

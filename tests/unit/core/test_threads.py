@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 
 import dramatiq
@@ -38,9 +39,12 @@ def test_message_is_sent_without_blocking() -> None:
     assert (sent.args, broker.queues["default"].qsize()) == ((7,), 1)
 
 
-def test_error_of_the_call_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(in_thread(divmod, 1, 0))
+@pytest.mark.parametrize(
+    ("call", "kind"), [(lambda: divmod(1, 0), ZeroDivisionError), (lambda: next(iter(())), RuntimeError)]
+)
+def test_error_of_the_call_is_raised(call: Callable[[], object], kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        asyncio.run(in_thread(call))
 
 
 @pytest.mark.parametrize("fails", [False, True])
