@@ -29,7 +29,7 @@ from housekeeping.core.pings import pings
 from housekeeping.core.redis import redis_client, shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.engine.registry import register
-from housekeeping.erasures import declare
+from housekeeping.erasures import declare, use_settings
 from housekeeping.ledger.schema import use_database
 from housekeeping.middleware import standard_middleware
 from housekeeping.middleware.enqueue import replace_enqueue
@@ -135,6 +135,7 @@ def use(
         sweeps = configured_sweeps(settings)
         pings.use(settings)
         use_database(settings)
+        use_settings(settings)
         _used = settings, sweeps
         return dict(sweeps)
 

@@ -67,6 +67,12 @@ def erase(subject: str, key: Any, *, reason: str | None = None, requester: str |
     return number
 
 
+def use_settings(settings: Settings) -> None:
+    """Use these settings for requests of this process, in place of those of its environment."""
+    global _settings
+    _settings = settings
+
+
 def subjects_of(settings: Settings) -> dict[str, Subject]:
     """Return the persons and tenants that can be erased, by name, as the modules of sweeps declare them.
 
@@ -129,11 +135,10 @@ def declare(broker: Broker, settings: Settings, sweeps: Collection[Sweep]) -> di
     Raises:
       SettingsError, DeclarationError: As `subjects_of`.
     """
-    global _settings
     subjects = subjects_of(settings) if settings.database_url is not None else {}
     if not subjects:
         return {}
-    _settings = settings
+    use_settings(settings)
     import dramatiq
 
     def execute(number: int) -> None:

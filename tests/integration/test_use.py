@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import redis
 
 import housekeeping
 from housekeeping import Delete, ExclusiveLease, Limits, Row, Rows, Settings, Sweep, in_thread, run_sweep, shared_redis
+from tests.integration.erasure import shop
 from tests.internals.app import installation
 from tests.internals.core import PREFIX, DeclarationError, SettingsError
 from tests.internals.database import Database, database
@@ -152,6 +154,18 @@ def test_wrong_call_is_explained_in_one_line(call: Callable[[], object], kind: t
         call()
 
     assert "\n" not in str(raised.value)
+
+
+def test_requests_of_erasures_use_its_settings(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("subjects_of_use")
+    module.SUBJECTS = (shop.PERSON,)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    shop.create()
+    housekeeping.use(shop.with_key(settings, sweeps=(module.__name__,)))
+
+    number = housekeeping.erase("person", shop.MARKER_ID)
+
+    assert shop.row(number).state == "requested"
 
 
 @pytest.mark.parametrize("has_redis", [False, True], ids=["PostgreSQL", "Redis"])
