@@ -582,6 +582,6 @@ def _rows(sql: str, values: Sequence[str]) -> list[tuple[str, ...]]:
     try:
         with database.atomic():
             found: list[tuple[str, ...]] = database.execute_sql(sql, list(values)).fetchall()
-    except DataError:
+    except (DataError, ValueError):  # ValueError: the driver cannot send it, such as a NUL
         return []
     return found

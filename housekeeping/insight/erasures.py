@@ -255,10 +255,10 @@ def verified(text: str | bytes, secret: SecretStr) -> dict[str, Any]:
         given = None
     receipt: dict[str, Any] = given if isinstance(given, dict) else {}
     signature = receipt.get(_SIGNATURE)
-    if not isinstance(signature, str):
+    if not isinstance(signature, str) or not signature.isascii():
         raise ReceiptChanged("this is no receipt: it should be what housekeeping receipt ID --json prints")
     signed = {name: value for name, value in receipt.items() if name != _SIGNATURE}
-    if not any(hmac.compare_digest(_sign(each, signed).encode(), signature.encode()) for each in each_secret(secret)):
+    if not any(hmac.compare_digest(_sign(each, signed), signature) for each in each_secret(secret)):
         raise ReceiptChanged(
             "the receipt was changed after it was signed, or was signed with another HOUSEKEEPING_ERASURE_KEY"
         )

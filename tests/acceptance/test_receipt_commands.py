@@ -123,6 +123,7 @@ def test_saved_receipt_is_verified_without_a_server(command: Command, ended: int
         ('"error": null', '"error": null, "error": null'),
         ("{", "["),
         ('"signature": "', '"signature": "0'),
+        ('"signature": "', '"signature": "\\ud800'),
         ('"signature"', '"signed"'),
     ],
 )
