@@ -252,7 +252,9 @@ def forget_rows(number: int, worker: str, databases: Iterable[str], values: Iter
       values: Values that identify the subject. They are also removed from ended runs of all workers: from cursors,
         errors, and keys of rejected or blocked rows. A run that resumes without a cursor begins at the front.
     """
-    wanted = [re.escape(each) for each in values if len(each) >= _LEAST]
+    # JSON has quotation marks, backslashes and control characters otherwise than texts.
+    spellings = ({each, json.dumps(each, ensure_ascii=False)[1:-1]} for each in values if len(each) >= _LEAST)
+    wanted = [re.escape(each) for both in spellings for each in both]
     pattern = f"(?<![[:alnum:]_])({'|'.join(wanted)})(?![[:alnum:]_])"
 
     def has_value(*columns: Any) -> Any:

@@ -63,7 +63,8 @@ def test_nothing_identifies_the_person_afterwards(
     assert "Erasure is done" in places["log"] and "erase:person" in places["tables"] and len(objects) == 1
 
 
-def test_runs_of_sweeps_before_it_keep_no_identity(settings: Settings) -> None:
+@pytest.mark.parametrize("email", [MARKER, r'SHOP\zaphod "z"'])
+def test_runs_of_sweeps_before_it_keep_no_identity(settings: Settings, email: str) -> None:
     """A run that ended early has a cursor, one with rejected rows their keys, and a cascade the keys of its parents."""
 
     def refuse(row: Any) -> None:
@@ -73,24 +74,26 @@ def test_runs_of_sweeps_before_it_keep_no_identity(settings: Settings) -> None:
         rows = Rows("account", stale=lambda row: row.id > 0, order="email", action=action)
         return Sweep(name, rows, guard=Guard(first_run=False), **options)
 
+    for table in ("account", "newsletter"):
+        database.execute_sql(f"UPDATE {table} SET email = %s WHERE email = %s", (email, MARKER))
     ended = threading.Event()
     ended.set()
     kept = Delete(dependents={"orders": "keep"})
     for each in (sweep("shop.called", Call(refuse, then=Delete())), sweep("shop.kept", kept)):
         run_sweep(each)
     run_sweep(sweep("shop.stopped", Delete(dependents={"orders": "keep"}), limits=Limits(batch=1)), stopping=ended)
-    cursor = {"stage": "rows", "position": [MARKER, MARKER_ID]}
-    Run.update(cursor=cursor, traceback=f"x {MARKER_ID} y", error=f"at {MARKER}").where(
+    cursor, blocked = {"stage": "rows", "position": [email, MARKER_ID]}, {"blocked": {"account": {"keys": {email: ""}}}}
+    Run.update(cursor=cursor, traceback=f"x {MARKER_ID} y", error=f"at {email}", counts={"details": blocked}).where(
         Run.worker == "shop.stopped"
     ).execute()
     database.execute_sql("DELETE FROM audit_entry; DELETE FROM attachment WHERE id = 3")
-    before = _dump()
-    assert before.count(MARKER) > 3 and Rejection.select().exists()
+    marks, before = (MARKER, repr(email)[1:-1], str(MARKER_ID)), _dump()
+    assert before.count(marks[1]) > 3 and Rejection.select().exists()
 
     assert erase(settings).state == "done"
 
     after = _dump()
-    assert [mark for mark in _MARKS if mark in after] == []
+    assert [mark for mark in marks if mark in after] == []
     stopped = Run.get(Run.worker == "shop.stopped")
     assert (stopped.cursor, stopped.error, stopped.traceback) == (None, "at ***", "x *** y")
     assert "***" in str(Run.get(Run.worker == "shop.kept").counts)
