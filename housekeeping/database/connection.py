@@ -557,9 +557,11 @@ _handles: Final[dict[str, DatabaseHandle]] = {}
 
 #: Settings of each session, or of each transaction through a pooler. Statements and waits have limits so that a slow
 #: database costs a run its batch and not its worker thread. All limits are far above a healthy batch and below the
-#: shortest default lease (10 minutes). The ``options`` of the URL follow and take precedence.
+#: shortest default lease (10 minutes). Keys of type bytea are identified by their text, so it has one form. The
+#: ``options`` of the URL follow and take precedence.
 _SESSION: Final = (
-    "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
+    "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s "
+    "-c jit=off -c bytea_output=hex"
 )
 #: Follows the ``options`` of the URL. Whatever the default of the database or the role: with a snapshot of the whole
 #: transaction, rows that others have changed meanwhile would fail a batch instead of being skipped or seen as they are.

@@ -88,21 +88,30 @@ def test_transaction_has_the_requested_isolation_level(ours: Database, level: st
     assert found == level.lower()
 
 
-def test_statements_read_what_is_committed_whatever_the_role_s_default(settings: Settings, admin: Connection) -> None:
+@pytest.mark.parametrize(
+    ("default", "name", "expected"),
+    [
+        ("default_transaction_isolation = serializable", "transaction_isolation", "read committed"),
+        ("bytea_output = escape", "bytea_output", "hex"),
+    ],
+)
+def test_settings_of_statements_do_not_depend_on_the_role_s_defaults(
+    settings: Settings, admin: Connection, default: str, name: str, expected: str
+) -> None:
     role = f"strict_{uuid4().hex[:12]}"
     with admin.cursor() as cursor:
         cursor.execute(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'secret'")
-        cursor.execute(f"ALTER ROLE {role} SET default_transaction_isolation = serializable")
+        cursor.execute(f"ALTER ROLE {role} SET {default}")
     handle = connect_to(make_dsn(settings.require_database_url(), user=role, password="secret"))
 
     with handle.atomic():
-        within = handle.execute_sql("SHOW transaction_isolation").fetchone()
-    alone = handle.fetch_at_once(b"SHOW transaction_isolation")
+        within = handle.execute_sql(f"SHOW {name}").fetchone()
+    alone = handle.fetch_at_once(f"SHOW {name}".encode())
     handle.close()
     with admin.cursor() as cursor:
         cursor.execute(f"DROP ROLE {role}")
 
-    assert (within, alone) == (("read committed",), [("read committed",)])
+    assert (within, alone) == ((expected,), [(expected,)])
 
 
 def test_a_handle_s_own_isolation_level_is_that_of_its_transactions(settings: Settings, ours: Database) -> None:
