@@ -130,9 +130,12 @@ def install(broker: Broker | None = None) -> None:
 
 
 def _around_one_round_trip(reached: Callable[[str], None]) -> None:
-    """Hold a batch that is one statement before it is sent, instead of between its parts, and after its commit."""
-    original = Commit.in_one_statement
+    """Hold a batch that is one message before it is sent, instead of between its parts, and after its commit."""
+    for name in ("in_one_statement", "as_expected"):
+        setattr(Commit, name, _held(getattr(Commit, name), reached))
 
+
+def _held(original: Callable[..., Any], reached: Callable[[str], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         reached("update")
@@ -141,7 +144,7 @@ def _around_one_round_trip(reached: Callable[[str], None]) -> None:
         reached("commit")
         return committed
 
-    Commit.in_one_statement = wrapped  # type: ignore[method-assign]
+    return wrapped
 
 
 def _after(owner: Any, name: str, then: Callable[[], None], given: bool = False) -> None:
