@@ -166,13 +166,7 @@ class Service:
             minute = now.replace(second=0, microsecond=0)
             if minute != self._minute and time.monotonic() >= self._send_at:
                 self._note_sending(self._send(now), minute)
-            free = self._threads - len(self._busy)
-            if free > 0 and not self._stopping.is_set():
-                # In this order, because a run that ends gets into the second one before it leaves the first one.
-                running = [each.tick.message_id for each in tuple(self._busy)]
-                running += [tick.message_id for tick, *_ in tuple(self._ended)]
-                for tick in ticks.take(self._worker.id, self._sweeps, free, running):
-                    self._begin(tick)
+            self._start_due()
         except Exception as error:
             self._note_sending(error)
 
@@ -200,6 +194,7 @@ class Service:
                 continue
             try:
                 self._send_latest(sweep, now)
+                self._start_due()  # the ticks of a thousand workers take a while
             except Exception as error:  # an application's check of its setup may raise anything
                 errors.append(error)
                 if is_unavailable(error):
@@ -223,10 +218,18 @@ class Service:
         if sent.is_sent:
             report_sent(name)
 
-    def _begin(self, tick: TakenTick) -> None:
-        delivery = _Delivery(tick)
-        self._busy.add(delivery)
-        threading.Thread(target=self._deliver, args=(delivery,), name=f"run {tick.worker}", daemon=True).start()
+    def _start_due(self) -> None:
+        """Start due ticks in the free threads."""
+        free = self._threads - len(self._busy)
+        if free <= 0 or self._stopping.is_set():
+            return
+        # In this order, because a run that ends gets into the second one before it leaves the first one.
+        running = [each.tick.message_id for each in tuple(self._busy)]
+        running += [tick.message_id for tick, *_ in tuple(self._ended)]
+        for tick in ticks.take(self._worker.id, self._sweeps, free, running):
+            delivery = _Delivery(tick)
+            self._busy.add(delivery)
+            threading.Thread(target=self._deliver, args=(delivery,), name=f"run {tick.worker}", daemon=True).start()
 
     def _deliver(self, delivery: _Delivery) -> None:
         """Run the sweep of a tick; retry it like a message of a worker process."""

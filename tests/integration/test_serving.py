@@ -71,6 +71,16 @@ def test_worker_whose_check_fails_keeps_no_other_one_from_its_ticks(
     assert "Ticks could not be checked; retrying" in caplog.text
 
 
+def test_tick_runs_while_those_of_other_workers_are_sent(serving: Serving) -> None:
+    def check() -> None:
+        eventually(lambda: outcomes("tests.expired") == ["done"])
+
+    slow = replace(sweep("tests.slow"), setup=Setup(problem=check))
+
+    with serving(sweep("tests.expired"), slow):
+        eventually(lambda: outcomes("tests.slow") != [])
+
+
 def test_missing_migration_is_named_and_waited_for(
     serving: Serving, postgres: Database, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
