@@ -10,7 +10,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from dramatiq.middleware import Shutdown
@@ -32,7 +32,7 @@ from housekeeping.database.connection import close_databases, database
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import database_now
 from housekeeping.engine.alerts import declare_metrics
-from housekeeping.engine.registry import MAX_RETRIES, raise_for_retry, time_limit_of
+from housekeeping.engine.registry import raise_for_retry, time_limit_of
 from housekeeping.engine.run import classify_error, run_sweep
 from housekeeping.insight.webhook import InstallationWatch
 from housekeeping.ledger import ticks
@@ -40,7 +40,7 @@ from housekeeping.ledger.processes import PostgresHeartbeats
 from housekeeping.ledger.ticks import TakenTick
 from housekeeping.middleware.interrupts import Inside
 from housekeeping.middleware.observe import AWAKE, Sender, export_zeros, long_busy
-from housekeeping.middleware.retries import delay_before
+from housekeeping.middleware.retries import delay_before, next_delay
 from housekeeping.middleware.schedule import SetupCheck, report_missed, report_sent, report_skipped
 from housekeeping.sweeps.declaration import Sweep
 
@@ -255,16 +255,19 @@ class Service:
             self._changed.set()
 
     def _delay_before_retry(self, sweep: Sweep, tick: TakenTick, error: BaseException) -> timedelta | None:
-        delay = min(delay_before(tick.retries), self._crons[sweep.name].period(datetime.now(UTC)))
-        most = sweep.actor.get("max_retries", MAX_RETRIES)
-        if most is None or tick.retries < most:
+        options = {"periodic": self._crons[sweep.name], **sweep.actor}
+        try:
+            delay = next_delay(options, tick.retries, error)
+        except Exception as wrong:  # such as in the application's `retry_when`
+            delay, error = None, wrong
+        if delay is not None:
             telemetry.RETRIES.add(sweep.name)
             return delay
         try:
             with database.using(sweep.database):
                 ticks.record_failed(sweep.name, tick.tick, tick.message_id, error_line(error))
         except Exception:
-            return delay  # the tick has no outcome yet
+            return delay_before(tick.retries)  # the tick has no outcome yet
         logger.error("Tick failed, no retries left", worker=sweep.name, tick=tick.tick, error=error_line(error))
         return None
 

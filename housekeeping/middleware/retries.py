@@ -18,8 +18,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import dramatiq.middleware
@@ -488,7 +489,7 @@ class Retries(dramatiq.middleware.Retries):
 
     def clear_waiting_mark(self, broker: Broker, message: Message[Any] | MessageProxy) -> None:
         """Remove the mark of a waiting retry that has started or was dropped, so that another retry may wait."""
-        if "retries" in message.options and self._period(broker, message) is not None:
+        if "retries" in message.options and _period(broker, message) is not None:
             try:
                 self._waiting.release(self._mark(broker, message), message.message_id)
             except RedisUnavailable as error:
@@ -516,28 +517,16 @@ class Retries(dramatiq.middleware.Retries):
             raise
 
     def _enqueue(self, broker: Broker, message: MessageProxy, exception: BaseException | None, given_ms: int) -> None:
-        delay = self._delay(broker, message, exception, timedelta(milliseconds=given_ms))
+        delay = timedelta(milliseconds=given_ms)
+        if self._own_delays:
+            delay = _delay(broker, message, exception, delay)
         # One with dependents is retried beside another: its pipeline or group would never end.
-        next_tick_does_it = self._period(broker, message) is not None and not has_dependents(message)
+        next_tick_does_it = _period(broker, message) is not None and not has_dependents(message)
         if next_tick_does_it and self._another_waits(self._mark(broker, message), message.message_id, delay):
             logger.warning("Not retried, because a retry of this actor is waiting", job_status="retry_waits")
             return
         enqueue_reliably(broker, message, int(delay.total_seconds() * 1000))
         telemetry.RETRIES.add(message.actor_name)
-
-    def _delay(
-        self, broker: Broker, message: MessageProxy, exception: BaseException | None, given: timedelta
-    ) -> timedelta:
-        """Return this library's delay unless the exception, message, actor or application sets another."""
-        if isinstance(exception, Retry) and exception.delay is not None:
-            return given
-        actor_options = broker.get_actor(message.actor_name).options
-        options = {**actor_options, **message.options}
-        if not self._own_delays or "min_backoff" in options or "max_backoff" in options:
-            return given
-        delay = delay_before(message.options["retries"] - 1)
-        limit = REDISCOVERED_DELAY if actor_options.get("rediscovered") else delay
-        return min(delay, limit, self._period(broker, message) or delay)
 
     def _another_waits(self, mark: str, message_id: str, delay: timedelta) -> bool:
         try:
@@ -550,11 +539,43 @@ class Retries(dramatiq.middleware.Retries):
         """Return the name of the mark of a waiting retry, made of actor and arguments. Ticks share one mark."""
         return f"{message.actor_name}:{message_digest(broker.get_actor(message.actor_name), message)}"
 
-    @staticmethod
-    def _period(broker: Broker, message: Message[Any] | MessageProxy) -> timedelta | None:
-        """Return the time between the actor's ticks around now; None without a schedule."""
-        cron = broker.get_actor(message.actor_name).options.get("periodic")
-        return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None
+
+def next_delay(options: Mapping[str, Any], retries: int, exception: BaseException) -> timedelta | None:
+    """Return the delay before the next attempt of a message without a broker, as `Retries`; None if there is none.
+
+    Parameters:
+      options: Those of its actor. ``on_retry_exhausted`` has no effect, because there is no queue.
+      retries: Number of retries so far.
+    """
+    actor = SimpleNamespace(options={**options, "on_retry_exhausted": None})
+    delays: list[timedelta] = []
+
+    def enqueue(message: MessageProxy, delay: int) -> None:
+        delays.append(_delay(broker, message, exception, timedelta(milliseconds=delay)))
+
+    broker: Any = SimpleNamespace(get_actor=lambda _: actor, enqueue=enqueue)
+    message = MessageProxy(Message("", "", (), {}, {"retries": retries}))
+    dramatiq.middleware.Retries(max_retries=MAX_RETRIES).after_process_message(broker, message, exception=exception)
+    return next(iter(delays), None)
+
+
+def _delay(broker: Broker, message: MessageProxy, exception: BaseException | None, given: timedelta) -> timedelta:
+    """Return this library's delay unless the exception, message or actor sets another."""
+    if isinstance(exception, Retry) and exception.delay is not None:
+        return given
+    actor_options = broker.get_actor(message.actor_name).options
+    options = {**actor_options, **message.options}
+    if "min_backoff" in options or "max_backoff" in options:
+        return given
+    delay = delay_before(message.options["retries"] - 1)
+    limit = REDISCOVERED_DELAY if actor_options.get("rediscovered") else delay
+    return min(delay, limit, _period(broker, message) or delay)
+
+
+def _period(broker: Broker, message: Message[Any] | MessageProxy) -> timedelta | None:
+    """Return the time between the actor's ticks around now; None without a schedule."""
+    cron = broker.get_actor(message.actor_name).options.get("periodic")
+    return cron.period(datetime.now(UTC)) if isinstance(cron, Cron) else None
 
 
 def _with_clock_skew(message: MessageProxy, delay: int) -> int:

@@ -9,10 +9,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import dramatiq
 import pytest
 
 from housekeeping import Delete, Row, Rows, Settings, Sweep
 from tests.acceptance.processes import eventually
+from tests.integration.own_stages import in_transactions
 from tests.internals.app import Service, serve
 from tests.internals.database import Database
 from tests.internals.ledger import Run, TickRow
@@ -98,19 +100,33 @@ def test_missing_migration_is_named_and_waited_for(
     assert caplog.text.count("Ticks could not be checked; retrying") == 1
 
 
-@pytest.mark.parametrize("most", [0, 1])
-def test_failed_tick_is_retried_as_often_as_its_worker_says(
-    serving: Serving, caplog: pytest.LogCaptureFixture, most: int
+@pytest.mark.parametrize(
+    ("options", "error", "ends"),
+    [
+        ({"max_retries": 0}, KeyError(), True),
+        ({"max_retries": 1}, KeyError(), False),
+        ({"throws": KeyError}, KeyError(), True),
+        ({"retry_when": lambda retries, error: 1 / 0}, KeyError(), True),
+        ({"min_backoff": 7_200_000, "max_backoff": 7_200_000}, KeyError(), False),
+        ({}, dramatiq.Retry(delay=7_200_000), False),
+    ],
+    ids=["no_retry", "one_retry", "throws", "broken_retry_when", "backoff", "delay_of_the_error"],
+)
+def test_failed_tick_is_retried_as_its_worker_says(
+    serving: Serving, caplog: pytest.LogCaptureFixture, options: dict[str, Any], error: Exception, ends: bool
 ) -> None:
     # R1
-    def stale(row: Row) -> object:
-        return row.missing
+    def fail() -> None:
+        raise error
 
-    with serving(sweep("tests.expired", stale, actor={"max_retries": most})):
+    with serving(in_transactions(sweep("tests.expired", actor=options), fail)):
         eventually(lambda: TickRow.select().where(TickRow.retries == 1).exists())
 
-    assert (outcomes("tests.expired"), TickRow.get().due_at is None) == (["failed"], most == 0)
-    assert ("Tick failed, no retries left" in caplog.text) == (most == 0)
+    row = TickRow.get()
+    assert (outcomes("tests.expired"), row.due_at is None) == (["failed"], ends)
+    assert ("Tick failed, no retries left" in caplog.text) == ends
+    if not ends and options != {"max_retries": 1}:
+        assert row.due_at > datetime.now(UTC) + timedelta(minutes=59)
 
 
 @pytest.mark.parametrize(("catch_up", "missed", "ended"), [("latest", 2, ["missed", "done"]), ("none", 3, ["missed"])])
