@@ -26,7 +26,7 @@ from housekeeping.ledger import history
 from housekeeping.ledger.alerts import Alert as Alert
 from housekeeping.ledger.erasures import LateErasures
 from housekeeping.ledger.history import RunRecord
-from housekeeping.ledger.processes import LONG_BUSY, UNKNOWN, BusyThread, Process, Processes
+from housekeeping.ledger.processes import LONG_BUSY, UNKNOWN, BusyThread, Kind, Process, Processes
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, Outcome
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
@@ -405,12 +405,16 @@ def process_alerts(
     if not needed:
         return []
     if not processes.every:
+        kinds: list[tuple[str, Kind]] = [(NO_WORKER, "worker"), (NO_SCHEDULER, "scheduler")]
         since = "for a day" if ever_ran else "yet"
-        found = [Alert(NO_WORKER, f"no worker has sent a heartbeat {since}: start `{processes.command('worker')}`")]
-        if scheduled:
-            text = f"no scheduler has sent a heartbeat {since}: start `{processes.command('scheduler')}`"
-            found.append(Alert(NO_SCHEDULER, text))
-        return found
+        return [
+            Alert(
+                name,
+                f"no {kind} has sent a heartbeat {since}: start `{processes.command(kind)}`",
+                never_seen=not ever_ran,
+            )
+            for name, kind in (kinds if scheduled else kinds[:1])
+        ]
     alerts = [alert for queue in sorted(needed) for alert in _no_worker(processes, queue, waiting.get(queue, 0))]
     for queue, messages in sorted(waiting.items()):
         of_queue = [sweep for sweep in scheduled if sweep.queue == queue]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from housekeeping.core.clock import REFUSED
 from housekeeping.core.logs import counted
 from housekeeping.engine.alerts import GRACE, LATE, NO_SCHEDULER, NO_SPACE, NO_WORKER, SATURATED, UNAVAILABLE
 from housekeeping.engine.guard import UNCONFIRMED
@@ -29,6 +30,9 @@ class Help:
     do: str
 
 
+#: Advice about a process that ran before.
+_OR_WHY: Final = ", or find out why it ended"
+
 #: Alert name -> help, in the order in which alerts are shown: causes before what they cause. ``most_…`` stands for all
 #: alerts on a count.
 ALERTS: Final = {
@@ -48,15 +52,14 @@ ALERTS: Final = {
     "no_worker": Help(
         "No worker",
         "No living worker process serves a queue that has scheduled workers or waiting messages.",
-        "Start housekeeping worker (without Redis: housekeeping serve), or find out why it ended: its last log lines, "
-        "the kernel log (out of memory). "
+        f"Start housekeeping worker (without Redis: housekeeping serve){_OR_WHY}: its last log lines, the kernel log "
+        "(out of memory). "
         "Nothing is lost: messages wait, and those of a killed worker run again.",
     ),
     "no_scheduler": Help(
         "No scheduler",
         "No scheduler has been alive for two periods of the shortest schedule, and for at least two minutes.",
-        "Start housekeeping scheduler (without Redis: housekeeping serve), or find out why it ended. It sends the "
-        "latest missed tick.",
+        f"Start housekeeping scheduler (without Redis: housekeeping serve){_OR_WHY}. It sends the latest missed tick.",
     ),
     "stuck": Help(
         "Stuck run",
@@ -190,9 +193,17 @@ def help_for(name: str) -> Help:
     return ALERTS.get(topic(name), _OTHER)
 
 
+def _help_of(alert: Alert) -> Help:
+    found = help_for(alert.name)
+    if not alert.never_seen:
+        return found
+    start = found.do.partition(_OR_WHY)[0]
+    return replace(found, title=f"{found.title} process has been seen yet", do=f"{start}.")
+
+
 def advice(alert: Alert) -> str:
     """Return what an operator does about an alert, with the names of its worker and run in the commands."""
-    sentences = help_for(alert.name).do.split(". ")
+    sentences = _help_of(alert).do.split(". ")
     known = [each for each in sentences if alert.run is not None or not each.endswith(" ID")]
     return ". ".join(known).replace("NAME", alert.worker or "NAME").replace(" ID", f" {alert.run}")
 
@@ -245,6 +256,9 @@ def _causes(
     if alert.name in _FAILING:
         yield from _not_before(alert, active, ("", NO_SPACE, server_of(sweep.database)))
     if alert.name in ("last_run", "failed_runs"):
+        clock = active.get((sweep.name, "clock", ""))
+        if clock is not None and (clock.value or 0.0) > REFUSED.total_seconds():
+            yield clock.key
         yield sweep.name, "unseen", ""
     if alert.name == "last_run":
         yield sweep.name, "failed_runs", ""
@@ -345,7 +359,9 @@ def what_is_wrong(alerts: Sequence[Alert]) -> Headline | None:
         if len(same) > 1
         else (same[0].worker or same[0].subject)
     )
-    found, since = help_for(same[0].name), min((alert.since for alert in same if alert.since), default=None)
+    found = _help_of(same[0])
+    begun = () if same[0].never_seen else (alert.since for alert in same if alert.since)
+    since = min(begun, default=None)
     more = [
         f"{advice(same[0]).split('. ')[0].rstrip('.')}.",
         *([f"This explains {counted(folded, 'other alert')}."] if folded else []),

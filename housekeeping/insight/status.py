@@ -377,7 +377,8 @@ class Snapshot:
     def headline(self) -> Headline:
         """Return in one sentence what is wrong, since when and what to do, or that all is right."""
         if self.late_s or not (self.clocks or self.unavailable):
-            return Headline("Unknown: the servers do not answer in time", more="Wait, or look at them.")
+            more = "The page reloads by itself and shows the state when they do. If it stays so: housekeeping doctor."
+            return Headline("Unknown: the servers do not answer in time", more=more)
         if wrong := what_is_wrong(self.alerts):
             return wrong
         if self.has_alerts:

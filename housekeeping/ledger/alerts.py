@@ -60,6 +60,7 @@ class Alert:
       acknowledged: None if it is not acknowledged.
       alert_id: Its row; None if it is not stored.
       run: Label of the run that it is about; None without one, or if only the stored alert is known.
+      never_seen: Whether the installation has not had a process of the missing kind yet.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Alert:
     acknowledged: Acknowledged | None = None
     alert_id: int | None = None
     run: str | None = None
+    never_seen: bool = False
 
     def __str__(self) -> str:
         return self.text

@@ -156,7 +156,10 @@ def test_status_shows_last_run_backlog_queues_and_alerts(command: Command, add: 
     alerts = {(each["worker"], each["name"]): each for each in status["alerts"]}
     assert alerts[WORKER, "backlog"]["text"] == "more than 10,000 rows wait"
     # No process runs here, which explains the backlog.
-    assert shown.startswith("No worker, since ") and "more than 10,000 rows wait" not in shown
+    assert (
+        shown.startswith("No worker process has been seen yet. Start housekeeping worker ")
+        and "more than 10,000 rows wait" not in shown
+    )
 
 
 def test_status_without_redis_shows_the_rest(command: Command, made: None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +72,9 @@ def test_installation_without_processes_says_so_once(status: Status, command: Co
         ("no_worker", "no worker has sent a heartbeat yet: start `housekeeping worker`"),
         ("no_scheduler", "no scheduler has sent a heartbeat yet: start `housekeeping scheduler`"),
     ]
-    assert "ALERT no worker has sent a heartbeat yet" in command("status").stdout
+    headline, shown = status()["headline"], command("status").stdout
+    assert headline.startswith("No worker process has been seen yet. Start housekeeping worker (")
+    assert "ALERT no worker has sent a heartbeat yet" in shown and not re.search("since|ended", headline)
 
 
 def test_killed_worker_is_dead_its_queue_alerts_and_its_run_is_lost(

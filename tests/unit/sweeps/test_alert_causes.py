@@ -86,6 +86,8 @@ def test_headline_names_the_worker_to_ask_about() -> None:
             ["backlog", "failed_runs", "last_run", "late", "overdue"],
         ),
         (alert("no_scheduler"), ["backlog", "late", "overdue"]),
+        (replace(alert("clock", "shop.w1"), value=60.1), ["failed_runs", "last_run"]),
+        (replace(alert("clock", "shop.w1"), value=60.0), []),
         (alert("no_worker", subject="cronjob"), ["backlog", "late", "overdue", "stuck"]),
         (alert("saturated", subject="cronjob"), ["backlog", "late", "overdue"]),
     ],
@@ -98,8 +100,10 @@ def test_cause_explains_only_what_follows_from_it(cause: Alert, caused: list[str
 
     found = causes(*others, cause)
 
-    explained_ones = sorted(key.removeprefix("shop.w1/") for key, root in found.items() if root == f"/{cause.name}")
-    assert explained_ones == caused and found[f"/{cause.name}"] == ""
+    explained_ones = sorted(
+        key.removeprefix("shop.w1/") for key, root in found.items() if root == f"{cause.worker}/{cause.name}"
+    )
+    assert explained_ones == caused and found[f"{cause.worker}/{cause.name}"] == ""
 
 
 def test_alert_of_another_queue_or_from_before_the_cause_stands_alone() -> None:
@@ -151,4 +155,7 @@ def test_graver_alerts_come_first_in_the_order_of_their_help() -> None:
 
 
 def test_snapshot_that_could_not_be_read_is_not_all_right() -> None:
-    assert Snapshot(NOW, late_s=5).headline.text.startswith("Unknown")
+    assert Snapshot(NOW, late_s=5).headline.as_text(NOW) == (
+        "Unknown: the servers do not answer in time. The page reloads by itself and shows the state when they do. "
+        "If it stays so: housekeeping doctor."
+    )
