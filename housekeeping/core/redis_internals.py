@@ -282,12 +282,13 @@ class _Script(Script):
     """redis-py's script, without the search for a pipeline, which takes as long as sending the script."""
 
     def __call__(self, keys: Any = (), args: Any = (), client: Any = None) -> Any:
-        if client is None:
-            try:
-                return self.registered_client.evalsha(self.sha, len(keys), *keys, *args)
-            except redis.exceptions.NoScriptError:
-                pass  # redis-py loads it
-        return super().__call__(keys, args, client)
+        if client is not None:
+            return super().__call__(keys, args, client)
+        try:
+            return self.registered_client.evalsha(self.sha, len(keys), *keys, *args)
+        except redis.exceptions.NoScriptError:
+            self.registered_client.script_load(self.script)
+            return self.registered_client.evalsha(self.sha, len(keys), *keys, *args)
 
 
 def _packed(encoding: str, *words: bytes | str | int) -> bytes:
