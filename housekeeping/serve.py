@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,7 +22,7 @@ from peewee import PeeweeException
 from housekeeping.brokers.dramatiq_internals import Requeue
 from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
-from housekeeping.core.errors import HousekeepingError
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.interrupts import interrupt, run_interruptibly
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
@@ -81,6 +82,29 @@ class _Delivery:
         threading.Thread(target=inside.cancel, args=(kind,), daemon=True).start()
 
 
+@dataclass(slots=True, eq=False)
+class _Sending:
+    """Sending of the ticks of one database's workers.
+
+    Attributes:
+      minute: Last minute whose ticks were sent, by the clock of the database ``main``.
+      again_at: Time of the next attempt after a failure.
+      unsent_at: When the first of the ticks could not be sent; None if all were.
+      began: When the last attempt began.
+      thread: Its thread, unless the database is ``main``. So a database that does not answer delays no other one.
+    """
+
+    sweeps: list[Sweep] = field(default_factory=list)
+    minute: datetime | None = None
+    again_at: float = 0.0
+    unsent_at: float | None = None
+    began: float = 0.0
+    thread: threading.Thread | None = None
+
+    def is_running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+
 class Service:
     """Scheduler and worker of an installation without Redis; runs sweeps in threads of this process.
 
@@ -101,12 +125,10 @@ class Service:
         self._busy: set[_Delivery] = set()
         #: Results of ended runs, not stored in the table of ticks yet: tick, delay until the next attempt, has failed.
         self._ended: deque[tuple[TakenTick, timedelta | None, bool]] = deque()
-        #: Last minute whose ticks were sent, by the database's clock, and the time of the next attempt after a failure.
-        self._minute: datetime | None = None
-        self._send_at = 0.0
+        self._sendings = {MAIN: _Sending()}
+        for sweep in scheduled.values():
+            self._sendings.setdefault(sweep.database, _Sending()).sweeps.append(sweep)
         self._woke_at = time.monotonic()
-        #: When the first of the ticks could not be sent; None if all were.
-        self._unsent_at: float | None = None
         self._is_set_up = SetupCheck()
         for name, cron in self._crons.items():
             export_zeros(name)
@@ -135,6 +157,9 @@ class Service:
                 self._changed.clear()
         finally:
             self._end_runs()
+            for each in self._sendings.values():
+                if each.thread is not None:
+                    each.thread.join(_POLL_S)
             self._scheduler.stop()
             self._worker.stop()  # its last heartbeat releases the ticks that have not ended
             close_databases()
@@ -163,46 +188,76 @@ class Service:
             self._write_ends()
             with database.using(MAIN):
                 now = database_now()
-            minute = now.replace(second=0, microsecond=0)
-            if minute != self._minute and time.monotonic() >= self._send_at:
-                self._note_sending(self._send(now), minute)
+            for place, sending in self._sendings.items():
+                self._begin_sending(place, sending, now)
             self._start_due()
         except Exception as error:
-            self._note_sending(error)
+            self._note_unsent(error, *self._sendings.values())
 
-    def _note_sending(self, error: Exception | None, minute: datetime | None = None) -> None:
-        """Remember that the ticks up to this minute were sent, or log the error and schedule the next attempt."""
-        if error is None:
-            if self._unsent_at is not None:
-                logger.info("Ticks are sent again")
-            self._minute, self._unsent_at = minute, None
-            pings.send(INSTALLATION, failed=False)
+    def _begin_sending(self, place: str, sending: _Sending, now: datetime) -> None:
+        """Send the ticks of a new minute; in a separate thread unless their database is ``main``."""
+        if sending.is_running():
+            if sending.unsent_at is None and time.monotonic() - sending.began > AWAKE.total_seconds():
+                self._note_unsent(DatabaseUnavailable(f"the database {place!r} does not answer"), sending)
             return
-        self._send_at = time.monotonic() + _AGAIN_S
-        if self._unsent_at is None:
-            self._unsent_at = time.monotonic()
+        if now.replace(second=0, microsecond=0) == sending.minute or time.monotonic() < sending.again_at:
+            return
+        sending.began = time.monotonic()
+        if place == MAIN:
+            self._send(sending, now, self._start_due)  # the ticks of a thousand workers take a while
+        elif sending.sweeps:
+            sending.thread = threading.Thread(
+                target=self._send_beside, args=(sending, now), name=f"ticks of {place}", daemon=True
+            )
+            sending.thread.start()
+
+    def _send_beside(self, sending: _Sending, now: datetime) -> None:
+        try:
+            self._send(sending, now, lambda: None)
+        except Exception as error:
+            self._note_unsent(error, sending)
+        finally:
+            with suppress(PeeweeException):
+                close_databases()
+
+    def _note_unsent(self, error: Exception, *sendings: _Sending) -> None:
+        """Schedule the next attempt to send ticks, and log the first error."""
+        first = [each for each in sendings if each.unsent_at is None]
+        for each in sendings:
+            each.again_at = time.monotonic() + _AGAIN_S
+        for each in first:
+            each.unsent_at = time.monotonic()
+        if first:
             logger.error("Ticks could not be checked; retrying", error=error_line(classify_error(error)))
             pings.send(INSTALLATION, failed=True)
         close_databases()  # after a failover, a connection may lead to a standby
 
-    def _send(self, now: datetime) -> Exception | None:
-        """Send the latest tick of each worker unless it was sent; return the first error, if any."""
-        last, errors, unavailable = ticks.last_sent(), list[Exception](), set[str]()
-        for name, sweep in self._sweeps.items():
-            # Wait only once for a database that does not answer.
-            if sweep.database in unavailable or last.get(name) == self._crons[name].latest(now):
+    def _send(self, sending: _Sending, now: datetime, after_each: Callable[[], None]) -> None:
+        """Send the latest tick of each worker of a database unless it was sent."""
+        last, errors = ticks.last_sent(), list[Exception]()
+        for sweep in sending.sweeps:
+            if self._stopping.is_set():
+                return
+            if last.get(sweep.name) == self._crons[sweep.name].latest(now):
                 continue
             try:
-                self._send_latest(sweep, now)
-                self._start_due()  # the ticks of a thousand workers take a while
+                self._send_latest(sweep, now, sending.unsent_at)
+                after_each()
             except Exception as error:  # an application's check of its setup may raise anything
                 errors.append(error)
                 if is_unavailable(error):
-                    unavailable.add(sweep.database)
-        return next(iter(errors), None)
+                    break  # wait only once for a database that does not answer
+        if errors:
+            self._note_unsent(errors[0], sending)
+            return
+        if sending.unsent_at is not None:
+            logger.info("Ticks are sent again")
+        sending.minute, sending.unsent_at = now.replace(second=0, microsecond=0), None
+        if all(each.unsent_at is None for each in self._sendings.values()):
+            pings.send(INSTALLATION, failed=False)
 
-    def _send_latest(self, sweep: Sweep, now: datetime) -> None:
-        name, cron, at = sweep.name, self._crons[sweep.name], self._unsent_at
+    def _send_latest(self, sweep: Sweep, now: datetime, at: float | None) -> None:
+        name, cron = sweep.name, self._crons[sweep.name]
         if not self._is_set_up(sweep):
             ticks.remember(name, cron.latest(now))  # its schedule begins once it is set up
             return

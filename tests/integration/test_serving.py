@@ -83,6 +83,24 @@ def test_tick_runs_while_those_of_other_workers_are_sent(serving: Serving) -> No
         eventually(lambda: outcomes("tests.slow") != [])
 
 
+def test_database_that_hangs_keeps_no_worker_of_another_from_its_ticks(serving: Serving) -> None:
+    # S3
+    answered = threading.Event()
+
+    def check() -> SetupProblem:
+        answered.wait()
+        return SetupProblem("unknown", "it hung")
+
+    hanging = replace(sweep("tests.hanging", database="hanging"), setup=Setup(problem=check))
+    expired = sweep("tests.expired")
+
+    with serving(hanging, expired):
+        try:
+            eventually(lambda: outcomes("tests.expired") == ["done"])
+        finally:
+            answered.set()
+
+
 def test_missing_migration_is_named_and_waited_for(
     serving: Serving, postgres: Database, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
