@@ -295,7 +295,7 @@ def execute(
         return
     subject = subjects.get(row.subject)
     if subject is None:
-        erasures.end(number, "failed", f"there is no subject {row.subject!r}")
+        erasures.end(number, "failed", f"there is no subject {row.subject!r}", of_runs={}, proof=None)
         return
     execution = _Execution(number, row, subject, settings, sweeps, stopping or threading.Event())
     try:
@@ -337,7 +337,7 @@ class _Execution:
             self._refuse(f"on hold: {held}", erasing)
             return
         # One that has changed something passed before.
-        much = None if self._row.confirmed or self._counts() else erasing.unconfirmed()
+        much = None if self._row.confirmed or self._has_counts() else erasing.unconfirmed()
         if much is not None:
             self._refuse(much, erasing)
             return
@@ -353,15 +353,15 @@ class _Execution:
 
     def _refuse(self, text: str, erasing: Erasing | None) -> None:
         """End as refused, or as incomplete if an earlier execution has changed something."""
-        self.end(erasing, "incomplete" if self._counts() else "refused", text)
+        self.end(erasing, "incomplete" if self._has_counts() else "refused", text)
 
     def end(self, erasing: Erasing | None, state: str, error: str | None = None, proof: Any = None) -> None:
         """Record how it has ended."""
-        counts = self._counts()
         databases = self._databases(erasing)
+        of_runs = self._counts_of_runs()
         values = () if erasing is None or state == "refused" else {*erasing.identifying, ",".join(self._row.key)}
         erasures.forget_rows(self._number, self._worker, databases, values)
-        erasures.end(self._number, state, error, counts=counts, proof=proof)
+        erasures.end(self._number, state, error, of_runs=of_runs, proof=proof)
         if state == "done":
             logger.info("Erasure is done", erasure=self._number, kind=self._subject.name)
         else:
@@ -372,9 +372,13 @@ class _Execution:
             list(database.by_name()) if erasing is None else list(dict.fromkeys(at for at, _ in erasing.reach.tables))
         )
 
-    def _counts(self) -> dict[str, Any]:
-        """Return what all executions have changed, by table."""
-        found: dict[str, Any] = dict(self._row.counts)
+    def _has_counts(self) -> bool:
+        """Return whether any execution has changed something."""
+        return bool(erasures.counts_of(self._number) or self._counts_of_runs())
+
+    def _counts_of_runs(self) -> dict[str, Any]:
+        """Return the rows that the runs of all executions have changed, by table."""
+        found: dict[str, Any] = {}
         for counts in erasures.counts_of_runs(self._number, self._worker, database.by_name()):
             found = merged(found, (counts.get(DETAILS) or {}).get("dependents") or {})
         return {name: each for name, each in found.items() if any(each.values())}
@@ -390,7 +394,8 @@ class _Execution:
                 deleted = deletion.delete(some)
                 if deleted.refused:
                     raise ObjectNotDeleted(f"the store {store.location} refused {len(deleted.refused)} objects")
-                self._count(f"objects in {store.location}", deleted=len(deleted.gone))
+                if deleted.gone:
+                    erasures.count(self._number, f"objects in {store.location}", "deleted", len(deleted.gone))
             if deletion.unavailable is not None:
                 raise ErasureInterrupted(f"the store {store.location} is unavailable", _RETRY_S)
 
@@ -403,11 +408,7 @@ class _Execution:
             if call.is_unavailable(error):
                 raise ErasureInterrupted(f"{name}: {type(error).__name__}", _RETRY_S) from None
             raise ObjectNotDeleted(f"{name} raised {type(error).__name__}") from None
-        self._count(f"call of {name}", called=1)
-
-    def _count(self, name: str, **numbers: int) -> None:
-        self._row.counts = merged(self._row.counts, {name: numbers})
-        erasures.note(self._number, counts=self._row.counts)
+        erasures.count(self._number, f"call of {name}", "called", 1)
 
     # -- rows
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from peewee import fn
+from peewee import Value, fn
 from pydantic import SecretStr
 
 from housekeeping.core.errors import SettingsError
@@ -198,9 +198,29 @@ def note(number: int, **values: Any) -> None:
         Erasure.update(**values).where((Erasure.id == number) & Erasure.ended_at.is_null()).execute()
 
 
-def end(number: int, state: str, error: str | None = None, **values: Any) -> None:
-    """Record how an erasure has ended, and remove what identifies its subject."""
-    note(number, state=state, error=error, ended_at=NOW, key=None, found=None, **values)
+def count(number: int, name: str, kind: str, by: int) -> None:
+    """Add to a count of an erasure that has not ended. Another process may execute it, and count, at the same time."""
+    before = fn.COALESCE(fn.JSONB_EXTRACT_PATH_TEXT(Erasure.counts, name, kind).cast("bigint"), 0)
+    keys = [Value(each, converter=str).cast("text") for each in (name, kind)]  # not as JSON, as values of a JSON column
+    added = fn.JSONB_BUILD_OBJECT(keys[0], fn.JSONB_BUILD_OBJECT(keys[1], before + Value(by, converter=int)))
+    note(number, counts=Erasure.counts.concat(added))
+
+
+def counts_of(number: int) -> dict[str, Any]:
+    """Return the counts of an erasure apart from those of its runs."""
+    with database.using(MAIN):
+        found: dict[str, Any] | None = Erasure.select(Erasure.counts).where(Erasure.id == number).scalar()
+        return found or {}
+
+
+def end(number: int, state: str, error: str | None, *, of_runs: Mapping[str, Any], proof: Any) -> None:
+    """Record how an erasure has ended, and remove what identifies its subject.
+
+    Parameters:
+      of_runs: Counts by table, which are added.
+    """
+    counts = Erasure.counts.concat(of_runs)
+    note(number, state=state, error=error, ended_at=NOW, key=None, found=None, counts=counts, proof=proof)
 
 
 def unfinished() -> list[int]:

@@ -138,6 +138,36 @@ def test_two_executions_at_once_erase_once(settings: Settings) -> None:
     assert row(number).counts["item"] == {"deleted": 8}
 
 
+def test_two_executions_at_once_add_what_they_count(settings: Settings, tmp_path: Path) -> None:
+    """Another process continues the erasure during the first call, and ends with the second one unavailable."""
+    given, subject = _with_objects(settings, tmp_path)
+    called: list[str] = []
+
+    def first(key: str) -> None:
+        called.append("first")
+        if called == ["first"]:
+            (tmp_path / f"users/{MARKER_ID}/late.png").write_text(MARKER)
+            with pytest.raises(ErasureInterrupted):
+                _execute(number, given, subject)
+
+    def second(key: str) -> None:
+        called.append("second")
+        if called.count("second") == 1:
+            raise ConnectionError
+
+    subject = replace(subject, also=[Call(first), Call(second)])
+    number = ask(given, subject)
+
+    done = _execute(number, given, subject)
+
+    counts = {name.rpartition(".")[2]: each for name, each in done.counts.items()}
+    assert (done.state, called, rows()) == ("done", ["first", "first", "second", "second"], ERASED)
+    assert (counts["objects in avatars"], counts["first"], counts["second"], counts["item"]) == (
+        *({"deleted": 3}, {"called": 2}, {"called": 1}),
+        {"deleted": 8},
+    )
+
+
 def test_sweep_that_deletes_the_subject_meanwhile(settings: Settings) -> None:
     decisions: Any = {"orders": "clear", "comment": "clear", "session": "delete"}
     rows_of = Rows("account", stale=lambda row: row.id == MARKER_ID, action=Delete(dependents=decisions))
