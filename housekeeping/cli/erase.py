@@ -48,7 +48,7 @@ from housekeeping.core.logs import counted, error_line, format_duration, in_one_
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import translate_postgres_errors
 from housekeeping.database.queries import database_now
-from housekeeping.erasures import identify, subjects_of, work
+from housekeeping.erasures import identify, require_storable, subjects_of, work
 from housekeeping.erasures.found_rows import Replay, erased_by_receipts, erased_since, look_for
 from housekeeping.erasures.found_rows import export as export_lines
 from housekeeping.erasures.stages import without_identity
@@ -212,6 +212,7 @@ def erase(
             without_identity(_replay, here, parse_since(since, database_now()), file)
             return
         assert kind is not None and given is not None
+        require_storable(reason, requester)
         for name, text in (("reason", reason), ("requester", requester)):
             if re.search(rf"(?<!\w){re.escape(given)}(?!\w)", text or ""):
                 raise WrongArgument(

@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from housekeeping.core.errors import DeclarationError, ErasureInterrupted, SettingsError, UnknownSubject
+from housekeeping.core.errors import DeclarationError, ErasureInterrupted, SettingsError, UnknownSubject, WrongArgument
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.logs import typed_error_line
 from housekeeping.core.settings import Settings
@@ -50,14 +51,15 @@ def erase(subject: str, key: Any, *, reason: str | None = None, requester: str |
 
     Parameters:
       subject: Name of a `Subject` in ``SUBJECTS`` of a module of ``HOUSEKEEPING_SWEEPS``.
-      key: Its primary key, several values as a tuple; or the value of its column `by`.
+      key: Its primary key, or the value of its column `by`. A tuple is always the primary key.
       reason: Why it is erased; in the receipt. It must not identify the person.
       requester: Who requests it; in the receipt. Default: the user of this process.
 
     Raises:
       UnknownSubject: There is no subject of this name, or no such row, and none was erased.
-      DeclarationError: Several rows have this value in the column `by`, or there is no such column. Nothing was
-        requested.
+      DeclarationError: Several rows have this value, in the column `by` or as the primary key; or there is no such
+        column. Nothing was requested.
+      WrongArgument: The reason or the requester contains a NUL or a lone surrogate.
       SettingsError: ``HOUSEKEEPING_ERASURE_KEY`` is missing, or lacks the secret of an earlier erasure.
       peewee.PeeweeException: A database does not answer.
     """
@@ -99,8 +101,16 @@ def request(
     subjects: Mapping[str, Subject], settings: Settings, name: str, key: Any, requester: str, reason: str | None
 ) -> int:
     """Record that a subject is to be erased, and return the number of its erasure. See `erase`."""
+    require_storable(reason, requester)
     texts, digest = identify(subjects, settings, name, key)
     return erasures.request(name, texts, digest, requester=requester, reason=reason)
+
+
+def require_storable(reason: str | None, requester: str | None) -> None:
+    """Raise WrongArgument if PostgreSQL cannot store the reason or the requester."""
+    for name, text in (("reason", reason), ("requester", requester)):
+        if re.search("[\0\ud800-\udfff]", text or ""):
+            raise WrongArgument(f"the {name} contains a NUL, or bytes that are not UTF-8; write it without them")
 
 
 def identify(subjects: Mapping[str, Subject], settings: Settings, name: str, key: Any) -> tuple[list[str], str]:

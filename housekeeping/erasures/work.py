@@ -537,11 +537,13 @@ def find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
     """Return the values of a subject's primary key as PostgreSQL writes them, and whether it has such a row.
 
     Parameters:
-      key: A value, or several as a tuple or separated by commas; of the primary key, or of the column `by`.
+      key: A value of the primary key, several separated by commas, or a value of the column `by`. A tuple has values of
+        the primary key.
 
     Raises:
       UnknownSubject: It cannot be a key.
-      DeclarationError: Several rows have this value in the column `by`, or there is no such column.
+      DeclarationError: Several rows have this value, in the column `by` or as the primary key; or there is no such
+        column.
       peewee.PeeweeException: The database does not answer.
     """
     return without_identity(_find_key, subject, key)
@@ -552,28 +554,32 @@ def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
         refuse_unknown_columns(subject)
         model = subject.model
         columns, table, types = typed_key(model), quoted_name(model), table_of(model).columns
-        given = [str(each) for each in (key if isinstance(key, tuple | list) else [key])]
-        if len(given) == 1 and len(columns) > 1:
-            given = given[0].split(",")
+        is_exact = isinstance(key, tuple | list)
+        whole = [str(each) for each in (key if is_exact else [key])]
+        given = whole[0].split(",") if len(whole) == 1 and len(columns) > 1 else whole
         select = f"SELECT {', '.join(f'{each}::text' for each in columns)} FROM {table}"  # noqa: S608
         casts = [f"%s::text::{kind}" for kind in columns.values()]
         texts = ", ".join(f"({each})::text" for each in casts)
-        if len(given) == len(columns) and (values := _rows(f"SELECT {texts}", given)):
-            rows = _rows(f"{select} WHERE ({', '.join(columns)}) = ({', '.join(casts)})", given)
-            if rows or subject.by is None:
-                return list((rows or values)[0]), bool(rows)
-        if subject.by is not None and len(given) == 1:
+        values = _rows(f"SELECT {texts}", given) if len(given) == len(columns) else []
+        rows = _rows(f"{select} WHERE ({', '.join(columns)}) = ({', '.join(casts)})", given) if values else []
+        if subject.by is not None and not is_exact:
             where = f"{sql_name(subject.by)} = %s::text::{escaped(types[subject.by])}"
-            rows = _rows(f"{select} WHERE {where} LIMIT 2", given)
-            if len(rows) > 1:
+            others = _rows(f"{select} WHERE {where} LIMIT 2", whole)
+            column = f"this value in the column {subject.by}, the `by` of Subject({subject.name!r})"
+            if rows and others not in ([], rows):
                 raise DeclarationError(
-                    f"several rows of {model._meta.table_name} have this value in the column {subject.by}, the `by` of "
-                    f"Subject({subject.name!r}); give the primary key instead"
+                    f"one row of {model._meta.table_name} has this primary key, and another one {column}; give the "
+                    f"primary key of the other one, or the {subject.by} of the first one; in Python, a tuple is always "
+                    "a primary key"
                 )
-            if rows:
-                return list(rows[0]), True
-            if len(columns) == 1 and (values := _rows(f"SELECT {texts}", given)):
-                return list(values[0]), False
+            if len(others) > 1:
+                raise DeclarationError(
+                    f"several rows of {model._meta.table_name} have {column}; give the primary key instead"
+                )
+            rows = rows or others
+        if rows or values:
+            return list((rows or values)[0]), bool(rows)
+        if subject.by is not None and len(given) == 1:
             raise UnknownSubject(f"there is no {subject.name} with this key")
     raise UnknownSubject(f"this cannot be the key of a {subject.name}")
 

@@ -11,8 +11,9 @@ import pytest
 from housekeeping import Anonymise, Call, DeclarationError, Delete, Keep, Objects, Reference, Settings, Subject
 from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, PERSON, ask, deciding, erase, row, rows, with_key
 from tests.integration.several_databases import CI
+from tests.internals.core import WrongArgument
 from tests.internals.database import database
-from tests.internals.erasures import Erasure, execute, ledger
+from tests.internals.erasures import Erasure, execute, ledger, request
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -35,6 +36,31 @@ def test_key_that_several_rows_have_is_refused(settings: Settings) -> None:
 
     assert (rows(), Erasure.select().count()) == (before, 0)
     assert erase(settings, subject).state == "done"  # by the primary key
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\udcff"])
+@pytest.mark.parametrize("name", ["reason", "requester"])
+def test_text_that_cannot_be_stored_is_refused(settings: Settings, name: str, text: str) -> None:
+    texts = {"reason": "of May", "requester": "somebody", name: text}
+
+    with pytest.raises(WrongArgument, match=f"the {name} contains"):
+        request({"person": PERSON}, with_key(settings), "person", MARKER_ID, **texts)
+
+    assert Erasure.select().count() == 0
+
+
+def test_key_of_one_row_that_another_one_has_in_its_column_is_refused(settings: Settings) -> None:
+    database.execute_sql("UPDATE account SET email = %s WHERE id = 1", (str(MARKER_ID),))
+    before = rows()
+
+    with pytest.raises(DeclarationError, match="one row of account has this primary key, and another one .* email"):
+        ask(settings)
+
+    assert (rows(), Erasure.select().count()) == (before, 0)
+    assert row(ask(settings, key=(MARKER_ID,))).key == row(ask(settings, key=MARKER)).key == [str(MARKER_ID)]
+    assert row(ask(settings, key=1)).key == ["1"]
+    database.execute_sql("UPDATE account SET email = NULL; UPDATE account SET email = id::text")
+    assert row(ask(settings)).key == [str(MARKER_ID)]  # both lead to the same row
 
 
 @pytest.mark.parametrize("key", [MARKER_ID, MARKER])
