@@ -359,7 +359,8 @@ def export(kind: str, key: str, path: Path | None) -> None:
 
     Numbers, booleans, null, arrays and JSON are written as JSON, composite types as objects. All other values are
     strings: times with a time zone in UTC, bytea in hexadecimal after \\x. Objects of stores follow as
-    {"location": ..., "object": ...}. FILE appears when it is complete; only its owner can read it.
+    {"location": ..., "object": ...}. FILE appears when it is complete; only its owner can read it. A
+    device or pipe, such as /dev/stdout, is written to as it is.
 
     Exit status: 0; 1 if a server does not answer; 2 for an unknown kind or key, or a table without a decision.
     """
@@ -390,15 +391,16 @@ def _print(lines: Iterator[str]) -> int:
 
 
 def _write(path: Path, lines: Iterator[str]) -> int:
-    """Write lines to a file that exists once it is complete; return their number."""
-    number = 0
+    """Write lines to a file that exists once it is complete, or to a device or pipe; return their number."""
     try:
+        if path.exists() and not path.is_file():  # never replaced by a file, as root could do with /dev/stdout
+            with path.open("w", encoding="utf-8") as other:
+                return _copy(lines, other)
+        path = Path(os.path.realpath(path))  # a link stays
         # Readable by its owner only.
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
             try:
-                for each in lines:
-                    file.write(f"{each}\n")
-                    number += 1
+                number = _copy(lines, file)
                 file.flush()
                 os.replace(file.name, path)
             except BaseException:
@@ -406,6 +408,14 @@ def _write(path: Path, lines: Iterator[str]) -> int:
                 raise
     except OSError as error:
         raise WrongArgument(f"{path} cannot be written: {error.strerror}") from None
+    return number
+
+
+def _copy(lines: Iterator[str], file: Any) -> int:
+    number = 0
+    for each in lines:
+        file.write(f"{each}\n")
+        number += 1
     return number
 
 

@@ -123,6 +123,8 @@ def test_without_a_terminal_nothing_is_erased_without_yes(command: Command) -> N
         ("tenant", "1"),
         ("person", str(MARKER_ID), "--reason", f"{MARKER_ID} wants it"),
         ("person", str(MARKER_ID), "--requester", f"customer {MARKER_ID}"),
+        ("person", str(MARKER_ID), "--reason", "ticket \udcff"),
+        ("person", str(MARKER_ID), "--requester", "\udcff"),
         ("person",),
         (),
         ("person", "1", "--rekey"),
@@ -391,6 +393,20 @@ def test_export_to_a_file_is_readable_by_its_owner_only(command: Command, tmp_pa
     assert (ended.returncode, ended.stdout, refused.returncode) == (0, "", 2)
     assert len(path.read_text().splitlines()) == 23 and path.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in tmp_path.iterdir() if each.suffix != ".py" and each.is_file()) == [path.name]
+
+
+def test_export_replaces_neither_a_link_nor_a_pipe(command: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("person.jsonl")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    ended = [command("export", *PERSON, "--to", name) for name in ("pipe", "link", ".")]
+    piped = os.read(reading, 1 << 16).decode()
+    os.close(reading)
+
+    assert [each.returncode for each in ended] == [0, 0, 2], ended[0].stderr
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
+    assert piped == (tmp_path / "person.jsonl").read_text() and len(piped.splitlines()) == 23
 
 
 def test_export_of_an_erased_person_exits_with_2(command: Command) -> None:
