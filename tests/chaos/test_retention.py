@@ -43,8 +43,9 @@ def test_random_faults_leave_each_row_in_one_of_both_tables(
         restorer.proceed()
 
     storm.rage(storm_s, work)
-    drain(trial, *storm.processes)
-    restorer.finish()
+    restorer.resume()
+    drain(trial, *storm.processes, expected=EXPECTED)  # the last restore may have left no archived rows
+    restorer.restore()
     drain(trial, *storm.processes, expected=EXPECTED)
 
     assert verdict(trial, EXPECTED, figures) == [], f"run it again with --chaos-seed {seed}"

@@ -60,10 +60,13 @@ class Restorer(Operator):
         self._chance = chance
         self._is_paused = False
 
-    def finish(self) -> None:
-        """Restore one run without faults, and resume the sweep."""
+    def resume(self) -> None:
+        """Resume the sweep, without faults."""
         eventually(lambda: not self.is_busy, patience_s=PATIENCE_S)
         self._until_success("resume", SESSIONS.actor)
+
+    def restore(self) -> None:
+        """Restore one run, without faults. One must have archived rows."""
         self._until_success("restore", str(self._archived_runs()[0]), "--no-pause")
 
     @property
