@@ -110,7 +110,9 @@ def plan(name: str, argument: str | None) -> None:
 def print_plan(planned: Plan) -> None:
     """Print the stages of a plan with their first rows, its warnings, its foreign keys and its triggers."""
     holds = [">HELD"] if planned.held is not None else []
-    stages = table(planned.worker, ">STALE ROWS", *holds, ">BATCHES", ">DURATION", ">OLDEST", ">NEWEST")
+    stages = table(
+        planned.worker, f">STALE {planned.unit.upper()}S", *holds, ">BATCHES", ">DURATION", ">OLDEST", ">NEWEST"
+    )
     for each, batches in planned.stages:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
         held = ["-" if each.held is None else str(each.held)] if holds else []

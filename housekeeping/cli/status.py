@@ -291,8 +291,8 @@ def status(name: str | None, watch: bool, interval: float, problems: bool, fail_
     """Show the status of every worker, or of worker NAME: last run, backlog, oldest stale row, queues, processes,
     leases and alerts.
 
-    Workers are listed in order of trouble; "!" marks those with an alert or a failed run. If some have a problem, more
-    than ten without one are only named.
+    Workers are listed in order of trouble. "!" in STATE, such as "on !", marks those with an alert or a failed run. If
+    some have a problem, more than ten without one are only named.
 
     BACKLOG is the number of stale rows, counted up to a limit. HELD is the number of stale rows that stay because
     they are on hold; they are not part of the backlog, and the column is shown if a worker has a hold. ARRIVED/H and

@@ -151,9 +151,9 @@ def _of_counts(
 
 
 def _backlog(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
-    most = sweep.alerts.backlog
+    most, wait = sweep.alerts.backlog, (f"{sweep.unit} waits", f"{sweep.unit}s wait")
     if most is not None and seen.waiting is not None and seen.waiting.exceeds(most):
-        yield Alert("backlog", f"more than {counted(most, 'row waits', 'rows wait')}", most, seen.waiting.rows)
+        yield Alert("backlog", f"more than {counted(most, *wait)}", most, seen.waiting.rows)
     if seen.uncounted is not None:
         yield Alert("unseen", f"the backlog cannot be counted: {seen.uncounted}")
 

@@ -317,8 +317,12 @@ class RowGuard:
             raise error.__cause__ or error from None
 
 
-def in_words(count: Mapping[str, Any]) -> str:
-    """Return why a run needs a confirmation, with the commands to type, from the count of `RowGuard.first_run`."""
+def in_words(count: Mapping[str, Any], *, in_plan: bool = False) -> str:
+    """Return why a run needs a confirmation, with the commands to type, from the count of `RowGuard.first_run`.
+
+    Parameters:
+      in_plan: Whether the text is part of the plan to look at.
+    """
     worker = count["worker"]
     if (index := count.get("index")) is not None:
         found = (
@@ -331,10 +335,9 @@ def in_words(count: Mapping[str, Any]) -> str:
         why = "its predicate, its age or its table has changed since the last completed run"
     else:
         why = "no run of this worker has completed yet"
-    return (
-        f"{found}, and {why}: its runs are skipped until one is confirmed. Look: "
-        f"housekeeping plan {worker}; then: housekeeping run {worker} --confirm"
-    )
+    look = "If these rows should go" if in_plan else f"Look: housekeeping plan {worker}; then"
+    confirm = f"housekeeping run {worker} --confirm"
+    return f"{found}, and {why}: its runs are skipped until one is confirmed. {look}: {confirm}"
 
 
 def much_in_words(count: Mapping[str, Any], what: str, limit: str) -> str:

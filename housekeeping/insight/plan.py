@@ -44,7 +44,7 @@ from housekeeping.engine.gates import (
     ThrottleGate,
     before_batches,
 )
-from housekeeping.engine.guard import UNCONFIRMED, RowGuard
+from housekeeping.engine.guard import UNCONFIRMED, RowGuard, in_words
 from housekeeping.engine.purge import PurgeRequest, PurgeSweep, refuse_large_table, with_options
 from housekeeping.engine.run import classify_error
 from housekeeping.engine.speed import batch_sizes
@@ -189,6 +189,7 @@ class Plan(Forecast):
       pace: Rows per second in the worker's last runs; None without such runs.
       max_rows_per_s: The worker's limit; None for no limit.
       backlog_forecast: When its backlog will be processed; None if unknown.
+      unit: What is counted, ``row`` or ``partition``.
     """
 
     worker: str
@@ -201,6 +202,7 @@ class Plan(Forecast):
     warnings: Sequence[str] = ()
     max_rows_per_s: float | None = None
     backlog_forecast: BacklogForecast | None = None
+    unit: str = "row"
 
     @property
     def unconfirmed(self) -> str | None:
@@ -326,7 +328,10 @@ def plan(
         course = None if settings is None else _backlog_forecast(sweep, planned, settings.timezone)
         warnings = [*planned.warnings, *_last_failure(sweep)]
     known = {check.name for check in planned.checks}
-    checks = [*planned.checks, *(check for check in found.checks if check.name not in known)]
+    checks = [
+        replace(each, text=in_words(each.counts[UNCONFIRMED], in_plan=True)) if each.reason == UNCONFIRMED else each
+        for each in (*planned.checks, *(check for check in found.checks if check.name not in known))
+    ]
     return replace(planned, checks=checks, next_tick=found.next_tick, backlog_forecast=course, warnings=warnings)
 
 
@@ -461,7 +466,8 @@ def _uncounted(sweep: Sweep, clock: Clock | None, error: PeeweeException) -> Pla
         now, stages = clock.now() if clock else database_now(), stages_of(sweep)
         none = Backlog(0, exact=False)
         unknown = [(StagePlan(each.name, none, {}), Batching.of(sweep, each, 0)) for each in stages]
-        planned = Plan(sweep.name, now, unknown, warnings=[f"the rows could not be counted: {error_line(error)}"])
+        warnings = [f"the {sweep.unit}s could not be counted: {error_line(error)}"]
+        planned = Plan(sweep.name, now, unknown, warnings=warnings, unit=sweep.unit)
         if is_lock_timeout(error):
             return planned
         rows = [text for each in stages if isinstance(each, TableStage) and (text := failing_row(each, now))]
@@ -483,11 +489,10 @@ def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int, decla
         ]
         warnings += [hint for each in stages if (hint := hint_of(each, now)) is not None]
     passes = [(made, Batching.of(sweep, each, made.stale.rows)) for each, made in zip(stages, found, strict=True)]
-    rows_per_s = None
+    rows_per_s, limit_per_s = None, sweep.limits.rows_per_s
     with suppress(ProgrammingError), translate_postgres_errors():  # before `housekeeping init`
         rows_per_s = pace(sweep, last_ended(sweep))
-    limit_per_s = sweep.limits.rows_per_s
-    return Plan(sweep.name, now, passes, rows_per_s, skew, branches, triggers, warnings, max_rows_per_s=limit_per_s)
+    return Plan(sweep.name, now, passes, rows_per_s, skew, branches, triggers, warnings, limit_per_s, unit=sweep.unit)
 
 
 def warnings_of(sweep: Sweep, stage: Stage, planned: StagePlan, now: datetime) -> Iterator[str]:

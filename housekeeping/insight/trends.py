@@ -271,31 +271,33 @@ def forecast_backlog(
     if not stale.rows:
         if stale.exact:
             return BacklogForecast(0, False, "nothing is stale", catches_up=True)
-        return BacklogForecast(0, False, "the stale rows cannot be counted; when they will be done is unknown")
+        text = f"the stale {sweep.unit}s cannot be counted; when they will be done is unknown"
+        return BacklogForecast(0, False, text)
     found = rates(sweep, ended)
     rows, arrived = stale.rows, None if found is None or found.arrived is None else max(0.0, found.arrived)
     if not stale.exact:
         if planned is None:
-            what = f"{stale} rows"
+            what = f"{stale} {sweep.unit}s"
             return BacklogForecast(rows, True, f"{what}; when they will be done cannot be estimated", what=what)
         rows, before = max(rows, _rounded(planned[0])), planned[1]
         # Runs process the oldest rows first, so those of the last hour are still there. A predicate without a time says
         # nothing about them.
         if arrived is None and before < planned[0]:
             arrived = float(planned[0] - before)
-    what, speed = f"{'' if stale.exact else 'about '}{counted(rows, 'row')}", pace(sweep, ended)
+    what, speed = f"{'' if stale.exact else 'about '}{counted(rows, sweep.unit)}", pace(sweep, ended)
     if speed is None:
-        text = f"{what}; when they will be done is unknown, because no run has processed rows yet"
+        text = f"{what}; when they will be done is unknown, because no run has processed {sweep.unit}s yet"
         return BacklogForecast(rows, not stale.exact, text, what=what)
     limits = _Limits.of(sweep, speed, override, ended)
     starts = _starts(sweep, now, zone, override, open_run)
     runs, done_at, drained_per_s = _follow(rows, now, starts, limits, (arrived or 0.0) / 3600)
-    after = f"after {counted(runs, 'run')}{', if no further rows become stale' if arrived is None else ''}"
+    after = f"after {counted(runs, 'run')}{f', if no further {sweep.unit}s become stale' if arrived is None else ''}"
     known = BacklogForecast(rows, not stale.exact, "", None, runs, catches_up=True, what=what)
     if done_at is None:
         text = (
-            f"{what}, and it will never catch up: {_rounded(arrived or 0.0):,} rows an hour become stale, and its runs "
-            f"process at most {_rounded(drained_per_s * 3600):,}; {limits.advice(sweep, (arrived or 0.0) / 3600)}"
+            f"{what}, and it will never catch up: {_rounded(arrived or 0.0):,} {sweep.unit}s an hour become stale, and "
+            f"its runs process at most {_rounded(drained_per_s * 3600):,}; "
+            f"{limits.advice(sweep, (arrived or 0.0) / 3600)}"
         )
         return replace(known, text=text, runs=None, catches_up=False)
     is_paused = override is not None and override.state == "paused"

@@ -510,6 +510,11 @@ class Sweep:
             return tuple(names)
         return (*(name for name in names if name not in _LAST), *(name for name in _LAST if name in names))
 
+    @property
+    def unit(self) -> str:
+        """What its backlog counts, for texts: ``partition`` if it only drops partitions, else ``row``."""
+        return "partition" if all(isinstance(part, DropPartitions | PartitionStage) for part in self.parts) else "row"
+
     @cached_property
     def progress_counts(self) -> tuple[str, ...]:
         """The counts that are processed rows, for rates. Without one, the backlog is counted at the end of a run only

@@ -57,6 +57,7 @@ class Branch:
       sampled_rows: How many stale rows were looked up.
       rows: How many dependents the deletion reaches by this link; None if not counted.
       is_exact: Whether they were all counted; else the number is an estimate.
+      at_most: Whether fewer may be changed, because other dependents keep their parents.
     """
 
     sweep: Sweep
@@ -69,6 +70,7 @@ class Branch:
     sampled_rows: int | None = None
     rows: int | None = None
     is_exact: bool = False
+    at_most: bool = False
 
     @property
     def link(self) -> Link:
@@ -133,7 +135,7 @@ class Branch:
         """The number of its dependents as text."""
         if self.rows is None:
             return "unknown"
-        return f"{'' if self.is_exact else 'about '}{self.rows:,}"
+        return f"{'at most ' * self.at_most}{'' if self.is_exact else 'about '}{self.rows:,}"
 
     @property
     def batches_in_words(self) -> str:
@@ -194,7 +196,18 @@ class Branch:
             "indexed",
             "large",
         )
-        own = ("rows", "is_exact", "batches", "is_new", "referenced_rows", "sampled_rows", "level", "text", "way_out")
+        own = (
+            "rows",
+            "is_exact",
+            "at_most",
+            "batches",
+            "is_new",
+            "referenced_rows",
+            "sampled_rows",
+            "level",
+            "text",
+            "way_out",
+        )
         return {
             "stage": self.stage.name,
             "depth": len(self.path),
@@ -438,9 +451,11 @@ def counted_branches(branches: Sequence[Branch], stale: Mapping[str, Backlog], n
             graph = graph_of(each.stage)
             numbers[name] = {} if graph is None else _numbers(each.stage, graph, now, stale[name])
     counted = [numbers[each.stage.name].get(each.link, (None, False)) for each in branches]
-    return [
+    found = [
         replace(each, rows=rows, is_exact=is_exact) for each, (rows, is_exact) in zip(branches, counted, strict=True)
     ]
+    keeping = {each.stage.name for each in found if (each.keeps or each.holding) and each.rows != 0}
+    return [replace(each, at_most=bool(each.rows and not each.keeps and each.stage.name in keeping)) for each in found]
 
 
 def _numbers(stage: TableStage, graph: Graph, now: datetime, stale: Backlog) -> dict[Link, tuple[int, bool]]:

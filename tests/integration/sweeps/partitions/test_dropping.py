@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from housekeeping import BaseModel, DropPartitions, Sweep, UtcDateTimeField
+from housekeeping import BaseModel, DropPartitions, Settings, Sweep, UtcDateTimeField
 from housekeeping.testing.stubs import ManualClock
 from tests.integration.sweeps.partitions.events import (
     AGE,
@@ -20,6 +20,7 @@ from tests.integration.sweeps.partitions.events import (
     sweep,
     tables,
 )
+from tests.internals.cli import print_plan
 from tests.internals.core import DeclarationError
 from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
@@ -95,11 +96,13 @@ def test_keep_table_detaches_and_keeps_rows_and_comment(either_way: None) -> Non
     assert result.counts["detached_partitions"] == 2 and "freed_bytes" not in result.counts
 
 
-def test_plan_lists_partition_range_rows_and_bytes(months: None) -> None:
+def test_plan_lists_partition_range_rows_and_bytes(
+    months: None, capsys: pytest.CaptureFixture[str], settings: Settings
+) -> None:
     database.execute_sql("ANALYZE events")
     database.execute_sql("UPDATE events SET exported = NULL WHERE happened_at = '2025-10-02'")
 
-    planned = plan(sweep(stale=lambda row: row.exported == True), clock=ManualClock(NOW))  # noqa: E712
+    planned = plan(sweep(stale=lambda row: row.exported == True), clock=ManualClock(NOW), settings=settings)  # noqa: E712
 
     (stage,) = planned.as_json()["stages"]
     september, october = stage["samples"]
@@ -109,6 +112,9 @@ def test_plan_lists_partition_range_rows_and_bytes(months: None) -> None:
     assert (september["rows"], september["bytes"]) == (10, _size("events_09"))
     assert october["stays"] == "a row does not match `stale`"
     assert len(partitions()) == 4
+    print_plan(planned)
+    assert "STALE PARTITIONS" in capsys.readouterr().out and planned.backlog_forecast is not None
+    assert planned.backlog_forecast.text.startswith("1 partition; ")
 
 
 def test_dry_run_has_the_counts_of_the_run(months: None) -> None:
