@@ -247,6 +247,7 @@ class Service:
                 errors.append(error)
                 if is_unavailable(error):
                     break  # wait only once for a database that does not answer
+        ticks.forget_removed(self._sweeps)
         if errors:
             self._note_unsent(errors[0], sending)
             return

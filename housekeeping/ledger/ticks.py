@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
 from peewee import SQL, Value, fn
@@ -22,6 +22,9 @@ from housekeeping.ledger import runs
 from housekeeping.ledger.processes import SILENCE
 from housekeeping.ledger.runs import MINUTE
 from housekeeping.ledger.schema import NOW, TickRow
+
+#: Another process may have the other workers, so their ticks are kept as long as the ledger's rows by default.
+_FORGOTTEN_AFTER: Final = timedelta(days=30)
 
 
 class TakenTick(NamedTuple):
@@ -141,6 +144,13 @@ def _store(worker: str, tick: datetime, due_at: Any) -> None:
     TickRow.delete().where((TickRow.worker == worker) & (TickRow.tick < tick) & TickRow.due_at.is_null()).execute()
     given = {"worker": worker, "tick": tick, "message_id": message_id_of(worker, tick), "due_at": due_at}
     TickRow.insert(**given).on_conflict_ignore().execute()
+
+
+def forget_removed(workers: Collection[str]) -> None:
+    """Delete ticks that have been due for 30 days and are not of these workers, such as of one that was removed."""
+    with database.using(MAIN):
+        other = TickRow.worker != fn.ALL(Value(list(workers), converter=False, unpack=False))
+        TickRow.delete().where(other & (TickRow.due_at < NOW - _FORGOTTEN_AFTER)).execute()
 
 
 def take(holder: str, workers: Collection[str], most: int, running: Collection[str] = ()) -> list[TakenTick]:

@@ -16,8 +16,9 @@ from housekeeping import Delete, Row, Rows, Settings, Sweep
 from tests.acceptance.processes import eventually
 from tests.integration.own_stages import in_transactions
 from tests.internals.app import Service, serve
+from tests.internals.brokers import Requeue
 from tests.internals.database import Database
-from tests.internals.ledger import Run, TickRow
+from tests.internals.ledger import NOW, Run, TickRow
 from tests.internals.sweeps import Setup, SetupProblem
 
 #: Serves these sweeps within the block.
@@ -85,17 +86,22 @@ def test_tick_runs_while_those_of_other_workers_are_sent(serving: Serving) -> No
 
 def test_database_that_hangs_keeps_no_worker_of_another_from_its_ticks(serving: Serving) -> None:
     # S3
-    answered = threading.Event()
+    hangs, answered = threading.Event(), threading.Event()
 
     def check() -> SetupProblem:
+        hangs.set()
         answered.wait()
         return SetupProblem("unknown", "it hung")
 
     hanging = replace(sweep("tests.hanging", database="hanging"), setup=Setup(problem=check))
-    expired = sweep("tests.expired")
+    expired, before = sweep("tests.expired"), TickRow.get(TickRow.worker == "tests.expired")
+    tick = before.tick + timedelta(hours=1)
+    TickRow.insert(worker=before.worker, tick=tick, message_id="due", due_at=NOW + timedelta(hours=1)).execute()
 
     with serving(hanging, expired):
         try:
+            hangs.wait(60)
+            TickRow.update(due_at=NOW).where(TickRow.message_id == "due").execute()
             eventually(lambda: outcomes("tests.expired") == ["done"])
         finally:
             answered.set()
@@ -127,8 +133,9 @@ def test_missing_migration_is_named_and_waited_for(
         ({"retry_when": lambda retries, error: 1 / 0}, KeyError(), True),
         ({"min_backoff": 7_200_000, "max_backoff": 7_200_000}, KeyError(), False),
         ({}, dramatiq.Retry(delay=7_200_000), False),
+        ({"max_retries": 0}, Requeue("waits", timedelta(hours=2)), False),
     ],
-    ids=["no_retry", "one_retry", "throws", "broken_retry_when", "backoff", "delay_of_the_error"],
+    ids=["no_retry", "one_retry", "throws", "broken_retry_when", "backoff", "delay_of_the_error", "requeued"],
 )
 def test_failed_tick_is_retried_as_its_worker_says(
     serving: Serving, caplog: pytest.LogCaptureFixture, options: dict[str, Any], error: Exception, ends: bool
@@ -138,10 +145,11 @@ def test_failed_tick_is_retried_as_its_worker_says(
         raise error
 
     with serving(in_transactions(sweep("tests.expired", actor=options), fail)):
-        eventually(lambda: TickRow.select().where(TickRow.retries == 1).exists())
+        eventually(lambda: TickRow.select().where((TickRow.attempts == 1) & TickRow.holder.is_null()).exists())
 
-    row = TickRow.get()
+    row = TickRow.get(TickRow.attempts == 1)
     assert (outcomes("tests.expired"), row.due_at is None) == (["failed"], ends)
+    assert row.retries == (0 if isinstance(error, Requeue) else 1)
     assert ("Tick failed, no retries left" in caplog.text) == ends
     if not ends and options != {"max_retries": 1}:
         assert row.due_at > datetime.now(UTC) + timedelta(minutes=59)

@@ -203,6 +203,18 @@ def test_ticks_of_a_worker_that_is_not_set_up_take_no_room() -> None:
     assert TickRow.select().count() == 1
 
 
+@pytest.mark.parametrize(
+    ("known", "days", "kept"), [([WORKER], 31, True), (["tests.other"], 29, True), (["tests.other"], 31, False)]
+)
+def test_waiting_tick_of_a_removed_worker_is_deleted_after_30_days(known: list[str], days: int, kept: bool) -> None:
+    send(AT)
+    TickRow.update(due_at=NOW - timedelta(days=days)).execute()
+
+    ticks.forget_removed(known)
+
+    assert TickRow.select().exists() == kept
+
+
 def test_tick_is_skipped_while_an_earlier_one_waits_for_its_first_run() -> None:
     # D1, S5
     send(AT)
