@@ -122,10 +122,24 @@ def identify(subjects: Mapping[str, Subject], settings: Settings, name: str, key
         raise UnknownSubject(f"there is no subject {name!r}; the subjects are {', '.join(subjects) or 'none'}")
     texts, exists = find_key(subjects[name], key)
     erasures.require_known_secrets(secret)
-    digests = [erasures.key_hmac(each, name, texts) for each in erasures.each_secret(secret)]
-    if not exists and not erasures.was_erased(name, digests):
-        raise UnknownSubject(f"there is no {name} with this key (HMAC {digests[0][:12]})")
-    return texts, digests[0]
+
+    def digests(of_key: list[str]) -> list[str]:
+        return [erasures.key_hmac(each, name, of_key) for each in erasures.each_secret(secret)]
+
+    if not exists and not erasures.was_erased(name, digests(texts)):
+        raise UnknownSubject(f"there is no {name} with this key (HMAC {digests(texts)[0][:12]})")
+    if exists and not isinstance(key, tuple | list):
+        try:
+            primary, _ = find_key(subjects[name], (key,))
+        except UnknownSubject:  # it cannot be a primary key
+            primary = texts
+        if primary != texts and erasures.was_erased(name, digests(primary)):
+            raise DeclarationError(
+                f"the {name} with this primary key was erased, and another one has this value in the column "
+                f"{subjects[name].by}; give the primary key of the other one; in Python, a tuple is always "
+                "a primary key"
+            )
+    return texts, digests(texts)[0]
 
 
 def send(number: int) -> None:

@@ -178,8 +178,11 @@ def continue_after(number: int) -> None:
 
 
 def was_erased(subject: str, digests: Sequence[str]) -> bool:
-    """Return whether an erasure of this subject is done, given its `key_hmac` by each secret."""
-    same = (Erasure.subject == subject) & Erasure.key_hmac.in_(digests) & (Erasure.state == "done")
+    """Return whether an erasure of this subject may have erased it, given its `key_hmac` by each secret.
+
+    One that has not ended, or was incomplete, may have deleted the subject's row, too.
+    """
+    same = (Erasure.subject == subject) & Erasure.key_hmac.in_(digests) & (Erasure.state != "refused")
     with database.using(MAIN):
         return bool(Erasure.select(Erasure.id).where(same).exists())
 

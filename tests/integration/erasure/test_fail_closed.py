@@ -63,6 +63,23 @@ def test_key_of_one_row_that_another_one_has_in_its_column_is_refused(settings: 
     assert row(ask(settings)).key == [str(MARKER_ID)]  # both lead to the same row
 
 
+@pytest.mark.parametrize("state", ["done", "running", "incomplete", "failed"])
+def test_key_of_an_erased_row_that_another_one_has_in_its_column_is_refused(settings: Settings, state: str) -> None:
+    """The row was deleted before the erasure ended."""
+    erased = erase(settings)
+    open_again = {"ended_at": None, "key": [str(MARKER_ID)]} if state == "running" else {}
+    Erasure.update(state=state, **open_again).execute()
+    database.execute_sql("UPDATE account SET email = %s WHERE id = 1", (str(MARKER_ID),))
+    before = rows()
+
+    with pytest.raises(DeclarationError, match="the person with this primary key was erased, and another one"):
+        ask(settings)
+
+    assert (rows(), Erasure.select().count()) == (before, 1)
+    assert row(ask(settings, key=(MARKER_ID,))).key_hmac == erased.key_hmac
+    assert row(ask(settings, key=1)).key == ["1"]
+
+
 @pytest.mark.parametrize("key", [MARKER_ID, MARKER])
 def test_column_of_the_key_that_does_not_exist_is_refused(settings: Settings, key: Any) -> None:
     before = rows()
