@@ -168,7 +168,9 @@ def test_requests_of_erasures_use_its_settings(settings: Settings, monkeypatch: 
     assert shop.row(number).state == "requested"
 
 
-@pytest.mark.parametrize("has_redis", [False, True], ids=["PostgreSQL", "Redis"])
+@pytest.mark.parametrize(
+    "has_redis", [pytest.param(False, id="PostgreSQL", marks=pytest.mark.slow), pytest.param(True, id="Redis")]
+)
 def test_forked_process_has_connections_and_leases_of_its_own(
     environment: dict[str, str], has_redis: bool, redis_client: redis.Redis
 ) -> None:

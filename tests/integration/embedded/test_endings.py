@@ -54,7 +54,7 @@ def test_error_in_the_block_is_raised_after_the_cleanup(place: Path) -> None:
     assert traces(place, segment=-1) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_killed_parent_leaves_no_trace(place: Path, number: signal.Signals) -> None:
     with parent() as victim:
         segment = shared_memory(victim.folder)
@@ -66,6 +66,7 @@ def test_killed_parent_leaves_no_trace(place: Path, number: signal.Signals) -> N
     assert eventually(lambda: traces(place, segment) == [])
 
 
+@pytest.mark.slow
 def test_parent_killed_during_initdb_leaves_no_trace(place: Path, programs: Path) -> None:
     fake_program(programs / "postgres", "postgres (PostgreSQL) 16.1")
     fake_program(programs / "initdb", "initdb (PostgreSQL) 16.1", "while :; do /bin/sleep 0.1; done")
@@ -77,6 +78,7 @@ def test_parent_killed_during_initdb_leaves_no_trace(place: Path, programs: Path
     assert eventually(lambda: processes_in(place) == [])
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_parent_and_servers_without_a_trace(place: Path) -> None:
     with parent(stderr=subprocess.DEVNULL) as victim:
         segment = shared_memory(victim.folder)
@@ -97,6 +99,7 @@ def test_ctrl_c_does_not_reach_guard_and_servers(place: Path) -> None:
         assert client.ping()
 
 
+@pytest.mark.slow
 def test_forked_child_does_not_keep_servers_of_a_killed_parent(place: Path) -> None:
     with parent(FORK, postgres=False) as victim:
         child = psutil.Process(int(victim.told))
@@ -111,6 +114,7 @@ def test_forked_child_does_not_keep_servers_of_a_killed_parent(place: Path) -> N
             child.kill()
 
 
+@pytest.mark.slow
 def test_close_does_not_need_the_guard(place: Path) -> None:
     with parent() as survivor:
         segment = shared_memory(survivor.folder)
