@@ -151,7 +151,7 @@ def test_task_canceled_at_any_step_after_the_answer_leaves_no_lease(slow: Any, s
 def test_lost_lease_cancels_its_block_which_raises(store: LeaseStore) -> None:
     # L2
     async def main() -> None:
-        async with ExclusiveLease(KEY, timedelta(seconds=1), store) as lease:
+        async with ExclusiveLease(KEY, timedelta(seconds=3), store) as lease:
             store.release(KEY, str(lease.owner()))
             await asyncio.Event().wait()  # until the renewal notices it
 
@@ -161,10 +161,11 @@ def test_lost_lease_cancels_its_block_which_raises(store: LeaseStore) -> None:
     assert isinstance(raised.value.__cause__, asyncio.CancelledError)
 
 
+@pytest.mark.slow
 def test_task_can_wait_again_after_its_lease_was_lost(store: LeaseStore) -> None:
     async def main() -> int:
         with suppress(LeaseLost):
-            async with ExclusiveLease(KEY, timedelta(seconds=1), store) as lease:
+            async with ExclusiveLease(KEY, timedelta(seconds=3), store) as lease:
                 store.release(KEY, str(lease.owner()))
                 await asyncio.Event().wait()
         await asyncio.sleep(0)
