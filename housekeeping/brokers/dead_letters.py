@@ -41,7 +41,7 @@ from housekeeping.core.errors import (
     Refused,
 )
 from housekeeping.core.logs import error_line, in_one_line, is_secret, mask_secrets
-from housekeeping.core.redis import read_scripts, retry_redis, text, translate_redis_errors
+from housekeeping.core.redis import read_scripts, retry_on_outage, text, translate_redis_errors
 from housekeeping.database.errors import error_in
 
 #: Message options of the past attempts. A `tick` stays, because the requeued message is another attempt at that tick.
@@ -357,7 +357,9 @@ class RedisDeadLetters:
         def move(message: Message[Any]) -> object:
             queue = f"{self._broker.namespace}:{message.queue_name}"
             arguments = [letter.broker_id, redis_id, message.encode()]
-            return retry_redis(lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments))
+            return retry_on_outage(
+                lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)
+            )
 
         return _requeue(self._broker, letter, move, redis_message_id=redis_id)
 

@@ -43,7 +43,7 @@ def redis_client(url: str) -> redis.Redis:
     """Return a client for `url`; it connects with its first command.
 
     redis-py's own retries are off. It repeats a command whose answer was lost, and a repeated command can enqueue a
-    message twice or lose one. Callers that may safely repeat use `retry_redis`.
+    message twice or lose one. Callers that may safely repeat use `retry_on_outage`.
 
     Raises:
       SettingsError: If redis-py cannot parse the URL.
@@ -105,7 +105,7 @@ def reason_full(client: redis.Redis, namespace: str) -> str | None:
     return None
 
 
-def retry_redis(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
+def retry_on_outage(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0) -> T:
     """Call a function that is safe to repeat, and retry it after a pause while Redis, or another server, is down.
 
     Use it to release keys when work is done. A key that is not released blocks others until its TTL expires.

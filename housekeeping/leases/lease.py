@@ -31,7 +31,7 @@ from housekeeping.core.errors import (
     ServerUnavailable,
 )
 from housekeeping.core.interrupts import LostLease, interrupter, retract
-from housekeeping.core.redis import retry_redis, shared_redis
+from housekeeping.core.redis import retry_on_outage, shared_redis
 from housekeeping.core.settings import MAIN
 from housekeeping.core.threads import in_thread
 from housekeeping.database.connection import database
@@ -320,7 +320,7 @@ class ExclusiveLease:
             # If it is free after a try without an answer, that try has released it.
             return self._store.release(self.key, token) or tries > 1
 
-        released = retry_redis(release)
+        released = retry_on_outage(release)
         self.count_loss(token, lost=lost or not released)
         return released
 

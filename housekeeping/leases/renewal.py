@@ -25,7 +25,7 @@ from housekeeping.core.redis import (
     named,
     read_scripts,
     redis_client,
-    retry_redis,
+    retry_on_outage,
     shared_redis,
     text,
     translate_redis_errors,
@@ -335,7 +335,7 @@ class RedisLeaseStore:
     def obtain(self, key: str, token: str, ttl: timedelta) -> str:
         # Retried: a lost answer would leave an acquired lease unreleased until its ttl.
         given = named(token=token, ttl=milliseconds(ttl))
-        return text(retry_redis(lambda: self._obtain(keys=[self._prefix + key], args=[given]), 2, 0))
+        return text(retry_on_outage(lambda: self._obtain(keys=[self._prefix + key], args=[given]), 2, 0))
 
     def renew(self, key: str, token: str, ttl: timedelta) -> bool:
         with translate_redis_errors():

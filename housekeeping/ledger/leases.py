@@ -20,7 +20,7 @@ from peewee import EXCLUDED, SQL, InterfaceError, OperationalError, PeeweeExcept
 
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, Refused, SchemaMissing, ServerUnavailable
 from housekeeping.core.logs import error_line
-from housekeeping.core.redis import retry_redis
+from housekeeping.core.redis import retry_on_outage
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import current_message
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
@@ -172,7 +172,7 @@ class PostgresLeaseStore:
         )
         while True:
             # Retried: a lost answer would leave an acquired lease unreleased until its ttl.
-            for (holder,) in retry_redis(lambda: _in_main(taking.returning(HeldLeaseRow.holder)), 2, 0):
+            for (holder,) in retry_on_outage(lambda: _in_main(taking.returning(HeldLeaseRow.holder)), 2, 0):
                 return str(holder)
             if (owner := self.owner(key)) is not None:
                 return owner  # if it is None, the lease was released between the two statements

@@ -24,7 +24,7 @@ from housekeeping.brokers.dramatiq_internals import Requeue, Skip, SkipEnqueue, 
 from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import milliseconds, retry_redis
+from housekeeping.core.redis import milliseconds, retry_on_outage
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.leases.renewal import Renewal, renewals
 from housekeeping.middleware.keys import (
@@ -378,7 +378,7 @@ class Deduplication(Middleware):
         reserved, self.thread.reserved = self.thread.reserved, None
         if reserved is not None and reserved.message_id == message.message_id:
             try:
-                retry_redis(lambda: self.keys.confirm(reserved), tries=2, pause_s=0)
+                retry_on_outage(lambda: self.keys.confirm(reserved), tries=2, pause_s=0)
             except RedisUnavailable as error:
                 self.thread.unconfirmed = reserved
                 logger.warning("Key may be free before its message has ended", key=reserved.key, error=str(error))

@@ -40,7 +40,7 @@ from housekeeping.core.redis import (
     named,
     read_scripts,
     register_freeing_script,
-    retry_redis,
+    retry_on_outage,
     text,
     translate_redis_errors,
 )
@@ -263,7 +263,7 @@ class Admission(Middleware):
             }
             shares_key = has_dependents(message)
             # Repeated after a lost answer: otherwise an acquired lease would stay unused until its ttl expires.
-            answer = retry_redis(lambda: self._ask(self._admit, parts, shares_key=shares_key), tries=2, pause_s=0)
+            answer = retry_on_outage(lambda: self._ask(self._admit, parts, shares_key=shares_key), tries=2, pause_s=0)
             granted = delivery.token, "ours", delivery.lease_token, 0
             state, key_state, holder, left_ms = granted if answer == 1 else answer
             delivery.answered = True
@@ -488,12 +488,12 @@ class Admission(Middleware):
             _when_available(end)
         else:
             try:
-                retry_redis(end)
+                retry_on_outage(end)
             except RedisUnavailable as error:
                 logger.warning("End of a message could not be recorded; retrying", error=str(error))
                 # Without it, the keys would stop the worker's next messages until they expire.
                 name = f"the end of message {message.message_id}"
-                renewals.finish_later(name, lambda: retry_redis(end, tries=1), _FINISH_WITHIN)
+                renewals.finish_later(name, lambda: retry_on_outage(end, tries=1), _FINISH_WITHIN)
 
     def _acknowledge(self, end: Callable[[Part | None], None], acknowledgment: Part | None) -> None:
         """End a message together with its acknowledgment, when Redis answers; then the broker's answers as well."""

@@ -36,7 +36,7 @@ from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import GIVEN, fill, named, read_scripts, retry_redis, text
+from housekeeping.core.redis import GIVEN, fill, named, read_scripts, retry_on_outage, text
 from housekeeping.middleware import keys as key_scripts
 from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
@@ -111,7 +111,7 @@ class RedisQueues:
         # Repeating a script with a step changes nothing. Repeating Dramatiq's own would enqueue a second copy.
         tries = 2 if all(steps) else 1
         try:
-            return retry_redis(lambda: self._execute(messages, steps), tries=tries, pause_s=0)
+            return retry_on_outage(lambda: self._execute(messages, steps), tries=tries, pause_s=0)
         except RedisUnavailable as error:
             if any(step is not None and step.fresh for step in steps):
                 raise StoreUnavailable(str(error)) from error

@@ -37,7 +37,7 @@ from housekeeping import (
     UploadBeingDeleted,
     UploadRefused,
     read_redis_clock,
-    retry_redis,
+    retry_on_outage,
     run_replicated,
     shared_redis,
     translate_redis_errors,
@@ -393,7 +393,7 @@ class Claims:
             return self._finish(**given)
 
         ends = Ends()
-        for entry, code in zip(deleted, retry_redis(finish), strict=True):
+        for entry, code in zip(deleted, retry_on_outage(finish), strict=True):
             if code == _REMOVED:
                 ends.removed.append(entry)
             elif code in _LOST:
