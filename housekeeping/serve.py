@@ -42,7 +42,7 @@ from housekeeping.ledger.ticks import TakenTick
 from housekeeping.middleware.interrupts import Inside
 from housekeeping.middleware.observe import AWAKE, Sender, export_zeros, long_busy
 from housekeeping.middleware.retries import delay_before, next_delay
-from housekeeping.middleware.schedule import SetupCheck, report_missed, report_sent, report_skipped
+from housekeeping.middleware.schedule import SetupCheck
 from housekeeping.sweeps.declaration import Sweep
 
 logger = named_logger(__name__)
@@ -84,7 +84,7 @@ class _Delivery:
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """Sending of the ticks of one database's workers.
+    """How far the ticks of one database's workers were sent.
 
     Attributes:
       minute: Last minute whose ticks were sent, by the clock of the database ``main``.
@@ -204,6 +204,7 @@ class Service:
             return
         sending.began = time.monotonic()
         if place == MAIN:
+            ticks.forget_removed(self._sweeps)
             self._send(sending, now, self._start_due)  # the ticks of a thousand workers take a while
         elif sending.sweeps:
             sending.thread = threading.Thread(
@@ -247,7 +248,6 @@ class Service:
                 errors.append(error)
                 if is_unavailable(error):
                     break  # wait only once for a database that does not answer
-        ticks.forget_removed(self._sweeps)
         if errors:
             self._note_unsent(errors[0], sending)
             return
@@ -257,22 +257,22 @@ class Service:
         if all(each.unsent_at is None for each in self._sendings.values()):
             pings.send(INSTALLATION, failed=False)
 
-    def _send_latest(self, sweep: Sweep, now: datetime, at: float | None) -> None:
+    def _send_latest(self, sweep: Sweep, now: datetime, unsent_at: float | None) -> None:
         name, cron = sweep.name, self._crons[sweep.name]
         if not self._is_set_up(sweep):
             ticks.remember(name, cron.latest(now))  # its schedule begins once it is set up
             return
-        # By the database's clock, as the ticks.
-        unsent_since = None if at is None else now - timedelta(seconds=time.monotonic() - at)
+        # By the database's clock, like the ticks.
+        unsent_since = None if unsent_at is None else now - timedelta(seconds=time.monotonic() - unsent_at)
         sent = ticks.send(name, cron, now, place=sweep.database, catch_up=self._catch_up, unsent_since=unsent_since)
         if sent is None:
             return
         if sent.missed:
-            report_missed(name, sent.tick, sent.missed, sent.missed_reason)
+            telemetry.report_ticks_missed(name, sent.tick, sent.missed, sent.missed_reason)
         if sent.reason is not None:
-            report_skipped(name, sent.tick, sent.reason)
+            telemetry.report_tick_skipped(name, sent.tick, sent.reason)
         if sent.is_sent:
-            report_sent(name)
+            telemetry.report_tick_sent(name)
 
     def _start_due(self) -> None:
         """Start due ticks in the free threads."""

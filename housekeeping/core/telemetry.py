@@ -105,7 +105,7 @@ def waiting_for(server: Literal["database", "redis"]) -> AbstractContextManager[
     return _Waiting(server)
 
 
-class _Waiting:  # no generator, which takes twice as long: each command to a server has such a block
+class _Waiting:  # not a generator, which takes twice as long: each command to a server has such a block
     __slots__ = ("_began", "_server")
 
     def __init__(self, server: Literal["database", "redis"]) -> None:
@@ -554,3 +554,20 @@ INSTALLATION_READ: Final = Gauge(
 
 #: Every metric of the library.
 ALL: Final = tuple(value for value in list(vars().values()) if isinstance(value, Metric))
+
+
+def report_tick_sent(worker: str) -> None:
+    """Export that a tick of the worker was sent now."""
+    TICKS_SENT.add(worker)
+    LAST_TICK.set(time.time(), worker)
+
+
+def report_tick_skipped(worker: str, tick: datetime, reason: str) -> None:
+    """Log that a tick will not run."""
+    logger.info("Tick ended", worker=worker, tick=tick, outcome="skipped", reason=reason)
+
+
+def report_ticks_missed(worker: str, tick: datetime, missed: int, reason: str) -> None:
+    """Log and export missed ticks, of which this one is the last."""
+    logger.info("Tick ended", outcome="missed", reason=reason, worker=worker, tick=tick, missed=missed)
+    TICKS_MISSED.add(worker, number=missed)

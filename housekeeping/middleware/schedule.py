@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -183,7 +182,7 @@ class Schedule(Middleware):
             self._began_after[name] = cron.latest(now)
             self._unsent_since.pop(name, None)
             return False
-        self._began_after.setdefault(name, _last_before(cron, now))
+        self._began_after.setdefault(name, cron.latest(now - MINUTE))
         # Until it is sent, or proves not to be due.
         self._unsent_since.setdefault(name, now.replace(second=0, microsecond=0))
         if self._unavailable_at == now:
@@ -207,7 +206,7 @@ class Schedule(Middleware):
         in_its_minute = now - tick < MINUTE
         state = self._store.state_of(name, tick)
         if state.actor_known:
-            self._began_after[name] = _last_before(cron, now)
+            self._began_after[name] = cron.latest(now - MINUTE)
         if state.recorded or state.being_sent:
             return False
         known = state.actor_known
@@ -218,7 +217,7 @@ class Schedule(Middleware):
             except PeeweeException as error:
                 logger.error("Ledger could not be read", worker=name, error=error_line(error))
                 return in_its_minute
-            if last is None and self._began_after[name] < _last_before(cron, now):
+            if last is None and self._began_after[name] < cron.latest(now - MINUTE):
                 last = self._began_after[name]  # Redis has not answered since the first tick
             if last is not None:
                 self._store.remember(name, last)
@@ -291,7 +290,7 @@ class Schedule(Middleware):
         If the record cannot be written, the tick is sent again.
         """
         self._record_sent(claimed, claimed.options["claim"])
-        report_sent(claimed.actor_name)
+        telemetry.report_tick_sent(claimed.actor_name)
 
     def unsent(self) -> None:
         """Note that a tick could not be sent."""
@@ -320,31 +319,24 @@ class Schedule(Middleware):
             self._recorder.record(message.actor_name, "skipped", reason, tick, message.message_id)
 
     def _record_sent(self, claimed: Message[Any], token: str, skipped: str | None = None) -> None:
-        tick = tick_of(claimed)
+        name, tick = claimed.actor_name, tick_of(claimed)
         assert tick is not None
         row = None if skipped is None else {"outcome": "skipped", "reason": skipped, "message_id": claimed.message_id}
         try:
             with fail_message_on_error():
-                ours, noted = self._store.record(
-                    claimed.actor_name,
-                    tick,
-                    token,
-                    "sent",
-                    last_missed=self._schedules[claimed.actor_name].latest(tick - MINUTE),
-                    noting=database.obj is not None,
-                    row=row,
-                )
-                self._unsent_since.pop(claimed.actor_name, None)
+                last, noting = self._schedules[name].latest(tick - MINUTE), database.obj is not None
+                ours, noted = self._store.record(name, tick, token, "sent", last_missed=last, noting=noting, row=row)
+                self._unsent_since.pop(name, None)
                 if noted:
                     self._recorder.flush(self._schedules)
                 if ours and skipped is not None:
-                    report_skipped(claimed.actor_name, tick, skipped)
+                    telemetry.report_tick_skipped(name, tick, skipped)
         except Exception as error:
-            logger.error("Tick may be sent twice and runs once", worker=claimed.actor_name, error=error_line(error))
+            logger.error("Tick may be sent twice and runs once", worker=name, error=error_line(error))
 
 
 class SetupCheck:
-    """Check of sweeps for what they need; without it, they have no ticks.
+    """Checks whether sweeps have what they need, such as their tables. A sweep that lacks something has no ticks.
 
     Attributes:
       problems: Worker -> what it lacked at its last check, a `SetupProblem` of the sweeps.
@@ -364,29 +356,6 @@ class SetupCheck:
         elif before is not None:
             logger.info("Worker set up, scheduled from now on", worker=name)
         return problem is None
-
-
-def report_sent(worker: str) -> None:
-    """Export that a tick of the worker was sent now."""
-    telemetry.TICKS_SENT.add(worker)
-    telemetry.LAST_TICK.set(time.time(), worker)
-
-
-def report_skipped(worker: str, tick: datetime, reason: str) -> None:
-    """Log that a tick will not run."""
-    logger.info("Tick ended", worker=worker, tick=tick, outcome="skipped", reason=reason)
-
-
-def report_missed(worker: str, tick: datetime, missed: int, reason: str) -> None:
-    """Log and export missed ticks, of which this one is the last."""
-    logger.info("Tick ended", outcome="missed", reason=reason, worker=worker, tick=tick, missed=missed)
-    telemetry.TICKS_MISSED.add(worker, number=missed)
-
-
-def _last_before(cron: Cron, now: datetime) -> datetime:
-    """Return the last tick whose minute has passed."""
-    tick = cron.latest(now)
-    return cron.latest(tick - MINUTE) if now - tick < MINUTE else tick
 
 
 #: Ticks remembered per actor: a day of minutes and an hour, for clocks that step.
@@ -723,5 +692,5 @@ class TickRecorder:
             reason = runs.NOT_SENT if unsent else runs.NO_SCHEDULER
             missed = runs.record_missed(note.worker, cron, from_seconds(after), note.tick, reason)
             if missed:
-                report_missed(note.worker, note.tick, missed, reason)
+                telemetry.report_ticks_missed(note.worker, note.tick, missed, reason)
             self._store.remove(note)

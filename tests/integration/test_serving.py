@@ -1,4 +1,4 @@
-"""Service of an installation without Redis, in this process: which faults it outlives."""
+"""Faults of a service without Redis, which runs in the process of the tests."""
 
 from __future__ import annotations
 
@@ -100,11 +100,19 @@ def test_database_that_hangs_keeps_no_worker_of_another_from_its_ticks(serving: 
 
     with serving(hanging, expired):
         try:
-            hangs.wait(60)
+            assert hangs.wait(60)
             TickRow.update(due_at=NOW).where(TickRow.message_id == "due").execute()
             eventually(lambda: outcomes("tests.expired") == ["done"])
         finally:
             answered.set()
+
+
+def test_old_tick_of_a_removed_worker_is_deleted(serving: Serving) -> None:
+    due_at = NOW - timedelta(days=31)
+    TickRow.insert(worker="tests.removed", tick=datetime.now(UTC), message_id="old", due_at=due_at).execute()
+
+    with serving(sweep("tests.expired")):
+        eventually(lambda: not TickRow.select().where(TickRow.message_id == "old").exists())
 
 
 def test_missing_migration_is_named_and_waited_for(
