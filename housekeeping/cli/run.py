@@ -117,7 +117,7 @@ def print_plan(planned: Plan) -> None:
         oldest, newest = (_age(value, planned.now) for value in (each.oldest, each.newest))
         held = ["-" if each.held is None else str(each.held)] if holds else []
         number, duration = str(batches), _duration(planned, each.stale)
-        if str(each.stale) == "unknown":
+        if each.stale.is_unknown:
             number = duration = "unknown"
         stages.add_row(each.name, str(each.stale), *held, number, duration, oldest, newest)
     print_table(stages)

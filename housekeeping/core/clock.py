@@ -181,10 +181,7 @@ def contacting(server: str, errors: type[Exception] | tuple[type[Exception], ...
       errors: The errors that an attempt raises if the server does not answer.
     """
     block = _impatience.get()
-    return _PATIENT if block is None else _contacting(block, server, errors)
-
-
-_PATIENT: Final = nullcontext()
+    return nullcontext() if block is None else _contacting(block, server, errors)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def translate_redis_errors() -> AbstractContextManager[None]:
     return _TRANSLATION
 
 
-class _Translation:  # no generator, which takes several times as long: each message has some of these blocks
+class _Translation:  # not a generator, which takes several times as long: each message has some of these blocks
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

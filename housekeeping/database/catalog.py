@@ -127,6 +127,11 @@ def sql_name(name: str) -> str:
     return escaped(quoted(name))
 
 
+def of_any_length(kind: str) -> str:
+    """Return the type without a limit for a type whose name alone means the length 1; any other type as it is."""
+    return {"character": "bpchar", "bit": "bit varying"}.get(kind, kind)
+
+
 def table_version(model: type[Model]) -> tuple[Any, ...]:
     """Return the cache key for facts about a table: its database, its name, and a counter.
 

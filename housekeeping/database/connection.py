@@ -108,11 +108,6 @@ def leads_to_pooler(connection: Any) -> bool:
         return bool(cursor.fetchone()[0] != connection.info.backend_pid)
 
 
-def rejects_options(error: Exception) -> bool:
-    """Return whether the error of a connection attempt says that a pooler rejects the parameter ``options``."""
-    return _REJECTED.search(str(error)) is not None
-
-
 def read_options(options: str) -> dict[str, str]:
     """Return the settings in a value of libpq's parameter ``options``: name -> value.
 
@@ -274,7 +269,7 @@ class Database(PostgresqlDatabase):
         try:
             connection = self._open()
         except DriverOperationalError as error:
-            if self.prepared_statements == "on" or not rejects_options(error):
+            if self.prepared_statements == "on" or not _REJECTED.search(str(error)):
                 raise
             self._rejects_options = True
             return None

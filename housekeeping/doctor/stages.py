@@ -32,7 +32,7 @@ from housekeeping.sweeps.values import Finding
 #: Beginning of the text of a check that failed.
 UNEXAMINED: Final = "could not be examined: "
 #: What to do about a timeout.
-WHO_WAITS: Final = "see which session holds the lock, or what slows the database: housekeeping doctor --database"
+FIND_LOCK: Final = "see which session holds the lock, or what slows the database: housekeeping doctor --database"
 #: Classes of PostgreSQL's codes for a statement that it rejects, and for a value.
 _REJECTED: Final = ("42", "22")
 #: Missing table, missing column, missing right: other checks report them.
@@ -83,7 +83,7 @@ def _checked(
 
 def unexamined(area: str, subject: str, error: BaseException) -> Finding:
     """Return the finding of a check that failed; of a timeout, with the command that shows its cause."""
-    way_out = WHO_WAITS if is_timeout(error) else None
+    way_out = FIND_LOCK if is_timeout(error) else None
     return Finding("warning", area, subject, f"{UNEXAMINED}{error_line(error)}", way_out)
 
 

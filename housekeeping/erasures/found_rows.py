@@ -1,10 +1,10 @@
-"""What exists of a subject: its rows in every table of its graph, counted and exported, and whether it is back.
+"""Rows of a subject in every table of its graph, counted and exported; and erased subjects that exist again.
 
 The rows are those that one snapshot of each database has. Each link adds the rows that depend on the rows found so far,
 until no link adds any more. So trees and circles end. The places of the rows are kept in temporary tables: memory does
 not grow with their number.
 
-After the restore of a backup, `look_for` finds erased subjects that are back. The ledger has no keys of erased ones.
+After the restore of a backup, `look_for` finds erased subjects that exist again. The ledger has no keys of erased ones.
 So the keys of all rows of the subject's table are read page by page, and the HMAC of each is compared with those of the
 erasures.
 """

@@ -30,8 +30,11 @@ class Help:
     do: str
 
 
-#: Advice about a process that ran before.
-_OR_WHY: Final = ", or find out why it ended"
+#: Alert name -> what to do before the installation has had any process. Later, the advice begins with it.
+_START: Final = {
+    NO_WORKER: "Start housekeeping worker (without Redis: housekeeping serve)",
+    NO_SCHEDULER: "Start housekeeping scheduler (without Redis: housekeeping serve)",
+}
 
 #: Alert name -> help, in the order in which alerts are shown: causes before what they cause. ``most_…`` stands for all
 #: alerts on a count.
@@ -52,14 +55,13 @@ ALERTS: Final = {
     "no_worker": Help(
         "No worker",
         "No living worker process serves a queue that has scheduled workers or waiting messages.",
-        f"Start housekeeping worker (without Redis: housekeeping serve){_OR_WHY}: its last log lines, the kernel log "
-        "(out of memory). "
+        f"{_START[NO_WORKER]}, or find out why it ended: its last log lines, the kernel log (out of memory). "
         "Nothing is lost: messages wait, and those of a killed worker run again.",
     ),
     "no_scheduler": Help(
         "No scheduler",
         "No scheduler has been alive for two periods of the shortest schedule, and for at least two minutes.",
-        f"Start housekeeping scheduler (without Redis: housekeeping serve){_OR_WHY}. It sends the latest missed tick.",
+        f"{_START[NO_SCHEDULER]}, or find out why it ended. It sends the latest missed tick.",
     ),
     "stuck": Help(
         "Stuck run",
@@ -197,8 +199,7 @@ def _help_of(alert: Alert) -> Help:
     found = help_for(alert.name)
     if not alert.never_seen:
         return found
-    start = found.do.partition(_OR_WHY)[0]
-    return replace(found, title=f"{found.title} process has been seen yet", do=f"{start}.")
+    return replace(found, title=f"{found.title} process has been seen yet", do=f"{_START[alert.name]}.")
 
 
 def advice(alert: Alert) -> str:

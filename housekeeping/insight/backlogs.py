@@ -239,9 +239,9 @@ def why_uncounted(sweep: Sweep, now: datetime, error: Exception) -> str:
             locks = LockGate(stages_of(sweep), now).examine()
             if locks.reason is not None:
                 return locks.text
-        return f"{error_line(error)}; see who holds the lock: housekeeping doctor --database"
+        return f"{error_line(error)}; to see which session holds the lock: housekeeping doctor --database"
     if is_timeout(error):
-        return f"{error_line(error)}; see whether an index is missing: housekeeping doctor"
+        return f"{error_line(error)}; to see whether an index is missing: housekeeping doctor"
     if isinstance(error, PeeweeException) and kind_of(error) is Kind.ROW:
         return f"{error_line(error)}; housekeeping plan {sweep.name} looks for the row"
     return error_line(error)

@@ -309,10 +309,10 @@ def _ledger_then(worker: str, tick: datetime) -> str:
     first = Run.select(fn.MIN(Run.started_at)).where(Run.worker == worker).scalar()
     if first is None:
         return "The ledger has no run of this worker"
-    back = f"back to {first:%Y-%m-%d %H:%M:%S} UTC"
+    began = f"{first:%Y-%m-%d %H:%M:%S} UTC"
     if tick < first:
-        return f"The ledger's first run of this worker is later, {back[8:]}; runs are kept for 30 days"
-    return f"The ledger, which goes {back}, has no run of it"
+        return f"The ledger's first run of this worker is later, {began}; runs are kept for 30 days"
+    return f"The ledger, which goes back to {began}, has no run of it"
 
 
 def _last_run(sweep: Sweep) -> Explanation:

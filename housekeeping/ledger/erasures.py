@@ -202,7 +202,7 @@ def note(number: int, **values: Any) -> None:
 
 
 def count(number: int, name: str, kind: str, by: int) -> None:
-    """Add to a count of an erasure that has not ended. Another process may execute it, and count, at the same time."""
+    """Increase a count of an erasure that has not ended. Several processes may do so at the same time."""
     before = fn.COALESCE(fn.JSONB_EXTRACT_PATH_TEXT(Erasure.counts, name, kind).cast("bigint"), 0)
     keys = [Value(each, converter=str).cast("text") for each in (name, kind)]  # not as JSON, as values of a JSON column
     added = fn.JSONB_BUILD_OBJECT(keys[0], fn.JSONB_BUILD_OBJECT(keys[1], before + Value(by, converter=int)))
@@ -275,7 +275,7 @@ def forget_rows(number: int, worker: str, databases: Iterable[str], values: Iter
       values: Values that identify the subject. They are also removed from ended runs of all workers: from cursors,
         errors, and keys of rejected or blocked rows. A run that resumes without a cursor begins at the front.
     """
-    # JSON has quotation marks, backslashes and control characters otherwise than texts.
+    # JSON writes quotation marks, backslashes and control characters differently.
     spellings = ({each, json.dumps(each, ensure_ascii=False)[1:-1]} for each in values if len(each) >= _LEAST)
     wanted = [re.escape(each) for both in spellings for each in both]
     pattern = f"(?<![[:alnum:]_])({'|'.join(wanted)})(?![[:alnum:]_])"

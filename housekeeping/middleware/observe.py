@@ -40,14 +40,7 @@ from housekeeping.core.logs import configure, error_line, how_to_install
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import redis_client, shared_redis, translate_redis_errors
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import (
-    MessageContext,
-    Trigger,
-    current_message,
-    tracer,
-    tracing_api,
-    wait_times,
-)
+from housekeeping.core.telemetry import MessageContext, Trigger, current_message, tracer, tracing_api, wait_times
 from housekeeping.database.connection import close_databases
 from housekeeping.ledger import processes as heartbeats
 from housekeeping.ledger import schema
@@ -601,10 +594,7 @@ def sending(*messages: Message[Any]) -> AbstractContextManager[None]:
     A message that has been sent before, such as a retry, keeps the context of its first sender.
     """
     own_tracer = None if OPTION in messages[0].options else tracer()
-    return _NO_SPAN if own_tracer is None else _span_of(own_tracer, messages)
-
-
-_NO_SPAN: Final = nullcontext()
+    return nullcontext() if own_tracer is None else _span_of(own_tracer, messages)
 
 
 @contextmanager
@@ -619,11 +609,10 @@ def _span_of(own_tracer: Any, messages: Sequence[Message[Any]]) -> Iterator[None
         attributes["messaging.message.id"] = messages[0].message_id
     kind: Any = tracing_api().SpanKind.PRODUCER
     with own_tracer.start_as_current_span(f"send {queue}", kind=kind, attributes=attributes) as span:
-        for message in messages:
-            carrier: dict[str, str] = {}
-            propagate.inject(carrier)
-            if carrier:
-                message.options[OPTION] = carrier
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        for message in messages if carrier else ():
+            message.options[OPTION] = dict(carrier)
         try:
             yield
         except BaseException as error:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 from peewee import Model
 
 from housekeeping.core.errors import ArchiveMismatch
-from housekeeping.database.catalog import escaped, key_of, quoted_name, sql_name, table_of
+from housekeeping.database.catalog import escaped, key_of, of_any_length, quoted_name, sql_name, table_of
 from housekeeping.database.connection import database, handle_of
 from housekeeping.database.queries import condition_sql
 from housekeeping.sweeps.actions import ARCHIVED_AT, ARCHIVED_BY_RUN, CLEARED_COLUMNS, COLUMNS_NOW, takes_cleared
@@ -31,8 +31,6 @@ Values = tuple[Any, ...]
 Sql = tuple[str, list[Any]]
 
 _INTEGERS: Final = frozenset(("smallint", "integer", "bigint"))
-#: Types whose name alone means a length of one.
-_UNLIMITED: Final = {"character": "bpchar", "bit": "bit varying"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class CascadeTable:
             of_database,
             model,
             tuple(each.column_name for each in key_of(model)),
-            {column: _UNLIMITED.get(kind, kind) for column, kind in table.columns.items()},
+            {column: of_any_length(kind) for column, kind in table.columns.items()},
             table.plain,
             graph.links_of(name, of_database),
             holds.get((of_database, name), ()),

@@ -39,7 +39,7 @@ from peewee import (
 
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.logs import typed_error_line
-from housekeeping.database.catalog import key_of, table_if_visible
+from housekeeping.database.catalog import key_of, of_any_length, table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.queries import CompiledQuery, EstimatedParameter, Parameter, QueryCache
 from housekeeping.sweeps.conditions import bare
@@ -317,9 +317,6 @@ def _other_models(condition: Any, model: type[Model] | None) -> list[Any]:
     return [each for each in models if each is not model]
 
 
-#: Types whose name without a length means the length 1.
-_CUT: Final = ("character", "bit")
-
 #: Tells whether a column can be NULL in the stale rows.
 MayBeNull = Callable[[Field], bool]
 
@@ -362,15 +359,9 @@ def comes_after(order: Sequence[Any], position: Position, may_be_null: MayBeNull
 def _estimated(column: Any, value: Any) -> Any:
     """Return a placeholder for a value of the column as an `EstimatedParameter`, if its type is known."""
     kind = table_if_visible(column.model).columns.get(column.column_name)
-    if not isinstance(value, Parameter) or kind is None or kind in _CUT:
+    if not isinstance(value, Parameter) or kind is None:
         return value
-    return EstimatedParameter(value.number, kind)
-
-
-def comes_before(order: Sequence[Any], position: Position) -> Expression:
-    """Return the condition that a row comes before the position, in an order without NULL."""
-    before: Expression = Tuple(*order) < Tuple(*literals(position))
-    return before
+    return EstimatedParameter(value.number, of_any_length(kind))
 
 
 def comes_until(
@@ -606,7 +597,7 @@ class TableRows:
         """Return the conditions that a row is within the batch's positions."""
         places = []
         if batch.after is not None and self.newest_first:
-            places.append(comes_before(self.order, batch.after))
+            places.append(Tuple(*self.order) < Tuple(*literals(batch.after)))  # an order without NULL
         elif batch.after is not None:
             places.append(comes_after(self.order, batch.after, partial(self._may_be_null, batch.now)))
         if batch.until is not None:

@@ -153,12 +153,17 @@ class Backlog:
     rows: int
     exact: bool = True
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing could be counted."""
+        return not self.rows and not self.exact
+
     def exceeds(self, limit: float) -> bool:
         """Return whether there are certainly more rows than the limit."""
         return self.rows > limit or (not self.exact and self.rows >= limit)
 
     def __str__(self) -> str:
-        return f"{self.rows:,}" if self.exact else f"at least {self.rows:,}" if self.rows else "unknown"
+        return "unknown" if self.is_unknown else f"{'' if self.exact else 'at least '}{self.rows:,}"
 
     def __add__(self, other: Backlog) -> Backlog:
         return Backlog(self.rows + other.rows, self.exact and other.exact)

@@ -54,6 +54,8 @@ OUTCOMES: Final = {
 #: Returns the value of an interval, by which the axis is chosen, or that value as text.
 _Value = Callable[[Interval], float]
 _Text = Callable[[Interval], str]
+#: Returns the label of a value of the axis.
+_Label = Callable[[float], str]
 #: Returns the parts of an interval's bar as pairs of class and value, from the bottom up.
 _Parts = Callable[[Interval], list[tuple[str, float]]]
 
@@ -81,13 +83,22 @@ class Plot:
 def plots(found: Sequence[Interval]) -> list[Plot]:
     """Return the charts of these intervals."""
 
-    def plot(key: str, title: str, value: _Value, describe: _Text, parts: _Parts | None = None) -> Plot:
-        return _plot(key, title, found, value, describe, parts or (lambda each: [("value", value(each))]))
+    def plot(
+        key: str, title: str, value: _Value, describe: _Text, parts: _Parts | None = None, label: _Label = _number
+    ) -> Plot:
+        return _plot(key, title, found, value, describe, parts or (lambda each: [("value", value(each))]), label)
 
     return [
         plot("outcomes", "Runs by outcome", lambda each: each.runs, _outcomes, _by_outcome),
         plot("rows", "Processed rows", lambda each: each.rows, lambda each: f"{each.rows:,}"),
-        plot("durations", "Duration of a run, mean and longest", lambda each: each.longest_s or 0.0, _mean, _durations),
+        plot(
+            "durations",
+            "Duration of a run, mean and longest",
+            lambda each: each.longest_s or 0.0,
+            _mean,
+            _durations,
+            format_duration,
+        ),
         plot("backlog", "Backlog at the end of the runs", lambda each: each.backlog or 0, _backlog),
     ]
 
@@ -108,10 +119,11 @@ def _backlog(interval: Interval) -> str:
     return f"{'' if interval.backlog_exact else 'at least '}{interval.backlog:,}"
 
 
-def _plot(key: str, title: str, found: Sequence[Interval], value: _Value, describe: _Text, parts: _Parts) -> Plot:
-    in_seconds, texts = key == "durations", [describe(each) for each in found]
-    label = format_duration if in_seconds else _number
-    top = _round_up(max((value(each) for each in found), default=0.0), seconds=in_seconds)
+def _plot(
+    key: str, title: str, found: Sequence[Interval], value: _Value, describe: _Text, parts: _Parts, label: _Label
+) -> Plot:
+    texts = [describe(each) for each in found]
+    top = _round_up(max((value(each) for each in found), default=0.0), seconds=label is format_duration)
     width = _SLOT * len(found)
     grid = "".join(
         f'<line class="grid" x1="0" x2="{width}" y1="{y}" y2="{y}"/>'

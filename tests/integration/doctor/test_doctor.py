@@ -19,7 +19,7 @@ from tests.integration.doctor.conftest import Found
 from tests.internals.core import PREFIX, how_to_install, redis_client
 from tests.internals.database import Database, connect_to, database
 from tests.internals.doctor import _memory, _persistence, doctor, servers
-from tests.internals.ledger import Run
+from tests.internals.ledger import Run, use_database
 from tests.internals.workers import configured_sweeps
 from tests.pgbouncer_server import PgBouncer
 from tests.session_settings import set_in_session
@@ -178,12 +178,23 @@ def test_redis_without_append_only_file_is_a_warning(information: dict[str, obje
     assert (finding.level, "lost with the server" in finding.text) == ("warning", True)
 
 
-def test_unavailable_redis_is_one_error_and_other_checks_run(complete: Settings, tables: None) -> None:
-    away = complete.model_copy(update={"redis_url": "redis://127.0.0.1:1"})
+@pytest.mark.parametrize(
+    ("url", "area", "other"),
+    [
+        ({"redis_url": "redis://127.0.0.1:1"}, "redis", "postgres"),
+        ({"database_url": "postgresql://127.0.0.1:1/app"}, "postgres", "redis"),
+    ],
+)
+def test_unavailable_server_is_one_error_and_other_checks_run(
+    complete: Settings, tables: None, url: dict[str, str], area: str, other: str
+) -> None:
+    away = complete.model_copy(update=url)
+    use_database(away)
 
     found = list(doctor.examine(away, configured_sweeps(away)))
 
-    assert [(each.area, each.subject) for each in found if each.level == "error"] == [("redis", "connection")]
+    assert [(each.area, each.subject) for each in found if each.level == "error"] == [(area, "connection")]
+    assert (other, "connection", "fine") in {(each.area, each.subject, each.level) for each in found}
 
 
 def test_missing_rabbitmq_client_is_one_error(

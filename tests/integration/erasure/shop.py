@@ -120,7 +120,7 @@ def with_key(settings: Settings, **changes: Any) -> Settings:
 
 def ask(settings: Settings, subject: Subject = PERSON, key: Any = MARKER_ID) -> int:
     """Request an erasure."""
-    return request({subject.name: subject}, with_key(settings), subject.name, key, "somebody", "of May")
+    return request({subject.name: subject}, with_key(settings), subject.name, key, "operator", "of May")
 
 
 def erase(settings: Settings, subject: Subject = PERSON, key: Any = MARKER_ID, sweeps: Sequence[Sweep] = ()) -> Any:

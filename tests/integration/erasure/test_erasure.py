@@ -43,7 +43,7 @@ def test_receipt_has_counts_reasons_and_the_proof_and_no_key(settings: Settings)
     }
     checked = dict.fromkeys(name for name in ERASED if name != "audit_entry")
     assert done.proof == {"passes": 1, "left": dict.fromkeys(checked, 0), "kept": {"audit_entry": 1}}
-    assert (done.key, done.found, done.requester, done.reason) == (None, None, "somebody", "of May")
+    assert (done.key, done.found, done.requester, done.reason) == (None, None, "operator", "of May")
     assert done.requested_at <= done.started_at <= done.ended_at
     assert MARKER not in str(done.__data__) and str(MARKER_ID) not in str(done.__data__)
 

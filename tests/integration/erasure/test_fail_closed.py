@@ -41,7 +41,7 @@ def test_key_that_several_rows_have_is_refused(settings: Settings) -> None:
 @pytest.mark.parametrize("text", ["a\0b", "\udcff"])
 @pytest.mark.parametrize("name", ["reason", "requester"])
 def test_text_that_cannot_be_stored_is_refused(settings: Settings, name: str, text: str) -> None:
-    texts = {"reason": "of May", "requester": "somebody", name: text}
+    texts = {"reason": "of May", "requester": "operator", name: text}
 
     with pytest.raises(WrongArgument, match=f"the {name} contains"):
         request({"person": PERSON}, with_key(settings), "person", MARKER_ID, **texts)

@@ -73,7 +73,7 @@ def test_request_survives_that_no_message_can_be_sent(broker: Any, monkeypatch: 
         ("tenant", MARKER_ID, "there is no subject 'tenant'; the subjects are person"),
         ("person", 77_000_077, "there is no person with this key (HMAC "),
         ("person", "nobody@example.org", "there is no person with this key"),
-        *(("person", key, "there is no person with this key") for key in ("nobody\0", "nobody\udcff")),
+        *(("person", key, "there is no person with this key") for key in ("unknown\0", "unknown\udcff")),
     ],
 )
 def test_unknown_subject_is_refused_without_its_key(broker: Any, name: str, key: Any, text: str) -> None:

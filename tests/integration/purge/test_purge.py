@@ -209,7 +209,10 @@ def test_plan_speaks_of_the_where_and_of_no_declaration(sessions: Left, postgres
 @pytest.mark.parametrize(
     ("request_", "problem"),
     [
-        (PurgeRequest(table="keyless", where="true"), "no primary key"),
+        (
+            PurgeRequest(table="keyless", where="true"),
+            "needs to continue after any row; add one",
+        ),
         (PurgeRequest(table="viewed", where="true"), "a view"),
         (PurgeRequest(table="nowhere", where="true"), "there is no table"),
         (PurgeRequest(table="noWhere", where="true"), "capitals in quotes: '\"noWhere\"'"),

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
-from tests.integration.conftest import AddStatuses
+from tests.integration.conftest import AddStatuses, Locked
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.step_worker import StepWorker, close
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
@@ -63,6 +63,19 @@ def test_plan_page_shows_rows_oldest_row_batches_and_time(client: FlaskClient, a
     ]
     assert '#no_worker">queue</a>' in page and "a run now would wait (no_worker)" in page.casefold()
     assert 'name="rows" value="250"' in page and ">Run now…</button>" in page
+
+
+def test_plan_page_of_a_locked_table_has_no_numbers(client: FlaskClient, locked: Locked) -> None:
+    with locked("LOCK TABLE user_statuses"):
+        page = client.get(f"{PATH}/plan").get_data(as_text=True)
+
+    summary = page.split('id="summary"')[1].split("</dl>")[0]
+    assert re.findall(r'class="number">([^<]*)</dd>', summary) == [
+        "unknown",
+        "-",
+        "unknown",
+        "unknown: no run has ended yet",
+    ]
 
 
 def test_run_is_confirmed_sent_and_linked_once_it_began(

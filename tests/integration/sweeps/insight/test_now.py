@@ -23,6 +23,7 @@ from tests.integration.middleware.step_worker import close
 from tests.integration.roles import connected_as_a_role
 from tests.integration.sweeps.engine.sizing import DUE, SMALL
 from tests.internals.app import broker_without_database
+from tests.internals.cli import print_plan
 from tests.internals.core import redis_client as client_of
 from tests.internals.core import shared_redis
 from tests.internals.database import Database
@@ -91,7 +92,11 @@ def test_no_run_would_start_while_redis_is_stopped(add_statuses: AddStatuses, st
 
 
 def test_blocker_of_a_locked_table_is_named_without_its_literals(
-    add_statuses: AddStatuses, settings: Settings, urls: Urls, processes: None
+    add_statuses: AddStatuses,
+    settings: Settings,
+    urls: Urls,
+    processes: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     add_statuses(3, DUE)
     with psycopg2.connect(urls.database, application_name="nightly backup") as blocker, blocker.cursor() as cursor:
@@ -101,6 +106,8 @@ def test_blocker_of_a_locked_table_is_named_without_its_literals(
         session = blocker.info.backend_pid
     blocker.close()
 
+    print_plan(found)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["user_statuses", *["unknown"] * 3, "-", "-"]
     text = check(found, "locks").text
     assert (found.outcome, found.reason, str(found.stale)) == ("waits", "locked", "unknown")
     assert text.startswith(f'"user_statuses" is locked by process {session} of PostgreSQL (nightly ')
@@ -268,6 +275,12 @@ def test_queue_without_a_worker_and_a_dead_scheduler_are_named(statuses: None, s
     assert "but no worker serves the queue 'cronjob' since" in check(found, "queue").text
     schedule = check(found, "schedule")
     assert schedule.effect == "alerts" and "but no scheduler is alive since" in schedule.text
+
+
+def test_without_redis_no_queue_is_named_before_the_first_process(statuses: None, settings: Settings) -> None:
+    found = plan(WORKER, settings=settings.model_copy(update={"redis_url": None}))
+
+    assert check(found, "queue").text.startswith("no worker serves the queue 'cronjob'")
 
 
 def test_pause_names_its_user_its_reason_and_its_end(statuses: None, settings: Settings, processes: None) -> None:

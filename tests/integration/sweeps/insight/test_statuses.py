@@ -85,7 +85,7 @@ def test_locked_dependents_are_an_alert_with_the_command_that_names_the_session(
         found = read(housekeeping.Sweep("test.closed", rows))
 
     [text] = [each.text for each in found["test.closed"].alarms if each.name == "unseen"]
-    assert text.endswith("lock timeout; see who holds the lock: housekeeping doctor --database")
+    assert text.endswith("lock timeout; to see which session holds the lock: housekeeping doctor --database")
 
 
 def test_workers_that_there_is_no_time_for_show_their_ledger(
