@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ _SECONDS: Final = 10  # transactions after the end of the sweep do not count
 _SCALE: Final = 5  # 500,000 accounts
 _ROWS: Final = 1_000_000
 _FEWEST: Final = 200  # transactions beside a sweep
+_BESIDE_S: Final = 6.0
 
 #: As it is declared without any limit.
 _GROW: Final = Sweep(
@@ -45,6 +47,30 @@ def _purge(place: Place) -> Callable[[], object]:
     request = PurgeRequest(table="user_statuses", where="clear_status_at <= now()", order_by=("clear_status_at",))
     sweep = sweep_of(request)
     return lambda: run(sweep, confirmed=True, noted=request.as_count())
+
+
+def _compute(place: Place) -> Callable[[], object]:
+    """Return a program without PostgreSQL, which takes one of the cores."""
+
+    def work() -> None:
+        end, number = time.monotonic() + _BESIDE_S, 0
+        while time.monotonic() < end:
+            number = (number * 31 + 7) % 1_000_003
+
+    return work
+
+
+def _flush(place: Place) -> Callable[[], object]:
+    """Return a program without PostgreSQL, which writes a file to disk as often as commits do."""
+
+    def work() -> None:
+        end = time.monotonic() + _BESIDE_S
+        with tempfile.TemporaryFile() as file:
+            while time.monotonic() < end:
+                os.pwrite(file.fileno(), bytes(16_384), 0)
+                os.fsync(file.fileno())
+
+    return work
 
 
 #: Used by the processes of the turns; its rows are not counted.
@@ -67,6 +93,9 @@ COMPARISON: Final = Comparison(
             f"beside a hand-written loop, batches of {size:,}": replace(STATUSES_FLOOR, batch=size).contestants()[FLOOR]
             for size in (100, 2_000)
         },
+        # Which of a sweep's loads the application waits for.
+        "beside a loop that only computes": _compute,
+        "beside a loop that only writes to disk": _flush,
     },
 )
 
