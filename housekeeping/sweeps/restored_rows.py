@@ -92,8 +92,9 @@ class Restore:
         values = [self._value(candidates, column) for column in self.columns]
         rows = _WithKeys((candidates,), values)
         insert = inserted(self.source, [column.name for column in self.columns], rows).on_conflict_ignore()
-        stored_again = [Column(_table(self.source), each.name) for each in self.columns]
-        restored = insert.returning(*stored_again).cte("restored")
+        # PostgreSQL may compute a column of the key.
+        returned = dict.fromkeys((*(each.name for each in self.columns), *(each.name for each in key)))
+        restored = insert.returning(*(Column(_table(self.source), name) for name in returned)).cte("restored")
         compared = Select((restored,), [self._is_exact(restored, candidates).alias(AS_WRITTEN)]).cte("compared")
         same_key = Tuple(*(Column(candidates, each.name) for each in key)).in_(
             Select((restored,), [Column(restored, each.name) for each in key])

@@ -53,6 +53,19 @@ def test_virtual_column_is_computed_again(archive: None, postgres_18: None) -> N
     assert rows() == before
 
 
+def test_row_whose_key_is_computed_is_restored(postgres: Database) -> None:
+    database.execute_sql(
+        "CREATE TABLE ticket (number bigint, id bigint GENERATED ALWAYS AS (number * 2) STORED PRIMARY KEY, "
+        "closed_at timestamptz); INSERT INTO ticket (number, closed_at) VALUES (1, '2026-04-01'), (2, '2026-04-02')"
+    )
+    tickets.create_archives(sweep())
+    before = rows()
+
+    result = restore(archived())
+
+    assert (result.outcome, rows(), rows("old_tickets")) == ("done", before, []), result.reason
+
+
 def test_restoring_is_a_run_in_the_ledger(archive: None) -> None:
     run_id = archived()
 
