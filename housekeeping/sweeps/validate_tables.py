@@ -380,6 +380,7 @@ def added_types(archive: type[Model]) -> dict[str, str]:
 
 #: Columns of both tables whose type in the archive is neither the same, nor the same without a limit, nor one that
 #: PostgreSQL converts to implicitly. Only an assignment converts to those: it rounds values, or fails on the way back.
+#: Implicitly it rounds to floating point, cuts off a `name`, and takes the blanks at the end of a `bpchar` for nothing.
 _OTHER_TYPES: Final = """SELECT one.attname::text, format_type(two.atttypid, two.atttypmod),
     format_type(one.atttypid, one.atttypmod)
 FROM pg_attribute AS one JOIN pg_attribute AS two USING (attname)
@@ -388,6 +389,7 @@ AND one.attnum > 0 AND two.attnum > 0 AND NOT one.attisdropped AND NOT two.attis
 AND (one.atttypid, one.atttypmod) <> (two.atttypid, two.atttypmod)
 AND NOT (two.atttypmod = -1 AND (one.atttypid = two.atttypid OR EXISTS (
     SELECT FROM pg_cast WHERE castsource = one.atttypid AND casttarget = two.atttypid AND castcontext = 'i'
+        AND casttarget NOT IN ('float4'::regtype, 'float8'::regtype, 'name'::regtype, 'bpchar'::regtype)
 ))) ORDER BY one.attnum
 """
 

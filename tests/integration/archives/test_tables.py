@@ -23,7 +23,7 @@ def findings(settings: Settings, of: Sweep) -> list[Finding]:
     return list(tables.examine_archives(settings, {of.name: of}))
 
 
-@pytest.mark.parametrize("other", ["numeric(8,1)", "numeric(12,2)", "integer", "text", "double precision[]"])
+@pytest.mark.parametrize("other", ["numeric(8,1)", "numeric(12,2)", "integer", "text", "double precision", "real[]"])
 def test_type_that_would_change_values_stops_the_run(postgres: Database, other: str) -> None:
     create()
     fill()
