@@ -69,6 +69,11 @@ def sqlstate(error: BaseException) -> str | None:
     return code
 
 
+def is_raised(error: BaseException) -> bool:
+    """Return whether a RAISE of PL/pgSQL is the origin of the error, so that its code says nothing about the server."""
+    return getattr(getattr(getattr(error, "orig", None), "diag", None), "source_function", None) == "exec_stmt_raise"
+
+
 def is_of_statement_alone(error: BaseException) -> bool:
     """Return whether a statement lacks a right, a table or a column itself: no function or trigger was running."""
     if not isinstance(error, PeeweeException) or kind_of(error) is not Kind.STATEMENT:

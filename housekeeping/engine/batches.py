@@ -527,8 +527,7 @@ class Batches:
             # Its rows cannot be read, so none of them counts as failed.
             self._leave_stage(BatchResult(position=batch.after), unreadable)
             return
-        # A statement that has changed rows in this run is not wrong by itself.
-        probes = may_concern_all_rows(error) and (is_timeout(error) or place.stage not in self._changed)
+        probes = may_concern_all_rows(error, has_changed_rows=place.stage in self._changed)
         bisection = Bisection(positions, error, probes=probes)
         end = stage.after_all(batch, prepared, positions)
         part: Sequence[Position] | None = None

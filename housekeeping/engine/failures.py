@@ -22,7 +22,15 @@ from housekeeping.core.logs import error_line, in_one_line, shortened, to_log_va
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.telemetry import report
 from housekeeping.database.connection import database, shorten_time_limits
-from housekeeping.database.errors import Kind, cause_of, innermost, is_of_statement_alone, is_timeout, kind_of
+from housekeeping.database.errors import (
+    Kind,
+    cause_of,
+    innermost,
+    is_of_statement_alone,
+    is_raised,
+    is_timeout,
+    kind_of,
+)
 from housekeeping.ledger.schema import NOW, Rejection, Run
 from housekeeping.sweeps.stage import BatchResult, Failure, Position, as_cursor
 
@@ -61,16 +69,23 @@ _LONGEST_ROW: Final = 50_000  # characters of all records in the row of a run
 def is_row_error(error: BaseException) -> bool:
     """Return whether a single row can have caused the error: any error that leaves the connection usable.
 
-    The others (a lost connection, a read-only server, a full disk, a deadlock) concern the whole run.
+    The others (a lost connection, a read-only server, a full disk, a deadlock) concern the whole run, unless a trigger
+    has raised one with such a code.
     """
     if isinstance(error, PeeweeException):
-        return kind_of(error) in _ROW_KINDS
+        return kind_of(error) in _ROW_KINDS or is_raised(error)
     return isinstance(error, HandlerFailed | RowNotChanged)
 
 
-def may_concern_all_rows(error: BaseException) -> bool:
-    """Return whether the error may be that of every row: a slow database, or a statement that is wrong by itself."""
-    return isinstance(error, PeeweeException) and kind_of(error) in (Kind.TIMEOUT, Kind.STATEMENT)
+def may_concern_all_rows(error: BaseException, *, has_changed_rows: bool) -> bool:
+    """Return whether a row error may be that of every row: a slow database, or a statement that is wrong by itself.
+
+    Parameters:
+      has_changed_rows: Whether the statement has changed rows in this run, so that it is not wrong by itself.
+    """
+    if not isinstance(error, PeeweeException) or kind_of(error) is Kind.ROW:
+        return False
+    return kind_of(error) is not Kind.STATEMENT or not has_changed_rows
 
 
 class NoRowSucceeded(Exception):

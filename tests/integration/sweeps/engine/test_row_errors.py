@@ -48,6 +48,11 @@ ERRORS: Final = {
             "0A000",  # not supported
             "HV000",  # a foreign table
             "XX000",  # internal
+            "40001",  # serialization failure
+            "53400",  # a configured limit
+            "08006",  # lost connection
+            "25006",  # read-only
+            "57P01",  # shutdown
         )
     },
     "21000": "PERFORM (SELECT n FROM generate_series(1, 2) AS n)",
