@@ -269,17 +269,17 @@ class Batches:
             if is_timeout(error) and (expected is None or not is_lock_timeout(error)):
                 raise
             found = self._commit.after_lost_answer(error) if is_connection_lost(error) else None
-            if found is not None:
-                after = tuple(found.cursor["after"]) if found.cursor and found.cursor["after"] else None
-                is_closed = found.outcome == "done"
-                self._take((found.counts, replace(place, after=after), DONE if is_closed else None))
-                return BatchResult(position=after, exhausted=is_closed)
-            if is_conflict(error):
-                logger.warning("Batch is retried", error=shortened(error_line(error), LONGEST_ERROR))
-            return self._commit_whole(apply, place)
-        self._speed.apply(override)
+            if found is None:
+                if is_conflict(error):
+                    logger.warning("Batch is retried", error=shortened(error_line(error), LONGEST_ERROR))
+                return self._commit_whole(apply, place)
+            after = tuple(found.cursor["after"]) if found.cursor and found.cursor["after"] else None
+            is_closed, nothing_left, counts = found.outcome == "done", False, found.counts
+            result = BatchResult(position=after, exhausted=is_closed)
+        else:
+            self._speed.apply(override)
+            counts = added(counts, result)
         self._state.nothing_left = is_closed and nothing_left
-        counts = added(counts, result)
         place, done = self._continued(place, result)
         verdict = done if is_closed else self._verdict_after(counts, result, done)
         if verdict is not None and not is_closed:

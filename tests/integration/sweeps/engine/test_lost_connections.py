@@ -125,6 +125,20 @@ def test_batch_that_looks_before_its_commit_survives_a_lost_connection(
     assert (noted["deleted"], noted["different"], noted["counted"]) == (35, 35, 35)
 
 
+@_ENDS_ITS_SERVER
+def test_run_with_a_row_limit_ends_after_the_unanswered_batch_that_reaches_it(
+    add_statuses: AddStatuses, redis_client: redis.Redis, admin: Connection
+) -> None:
+    # F4
+    add_statuses(25, DUE)
+
+    with at_step(Database, "fetch_at_once", "after", at_number(3, breaks(admin))):
+        result = run_sweep(LEASED, max_rows=20)
+
+    assert (result.outcome, result.reason, result.counts["deleted_rows"]) == ("partial", "limit", 20)
+    assert (UserStatus.select().count(), Run.get().outcome) == (5, "partial")
+
+
 def test_statement_that_outlives_its_connection_commits_nothing(
     add_statuses: AddStatuses, audited: Callable[[], dict[str, Any]], redis_client: redis.Redis, postgres: Database
 ) -> None:
