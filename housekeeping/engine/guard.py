@@ -173,10 +173,11 @@ class RowGuard:
         if self._confirmed or (last is None and runs.has_worked(self._sweep.name)):
             return None
         known: Counts = {"worker": self.worker, "changed": last is not None}
-        for link in (link for each in self._stages if (graph := graph_of(each)) is not None for link in graph.links):
-            if link.large and not link.indexed:
-                found = {"table": link.table, "rows": link.rows, "index": link.index_statement}
-                return {**known, **found, "stale": None, "exact": False, "limit": LARGE}
+        links = [link for each in self._stages if (graph := graph_of(each)) is not None for link in graph.links]
+        if scanned := [link for link in links if link.large and not link.indexed]:
+            index = "; ".join(dict.fromkeys(str(each.index_statement) for each in scanned))
+            found = {"table": scanned[0].table, "rows": scanned[0].rows, "index": index}
+            return {**known, **found, "stale": None, "exact": False, "limit": LARGE}
         much = self.much_of_a_table()
         return None if much is None else {**known, **much}
 

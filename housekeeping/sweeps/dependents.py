@@ -507,8 +507,9 @@ class GraphReader:
 
     def refuse_problems(self, graph: Graph, *, checks_rights: bool) -> None:
         """Raise DependentsRefused for the first kind of problem that a run would meet."""
-        self._refuse_undecided(graph)
+        # First, because the line to add to undecided links repeats these names.
         self.refuse_unfit_names(graph, self._decisions, "dependents")
+        self._refuse_undecided(graph)
         if checks_rights:
             self.refuse_missing_rights(self.needed_rights(graph))  # first, because it names unreadable tables
             self.refuse_hidden_rows(graph)
@@ -686,7 +687,8 @@ def _written(decisions: Mapping[str, Decision]) -> str:
 
 
 def _called(reference: Reference) -> str:
-    return f'Reference("{reference.referencing}", "{reference.referenced}")'
+    where = "" if reference.where is None else f', where="{reference.where}"'
+    return f'Reference("{reference.referencing}", "{reference.referenced}"{where})'
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

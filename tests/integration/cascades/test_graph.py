@@ -139,6 +139,13 @@ def test_name_that_fits_no_link_is_refused(do: Do, name: str, hint: str) -> None
     assert refusal({name: "delete"}) == f"dependents names {name!r}, which matches no link; {hint}"
 
 
+def test_misspelled_name_is_refused_before_the_link_that_it_leaves_undecided(do: Do) -> None:
+    do(SHOP)
+    do("CREATE TABLE badge (id bigint PRIMARY KEY, account_id bigint REFERENCES account)")
+
+    assert refusal({"badge.acount_id": "delete"}).endswith("; did you mean 'badge.account_id'?")
+
+
 def test_several_links_composite_keys_and_schemas_are_followed(do: Do, settings: Settings) -> None:
     other = f"{settings.namespace}_other"
     do(
@@ -450,7 +457,7 @@ REFUSED = [
     (Reference("nothing.x", "account.id"), "there is no table 'nothing'"),
     (Reference("attachment.owner", "account.id"), "attachment has no column 'owner'; it has id, owner_id, owner_type"),
     (Reference("attachment.owner_type", "account.id"), "PostgreSQL says: operator does not exist"),
-    (Reference("attachment.owner_id", "account.id", where="kind = 1"), 'column "kind" does not exist'),
+    (Reference("attachment.owner_id", "account.id", where="kind = 1"), ', where="kind = 1"): PostgreSQL says: column "kind"'),
     (Reference("attachment.owner_id", "team.id"), "refers to team, which does not depend on the deleted rows"),
     (Reference("attachment.owner_id", "public.account.id"), "; write account instead"),
     (Reference("attachment.owner_id", "acount.id"), "; write account instead"),

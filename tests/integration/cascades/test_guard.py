@@ -78,16 +78,18 @@ def test_rows_of_kept_dependents_do_not_count(do: Do) -> None:
 @pytest.mark.parametrize("action", [Delete(dependents=True), Delete()])
 def test_missing_index_of_a_large_table_stops_the_first_run(do: Do, action: Delete) -> None:
     do("INSERT INTO orders SELECT n, 50 FROM generate_series(1, 30000) AS n; DROP INDEX orders_account_id_idx")
-    do("ANALYZE orders")
+    do("CREATE TABLE visit (id bigint PRIMARY KEY, account_id bigint REFERENCES account ON DELETE CASCADE)")
+    do("INSERT INTO visit SELECT n, 50 FROM generate_series(1, 20000) AS n; ANALYZE orders, visit")
     sweep = sweep_with(action)
 
     stopped, text = ended(sweep), str(plan(sweep).unconfirmed)
-    do("CREATE INDEX ON orders (account_id)")
+    do("CREATE INDEX ON orders (account_id); CREATE INDEX ON visit (account_id)")
 
     assert stopped == ("skipped", "unconfirmed")
     assert text.startswith(
         "orders has about 30,000 rows and no index by which dependents are found, so that each batch would read all of "
-        "it (CREATE INDEX CONCURRENTLY ON orders (account_id)), and no run of this worker has completed yet"
+        "it (CREATE INDEX CONCURRENTLY ON orders (account_id); CREATE INDEX CONCURRENTLY ON visit (account_id)), and no "
+        "run of this worker has completed yet"
     )
     assert ended(sweep) == ("done", None)
 
