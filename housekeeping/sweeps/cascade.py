@@ -217,7 +217,8 @@ class CascadeStage(TableStage):
         """
         walk = self._walk(batch)
         walk.outcome = None
-        if walk.group is not None and (walk.group.front != batch.after or not walk.stack):
+        group = walk.group
+        if group is not None and not (group.front == batch.after and walk.stack and group.is_checked):
             walk.end()
         try:
             if walk.group is None:
@@ -226,9 +227,8 @@ class CascadeStage(TableStage):
                     return moved
             group = walk.group
             assert group is not None
-            if batch.spent() - group.began_at > _SHARE:
+            if _takes_long(batch, group):
                 walk.postpone_largest()
-                group.began_at = batch.spent()
             chunk = walk.next_chunk(self.batch_size, lambda: not batch.time_is_up())
         except TimeIsUp:
             return self._step(batch, walk, None, batch.after)
@@ -270,7 +270,7 @@ class CascadeStage(TableStage):
             return self._step(batch, walk, None, end, exhausted=exhausted)
         values = [row[-width:] for row in rows]
         by_key = {walk.statements.root.key_in(row): each for row, each in zip(values, positions, strict=True)}
-        walk.begin(Group(batch.after, end, exhausted, by_key, batch.spent()), values)
+        walk.begin(Group(batch.after, end, exhausted, by_key, batch.spent(), is_checked=is_again), values)
         if not last:
             walk.defer()
         if not is_again:
@@ -286,8 +286,10 @@ class CascadeStage(TableStage):
 
     def _leave_blocked(self, batch: Batch, walk: Walk) -> None:
         """Skip and count parents with a dependent that is kept, before any of their rows is changed."""
-        assert walk.group is not None
-        for number, link in walk.blocked(lambda: not batch.time_is_up()).items():
+        blocked = None
+        while blocked is None:
+            blocked = walk.blocked(lambda: not batch.time_is_up(), lambda: _takes_long(batch, walk.group))
+        for number, link in blocked.items():
             walk.counts = merged(walk.counts, self._count_blocked(batch, walk, number, link.table))
             walk.forget(0, number)
 
@@ -456,6 +458,15 @@ def _changed_tables(graph: Graph) -> list[tuple[str, str]]:
     """Return database and name of each table whose rows are deleted or changed."""
     changed = [(each.database, each.table) for each in graph.links if each.decision in ("delete", "clear")]
     return list(dict.fromkeys(((graph.database, graph.root), *changed)))
+
+
+def _takes_long(batch: Batch, group: Group | None) -> bool:
+    """Return whether the group has had its share of the run's time, which begins again if it has."""
+    assert group is not None
+    if batch.spent() - group.began_at <= _SHARE:
+        return False
+    group.began_at = batch.spent()
+    return True
 
 
 def _blocked_since(batch: Batch, table: str, key: str) -> str:

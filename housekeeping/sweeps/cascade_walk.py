@@ -7,7 +7,9 @@ until it has rows without any, and returns some of these; `Walk.settle` applies 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -101,6 +103,7 @@ class Group:
       end, exhausted: Where it is after the group, and whether no parent is left there.
       by_key: Position of each parent, by its key.
       began_at: The share of the run's time at which the group began, or postponed a parent.
+      is_checked: Whether its parents with a dependent that is kept have been removed.
       rejected: Parent -> keys of the rejected rows that depend on it, with their tables, and its own.
     """
 
@@ -109,6 +112,7 @@ class Group:
     exhausted: bool
     by_key: dict[Values, Position]
     began_at: float
+    is_checked: bool = False
     rejected: dict[int, set[_RowId]] = field(default_factory=dict)
 
 
@@ -124,7 +128,8 @@ class Walk:
       stack: The parents, and above them what was found to depend on the rows below.
       group: The parents; None between two groups.
       postponed: Parents that are continued after all others, by key.
-      deferred: Parents that begin after all others, because earlier runs have postponed them.
+      deferred: Parents that begin after all others, because earlier runs have postponed them, or because the search for
+        their kept dependents took long.
       last: Keys of parents that the next run processes after all others: those that took long, and those with rejected
         dependents.
       counts, failures: What has happened since the last commit without a change of the database.
@@ -185,11 +190,9 @@ class Walk:
     def defer(self) -> None:
         """Remove the parents that earlier runs have postponed from the group."""
         assert self.group is not None
-        for number, (key, position) in enumerate(self.group.by_key.items() if self.last else ()):
+        for number, key in enumerate(self.group.by_key if self.last else ()):
             if key_text(key) in self.last:
-                self._process_last(key)
-                self.deferred[key] = position
-                self.forget(0, number)
+                self._postpone(number, self.deferred)
 
     def take_last(self) -> dict[Values, Position]:
         """Return the next parents to process after all others, and forget them."""
@@ -235,18 +238,31 @@ class Walk:
         rows = self.stack[0].rows
         return chunk.level == 0 and chunk.link is None and sum(row is not None for row in rows) <= len(chunk.numbers)
 
-    def blocked(self, may_continue: Callable[[], bool]) -> dict[int, Link]:
-        """Return the parents with a dependent that is kept, at any depth, and the link to it. Changes nothing.
+    def blocked(self, may_continue: Callable[[], bool], takes_long: Callable[[], bool]) -> dict[int, Link] | None:
+        """Return the parents with a dependent that is kept, at any depth, and the link to it. Changes no row.
+
+        If it takes long, defer the parent with the most dependents so far and return None. A last one is not deferred.
 
         Raises:
           TimeIsUp: The run must end.
         """
-        leading = self.statements.leading_to_kept()
-        found: dict[int, Link] = {}
-        if leading:
-            numbers = range(len(self.stack[0].rows))
-            seen: dict[_TableId, set[Values]] = {}
-            self._look_for_kept(self.stack[0], list(numbers), leading, found, seen, may_continue)
+        leading, root, group = self.statements.leading_to_kept(), self.stack[0], self.group
+        assert group is not None
+        # Without the parents that were deferred.
+        live = [number for number, row in enumerate(root.rows) if row is not None]
+        parents = Window(root.table, None, root.columns, [root.rows[number] for number in live], [], [])
+        may_defer = len(live) > 1 or not group.exhausted
+        found, looked_at = dict[int, Link](), Counter[int]()
+        with closing(self._look_for_kept(parents, live, leading, found, {})) as pages:
+            for roots in pages:
+                looked_at.update(roots)
+                if not may_continue():
+                    raise TimeIsUp
+                if may_defer and takes_long():
+                    ((largest, _),) = looked_at.most_common(1)
+                    self._postpone(largest, self.deferred)
+                    return None
+        group.is_checked = True
         return found
 
     def _look_for_kept(
@@ -256,8 +272,8 @@ class Walk:
         leading: Sequence[Link],
         found: dict[int, Link],
         seen: dict[_TableId, set[Values]],
-        may_continue: Callable[[], bool],
-    ) -> None:
+    ) -> Generator[list[int], None, None]:
+        """Add the parents, `roots`, of rows with kept dependents. Yield the parents of each page of rows between."""
         for link in window.table.links:
             live = [number for number, root in enumerate(roots) if root not in found]
             if link not in leading or not live:
@@ -268,15 +284,14 @@ class Walk:
                 continue
             table = self.statements.of_link(link)
             for page in self.statements.pages(link, window, live, WINDOW):
-                if not may_continue():
-                    raise TimeIsUp
                 rows = [(roots[live[place - 1]], tuple(values)) for place, *values in page]
+                yield [root for root, _ in rows]
                 if table.circular:
                     known = seen.setdefault(table.id, set())
                     rows = [each for each in rows if table.key_in(each[1]) not in known]
                     known.update(table.key_in(row) for _, row in rows)
                 below = Window(table, link, table.columns_by(link), [row for _, row in rows], [], [])
-                self._look_for_kept(below, [root for root, _ in rows], leading, found, seen, may_continue)
+                yield from self._look_for_kept(below, [root for root, _ in rows], leading, found, seen)
 
     # -- down
 
@@ -618,10 +633,15 @@ class Walk:
             return
         root = max(roots, key=lambda each: roots[each])
         logger.info("A parent is continued after the others", dependents=roots[root])
-        key, position = list(group.by_key.items())[root]
+        self._postpone(root, self.postponed)
+
+    def _postpone(self, root: int, later: dict[Values, Position]) -> None:
+        """Remove a parent from the group, to process it last."""
+        assert self.group is not None
+        key, position = list(self.group.by_key.items())[root]
         self._process_last(key)
-        if root not in group.rejected:
-            self.postponed[key] = position
+        if root not in self.group.rejected:
+            later[key] = position
         self._drop({(0, root)})
 
     def reject(self, level: int, number: int) -> int | None:

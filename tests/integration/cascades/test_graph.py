@@ -457,7 +457,10 @@ REFUSED = [
     (Reference("nothing.x", "account.id"), "there is no table 'nothing'"),
     (Reference("attachment.owner", "account.id"), "attachment has no column 'owner'; it has id, owner_id, owner_type"),
     (Reference("attachment.owner_type", "account.id"), "PostgreSQL says: operator does not exist"),
-    (Reference("attachment.owner_id", "account.id", where="kind = 1"), ', where="kind = 1"): PostgreSQL says: column "kind"'),
+    (
+        Reference("attachment.owner_id", "account.id", where="kind = 1"),
+        ', where="kind = 1"): PostgreSQL says: column "kind"',
+    ),
     (Reference("attachment.owner_id", "team.id"), "refers to team, which does not depend on the deleted rows"),
     (Reference("attachment.owner_id", "public.account.id"), "; write account instead"),
     (Reference("attachment.owner_id", "acount.id"), "; write account instead"),

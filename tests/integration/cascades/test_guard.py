@@ -88,8 +88,8 @@ def test_missing_index_of_a_large_table_stops_the_first_run(do: Do, action: Dele
     assert stopped == ("skipped", "unconfirmed")
     assert text.startswith(
         "orders has about 30,000 rows and no index by which dependents are found, so that each batch would read all of "
-        "it (CREATE INDEX CONCURRENTLY ON orders (account_id); CREATE INDEX CONCURRENTLY ON visit (account_id)), and no "
-        "run of this worker has completed yet"
+        "it (CREATE INDEX CONCURRENTLY ON orders (account_id); CREATE INDEX CONCURRENTLY ON visit (account_id)), and "
+        "no run of this worker has completed yet"
     )
     assert ended(sweep) == ("done", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from housekeeping.testing.stubs import ManualClock
 from tests.integration.cascades import shop
 from tests.integration.cascades.shop import NOW, execute, ids, sweep, value
 from tests.integration.conftest import Plant
+from tests.integration.statements import watch_statements
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.ledger import NOW as DATABASE_NOW
@@ -83,6 +85,18 @@ def test_postponed_parent_is_forgotten_once_it_is_deleted(large: None) -> None:
     assert result.counts["details"]["postponed"] == {"rows": []}
 
 
+def test_blocked_parent_beside_a_postponed_one_keeps_its_dependents(large: None) -> None:
+    Run3s()
+    execute("CREATE TABLE invoice (order_id bigint REFERENCES orders); CREATE INDEX ON invoice (order_id)")
+    execute("INSERT INTO account VALUES (1, '2026-04-20'), (2, '2026-04-21'); INSERT INTO orders VALUES (1, 1), (2, 2)")
+    execute("INSERT INTO orders VALUES (3, 1); INSERT INTO item VALUES (1, 1), (3, 3); INSERT INTO invoice VALUES (1)")
+
+    result = run_sweep(sweep({"invoice": "keep"}), clock=CLOCK)
+
+    assert (result.outcome, result.counts["blocked"]) == ("done", 1)
+    assert ids("account", "orders", "item") == {"account": [1, 22], "orders": [1, 3, 22], "item": [1, 3, 22]}
+
+
 def test_two_large_parents_take_turns(large: None) -> None:
     execute("INSERT INTO item SELECT n, 20 FROM generate_series(3000, 4999) AS n")
     taken: list[int] = []
@@ -93,6 +107,38 @@ def test_two_large_parents_take_turns(large: None) -> None:
 
     assert [each for each in ids("account")["account"] if each < 20] == []
     assert sum(taken) > 100
+
+
+def test_parent_with_a_long_search_for_kept_rows_is_last(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page of ten items takes a second of a minute, the 2,000 items of the first parent take several."""
+    execute(
+        "CREATE TABLE invoice (id int PRIMARY KEY, item_id bigint REFERENCES item); CREATE INDEX ON invoice (item_id)"
+    )
+    monkeypatch.setattr("housekeeping.sweeps.cascade_walk.WINDOW", 10)
+    clock = ManualClock(NOW)
+    watch_statements(monkeypatch, lambda sql: clock.advance(timedelta(seconds=sql.startswith("FETCH"))))
+
+    result = run_sweep(sweep({"invoice": "keep"}, batch=10, runtime=MINUTE), clock=clock)
+
+    assert (result.outcome, result.reason) == ("partial", "out_of_time")
+    assert ids("account") == {"account": [21, 22]}
+    assert result.counts["details"]["postponed"] == {"rows": ["21"]}
+    assert value("SELECT count(*) FROM item WHERE order_id = 21") == 2001
+
+
+def test_search_for_kept_rows_that_a_stop_ends_begins_again(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop is withdrawn before the run has ended."""
+    execute("CREATE TABLE invoice (item_id bigint REFERENCES item); CREATE INDEX ON invoice (item_id)")
+    execute("INSERT INTO invoice VALUES (2999)")
+    stopping, fetched, answers = threading.Event(), list[str](), iter([True])
+    watch_statements(monkeypatch, lambda sql: fetched.append(sql) if sql.startswith("FETCH") else None)
+    # True once, after the first page of the search.
+    monkeypatch.setattr(stopping, "is_set", lambda: bool(fetched) and next(answers, False))
+
+    result = run_sweep(sweep({"invoice": "keep"}, batch=10), clock=CLOCK, stopping=stopping)
+
+    assert (result.outcome, result.counts["blocked"]) == ("done", 1)
+    assert (ids("account"), value("SELECT count(*) FROM item WHERE order_id = 21")) == ({"account": [21, 22]}, 2001)
 
 
 @pytest.fixture
