@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Thread
 from types import FrameType
@@ -34,8 +34,11 @@ from dramatiq.results.backends import RedisBackend
 from dramatiq.results.result import wrap_exception
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
+from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.logs import typed_error_line
 from housekeeping.core.redis import translate_redis_errors
+
+logger = named_logger(__name__)
 
 
 class SkipEnqueue(MiddlewareError):
@@ -170,6 +173,24 @@ def encode(message: Message[Any] | MessageProxy) -> bytes:
     return _JSON.encode(vars(message)).encode()  # an instance has its fields and nothing else, in their order
 
 
+def body_of_dead_letter(message: MessageProxy) -> bytes | None:
+    """Return the encoded message; None, and a log line, if a middleware has left something in it that has no JSON.
+
+    An error would leave the message with its process: it would never end, and keep its place in the prefetch.
+    """
+    try:
+        body: bytes = message.encode()
+        return body
+    except Exception as error:
+        logger.error(
+            "Dead letter is kept as it was delivered",
+            worker=message.actor_name,
+            message_id=message.message_id,
+            error=typed_error_line(error),
+        )
+        return None
+
+
 #: As Dramatiq's encoder.
 _JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
@@ -180,6 +201,14 @@ def change_class(broker: Broker, kind: type[Broker]) -> None:
     An application's actors and modules hold references to the broker that it made. A new broker would not reach them.
     """
     broker.__class__ = kind
+
+
+def are_exceptions(throws: object) -> bool:
+    """Return whether ``isinstance`` accepts the value of an option ``throws``. Otherwise Dramatiq's thread ends."""
+    with suppress(TypeError):
+        isinstance(None, throws)  # type: ignore[arg-type]
+        return True
+    return False
 
 
 def exception_of(message: MessageProxy) -> BaseException | None:

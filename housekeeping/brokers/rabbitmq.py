@@ -33,7 +33,7 @@ from dramatiq.errors import ConnectionClosed
 from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
-from housekeeping.brokers.dramatiq_internals import change_class
+from housekeeping.brokers.dramatiq_internals import body_of_dead_letter, change_class
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, read
 from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, waiting
 from housekeeping.core.errors import BrokerUnavailable, SettingsError
@@ -125,11 +125,12 @@ logger = named_logger(__name__)
 
 
 class _Delivery(_RabbitmqMessage):
-    """A message and the consumer that delivered it."""
+    """A message, its body, and the consumer that delivered it."""
 
-    def __init__(self, redelivered: bool, tag: int, message: Message[Any], consumer: ReliableConsumer) -> None:
+    def __init__(self, redelivered: bool, tag: int, body: bytes, message: Message[Any], consumer: Any) -> None:
         super().__init__(redelivered, tag, message)
-        self.consumer = consumer
+        self.body = body
+        self.consumer: ReliableConsumer = consumer
 
 
 class ReliableConsumer(_RabbitmqConsumer):
@@ -170,7 +171,7 @@ class ReliableConsumer(_RabbitmqConsumer):
             self.channel.basic_ack(method.delivery_tag)
             return None
         self.known_tags.add(method.delivery_tag)
-        return _Delivery(method.redelivered, method.delivery_tag, message, self)
+        return _Delivery(method.redelivered, method.delivery_tag, body, message, self)
 
     def ack(self, message: MessageProxy) -> None:
         if self._is_from_here(message):
@@ -182,7 +183,7 @@ class ReliableConsumer(_RabbitmqConsumer):
         RabbitMQ's own dead-lettering keeps the message as it was published, and may lose it if the server ends.
         """
         if self._is_from_here(message):
-            self.broker.bury(self.queue_name, message.encode())
+            self.broker.bury(self.queue_name, body_of_dead_letter(message) or vars(message)["body"])
             super().ack(message)
 
     def close(self) -> None:

@@ -22,6 +22,8 @@ from dramatiq.errors import ConnectionClosed, DecodeError
 
 from housekeeping.brokers.dramatiq_internals import (
     RedisConsumer,
+    are_exceptions,
+    body_of_dead_letter,
     change_class,
     dispatch_arguments,
     dispatch_script,
@@ -72,7 +74,16 @@ def wrong_type(message: Message[Any]) -> str:
         part = getattr(message, name)
         if not isinstance(part, kind):
             return f"its {name} is of type {type(part).__name__}"
-    return "its message_id contains a NUL character" if "\0" in message.message_id else ""
+    if not is_storable(message.message_id):
+        return "its message_id contains a NUL character or a lone surrogate"
+    throws = message.options.get("throws")
+    # Dramatiq's thread would end at the first error of the actor, and the message would be lost.
+    return f"its option throws is of type {type(throws).__name__}" if throws and not are_exceptions(throws) else ""
+
+
+def is_storable(text: str) -> bool:
+    """Return whether scripts of Redis and PostgreSQL accept a text: without NUL characters and lone surrogates."""
+    return "\0" not in text and (text.isascii() or text == text.encode(errors="ignore").decode())
 
 
 logger = named_logger(__name__)
@@ -146,6 +157,12 @@ class ReliableRedisBroker(RedisBroker):
         # Read before `in_hand`: Redis does not requeue what is acknowledged in between.
         assigned: Any = self.client.smembers(self._assigned(queue_name))
         lost = {redis_id.decode() for redis_id in assigned} - self.in_hand[queue_name]
+        bodies: Any = self.client.hmget(f"{self.namespace}:{queue_name}.msgs", list(lost)) if lost else []
+        for redis_id, body in list(zip(lost, bodies, strict=True)):
+            message, _ = _read(body, queue_name)
+            if message is not None and message.options["redis_message_id"] != redis_id:
+                self.bury(queue_name, body, "its redis_message_id is another one")  # with which it was acknowledged
+                lost.discard(redis_id)
         if lost:
             logger.warning("Lost deliveries requeued", queue=queue_name, messages=len(lost))
             self.do_requeue(queue_name, *lost)
@@ -169,8 +186,11 @@ class ReliableRedisBroker(RedisBroker):
 
     def nack_rewritten(self, queue_name: str, message: MessageProxy) -> None:
         """Move a message to the dead letters as it is now, with its error, in one round trip."""
-        copy = (message.options["redis_message_id"], message.encode())
-        self._nack(keys=[self.namespace], args=dispatch_arguments(self, "nack", queue_name, *copy))
+        redis_id, body = message.options["redis_message_id"], body_of_dead_letter(message)
+        if body is None:
+            self.do_nack(queue_name, redis_id)
+        else:
+            self._nack(keys=[self.namespace], args=dispatch_arguments(self, "nack", queue_name, redis_id, body))
 
     def _dispatch(self, command: str) -> Callable[..., Any]:
         if command == "enqueue":
@@ -314,6 +334,7 @@ def _read(body: bytes | None, queue_name: str) -> tuple[Message[Any] | None, str
     if body is None:
         return None, "it is missing"
     message, why = read(body, queue_name)
-    if message is not None and not isinstance(message.options.get("redis_message_id"), str):
-        return None, "it has no redis_message_id in its options"
+    redis_id = None if message is None else message.options.get("redis_message_id")
+    if message is not None and not (isinstance(redis_id, str) and is_storable(redis_id)):
+        return None, "it has no valid redis_message_id in its options"
     return message, why

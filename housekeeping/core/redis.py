@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
+#: Errors of a command, or of a script with arguments that it cannot use. Redis before 7 names the script differently.
+_REJECTED: Final = re.compile("WRONGTYPE|@?user_script:|Error running script")
 #: The run continues without a replica after that. One that works answers within milliseconds.
 _REPLICATED_MS: Final = 1000
 #: KEYS[1] is a sorted set with the time of each call that was allowed. ARGV: a unique name for this call, the maximum
@@ -73,11 +76,25 @@ class _Translation:  # not a generator, which takes several times as long: each 
         import redis
 
         if isinstance(error, redis.RedisError):
-            text = _full(error) or f"Redis did not answer: {error_line(error).rstrip('.')}"
+            did = "rejects the command" if is_rejection(error) else "did not answer"
+            text = _full(error) or f"Redis {did}: {error_line(error).rstrip('.')}"
             raise RedisUnavailable(text) from error
 
 
 _TRANSLATION: Final = _Translation()
+
+
+def is_rejection(error: BaseException | None) -> bool:
+    """Return whether Redis rejects a command for good, such as for a key of another type; also if that is its cause."""
+    import redis
+    from redis.exceptions import ClusterCrossSlotError, NoPermissionError
+
+    for_good = (redis.DataError, NoPermissionError, ClusterCrossSlotError)
+    while error is not None:
+        if isinstance(error, for_good) or (isinstance(error, redis.ResponseError) and _REJECTED.match(str(error))):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _full(error: redis.RedisError) -> str | None:
@@ -117,7 +134,9 @@ def retry_on_outage(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0)
         try:
             with translate_redis_errors():
                 return step()
-        except ServerUnavailable:
+        except ServerUnavailable as error:
+            if is_rejection(error):
+                raise
             time.sleep(pause_s)
     with translate_redis_errors():
         return step()

@@ -19,8 +19,10 @@ from typing import Any, Final
 import redis
 
 from housekeeping.core.errors import ServerUnavailable
+from housekeeping.core.logs import typed_error_line
 from housekeeping.core.redis import (
     GIVEN,
+    is_rejection,
     milliseconds,
     named,
     read_scripts,
@@ -149,7 +151,7 @@ class Unfinished(Renewal):
     """End of a message that Redis has not recorded yet. It is tried again every second until Redis answers.
 
     Parameters:
-      finish: Records the end; safe to repeat. Any error but `ServerUnavailable` ends the attempts.
+      finish: Records the end; safe to repeat. `ServerUnavailable` is retried unless Redis rejects a command.
       within: How long to try. After that, the message's keys have expired.
     """
 
@@ -163,11 +165,11 @@ class Unfinished(Renewal):
             return False
         try:
             self._renew()
-        except ServerUnavailable:
-            self.due_at = self._clock() + _FINISH_EVERY_S
-            return True
-        except Exception:
-            logger.exception("Could not finish %s", self.name)
+        except Exception as error:
+            if isinstance(error, ServerUnavailable) and not is_rejection(error):
+                self.due_at = self._clock() + _FINISH_EVERY_S
+                return True
+            logger.error("Could not finish %s: %s", self.name, typed_error_line(error))
         return False
 
 

@@ -21,6 +21,7 @@ from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.brokers.dramatiq_internals import Requeue, Skip, SkipEnqueue, StoreUnavailable, fail_message_on_error
+from housekeeping.brokers.redis import is_storable
 from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import logger as named_logger
@@ -59,7 +60,7 @@ Part = tuple[list[str], dict[str, Any] | list[str]]
 
 @dataclass(slots=True)
 class Delivery:
-    """A delivery of a message to a thread of this process, with what it holds in Redis; made by `Admission`.
+    """A delivery of a message to the current thread, with what it holds in Redis; made by `Admission`.
 
     Attributes:
       token: Distinguishes the deliveries of a message. It begins with the message id, so that a second delivery
@@ -90,6 +91,7 @@ class Delivery:
     renewals: list[Renewal] = field(default_factory=list)
     ended: bool = False
     renewing: threading.Lock = field(default_factory=threading.Lock)
+    thread: threading.Thread = field(default_factory=threading.current_thread)
     name: str = ""
     marks: list[str] = field(default_factory=list)
     ttl: timedelta = timedelta()
@@ -107,9 +109,9 @@ class Delivery:
     rerun_sent: bool = False
 
     def renew(self, step: Callable[[], bool]) -> bool:
-        """Call the function unless the delivery has ended. `end` waits while it runs."""
+        """Call the function unless the delivery has ended; False if its thread has. `end` waits while it runs."""
         with self.renewing:
-            return self.ended or step()
+            return self.ended or (self.thread.is_alive() and step())
 
     def end(self) -> None:
         """Stop the renewals, so that the running mark is not written again after its deletion."""
@@ -159,8 +161,7 @@ def key_of(actor: Actor[..., Any], message: Message[Any] | MessageProxy, config:
 
     The name in the message wins: a new release of the application may compute another one from other parameters.
     """
-    given = message.options.get(KEY)
-    return given if isinstance(given, str) else name_key(actor, message, config)
+    return text_option(message, KEY) or name_key(actor, message, config)
 
 
 def name_key(actor: Actor[..., Any], message: Message[Any] | MessageProxy, config: DeduplicationConfig) -> str:
@@ -181,13 +182,13 @@ def copy_id(message: Message[Any]) -> str:
 
 def claim_of(message: Message[Any] | MessageProxy) -> str:
     """Return the token with which the scheduler claimed a message's tick; empty if no scheduler sent it."""
-    return _text_option(message, "claim") or ""
+    return text_option(message, "claim") or ""
 
 
-def _text_option(message: Message[Any] | MessageProxy, name: str) -> str | None:
+def text_option(message: Message[Any] | MessageProxy, name: str) -> str | None:
     """Return a message option that the scripts accept; None if it is missing or another program wrote it."""
     given = message.options.get(name)
-    return given if isinstance(given, str) and "\0" not in given else None
+    return given if isinstance(given, str) and is_storable(given) else None
 
 
 def step_of_known_message(
@@ -243,7 +244,7 @@ def claim_step(
     message.options[DEDUP_STATE] = CLAIMED
     if fresh and ttl is config.ttl and not ended_run and _SPECIAL.isdisjoint(message.options):
         return KeyStep("claim", key, message.message_id, config.claim, fresh=True, once=True)
-    position = _text_option(message, POSITION)
+    position = text_option(message, POSITION)
     return key_step(
         "claim",
         key,
@@ -412,7 +413,9 @@ class Deduplication(Middleware):
         delivery.holds_key = state == "ours" and config.until_executed
         if delivery.holds_key:
             renew = functools.partial(self.keys.renew, key, delivery.token, config.ttl)
-            delivery.renewals.append(renewals.start(f"key {key}", renew, config.ttl, delivery.since))
+            delivery.renewals.append(
+                renewals.start(f"key {key}", lambda: delivery.renew(renew), config.ttl, delivery.since)
+            )
         if delivery.begun:
             return None
         state, _, other = state.partition(":")

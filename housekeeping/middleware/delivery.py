@@ -8,7 +8,6 @@ processes and machines. `complete_in` records the completion in the transaction 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -33,6 +32,7 @@ from housekeeping.brokers.redis import WITH_ACKNOWLEDGMENT, ReliableRedisBroker
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable
 from housekeeping.core.interrupts import LostLease, interrupter
 from housekeeping.core.logs import logger as named_logger
+from housekeeping.core.logs import typed_error_line
 from housekeeping.core.redis import (
     GIVEN,
     fill,
@@ -59,7 +59,7 @@ from housekeeping.leases.renewal import SHORTEST_TTL, RedisLeaseStore, elapsed, 
 from housekeeping.ledger.leases import holder_of
 from housekeeping.ledger.schema import Completion
 from housekeeping.middleware import keys as scripts
-from housekeeping.middleware.deduplication import Deduplication, Delivery, Part, idempotency_option
+from housekeeping.middleware.deduplication import Deduplication, Delivery, Part, idempotency_option, text_option
 from housekeeping.middleware.keys import (
     DEDUP_STATE,
     RETRIED,
@@ -70,6 +70,7 @@ from housekeeping.middleware.keys import (
     check_key,
     has_dependents,
     key_value,
+    short_digest,
 )
 from housekeeping.middleware.retries import result_of, retry_until_available
 
@@ -286,7 +287,7 @@ class Admission(Middleware):
         delivery.ttl = (actor.options.get("idempotency") or {}).get("ttl", DEFAULT_TTL)
         delivery.sure_until = safe_until(delivery.since, RUNNING_TTL.total_seconds())
         # Retries are counted by the message's id, not by the application's key. A requeued dead letter counts from 0.
-        life = f"{message.actor_name}:{message.message_id}:{message.options.get(LIFE, '')}"
+        life = f"{message.actor_name}:{message.message_id}:{text_option(message, LIFE) or ''}"
         names = (f"done:{delivery.name}", f"running:{delivery.name}", f"retried:{life}")
         delivery.marks = [f"{self._prefix}:{name}" for name in names]
         return delivery.marks, _beginning(delivery)
@@ -499,8 +500,9 @@ class Admission(Middleware):
         """End a message together with its acknowledgment, when Redis answers; then the broker's answers as well."""
         try:
             _when_available(lambda: end(acknowledgment))
-        except Exception:
-            logger.exception("Rerun of a message could not be sent")  # another middleware refuses it
+        except Exception as error:
+            # Redis rejects one of its keys, or another middleware refuses the rerun. What is left expires.
+            logger.error("End of a message could not be recorded", error=typed_error_line(error))
             self._ask(self._dismiss, {"ack": acknowledgment})
 
     def _ask(self, script: Any, parts: dict[str, Part | None], **flags: bool) -> Any:
@@ -558,7 +560,7 @@ def _name(message: Message[Any] | MessageProxy) -> str:
     """Return the actor and message id, or the application's idempotency key instead of the id."""
     key = message.options.get("idempotency_key")
     # A digest, because an application's key may contain the separator.
-    what = message.message_id if key is None else hashlib.sha256(str(key).encode()).hexdigest()[:32]
+    what = message.message_id if key is None else short_digest(str(key))
     return f"{message.actor_name}:{what}"
 
 

@@ -41,7 +41,7 @@ from housekeeping.middleware import keys as key_scripts
 from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
 from housekeeping.middleware.delivery import Admission
-from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind, sent_by_scheduler
+from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind, schedule_of
 from housekeeping.middleware.observe import sending
 from housekeeping.middleware.retries import Retries, note_duplicates
 from housekeeping.middleware.schedule import Schedule
@@ -228,13 +228,15 @@ class EnqueuePath:
         A tick that cannot be enqueued is logged, not raised, because periodiq would end. Its claim expires, so the
         next minute sends it.
         """
+        # One below 0, from a time in the past, would be taken off the time that the key is held.
+        delay = None if delay is None else max(delay, 0)
         try:
             claimed = self._schedule.claim(self._broker, message)
             sent = self._enqueue(claimed, delay)
         except SkipEnqueue as skip:  # the tick was sent before
             return self._returned_to_sender([(message, skip)])[0]
         except Exception as error:
-            if not sent_by_scheduler(message):
+            if schedule_of(self._broker, message) is None:
                 raise
             self._schedule.unsent()
             logger.error(

@@ -20,12 +20,13 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 import redis
-from dramatiq import Actor, GenericActor, Message, MessageProxy, get_encoder
+from dramatiq import Actor, Broker, GenericActor, Message, MessageProxy, get_encoder
 from dramatiq.middleware import MiddlewareError
 from redis.client import Pipeline
 
 from housekeeping.brokers.dead_letters import OF_DEDUPLICATION
 from housekeeping.brokers.dramatiq_internals import InvalidOption
+from housekeeping.core.cron import Cron
 from housekeeping.core.errors import Refused
 from housekeeping.core.redis import GIVEN, milliseconds, named, read_scripts, text, translate_redis_errors
 from housekeeping.leases.renewal import SHORTEST_TTL
@@ -85,7 +86,7 @@ def digest(actor: Actor[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     if key is None and (places := _plain_places(actor, args, kwargs)) is not None:
         # The same text as below in a fifth of the time; thousands of messages are enqueued at a time.
         values = [f"{name}{v if type(v := args[place]) is int else _ENCODER.encode(v)}" for name, place in places]
-        return _digest(f"{{{','.join(values)}}}")
+        return short_digest(f"{{{','.join(values)}}}")
     call = bind_call(actor, args, kwargs)
     basis: object = call.arguments
     if callable(key):
@@ -93,13 +94,14 @@ def digest(actor: Actor[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     elif key is not None:
         basis = {name: call.arguments[name] for name in key}
     try:
-        return _digest(_ENCODER.encode(basis))
+        return short_digest(_ENCODER.encode(basis))
     except (TypeError, ValueError) as error:
         raise UnusableArguments(f"{actor.actor_name}: its calls cannot be compared: {error}") from None
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def short_digest(text: str) -> str:
+    """Return a digest of a text, which may also have lone surrogates."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def _plain_places(
@@ -120,7 +122,7 @@ def message_digest(actor: Actor[..., Any], message: Message[Any] | MessageProxy,
       UnusableArguments: See `digest`.
     """
     about, given = digest(actor, message.args, message.kwargs, key), message.options.get("idempotency_key")
-    return about if given is None else _digest(f"{about}:{given}")
+    return about if given is None else short_digest(f"{about}:{given}")
 
 
 def check_key(actor: Actor[..., Any], option: str, key: object) -> None:
@@ -242,9 +244,13 @@ def tick_of(message: Message[Any] | MessageProxy) -> datetime | None:
         return None
 
 
-def sent_by_scheduler(message: Message[Any]) -> bool:
-    """Return whether this message comes directly from periodiq and is not a retry."""
-    return "scheduled_at" in message.options and "tick" not in message.options
+def schedule_of(broker: Broker, message: Message[Any]) -> Cron | None:
+    """Return the schedule of a message that comes directly from periodiq; None for a retry and any other message."""
+    if "scheduled_at" not in message.options or "tick" in message.options:
+        return None
+    actor = broker.actors.get(message.actor_name)  # another service or release may have actors that are unknown here
+    cron = None if actor is None else actor.options.get("periodic")
+    return cron if isinstance(cron, Cron) else None
 
 
 def never_drop(message: Message[Any]) -> None:
@@ -255,7 +261,8 @@ def never_drop(message: Message[Any]) -> None:
 def followers_of(message: MessageProxy) -> frozenset[str]:
     """Return the ids of the messages that follow this one: its pipe target and its group's callbacks."""
     options = message.options
-    following = [options.get("pipe_target"), *(options.get("group_completion_callbacks") or ())]
+    callbacks = options.get("group_completion_callbacks")
+    following = [options.get("pipe_target"), *(callbacks if isinstance(callbacks, list | tuple) else ())]
     return frozenset(str(each.get("message_id")) for each in following if isinstance(each, dict))
 
 

@@ -34,7 +34,6 @@ from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 from dramatiq.rate_limits.backends import RedisBackend
 from dramatiq.results import ResultFailure, ResultMissing, Results, ResultTimeout
 from dramatiq.results.backend import DEFAULT_TIMEOUT
-from redis.exceptions import ClusterCrossSlotError, NoPermissionError
 
 from housekeeping.brokers.dramatiq_internals import (
     InvalidOption,
@@ -42,6 +41,7 @@ from housekeeping.brokers.dramatiq_internals import (
     Skip,
     SkipDelivery,
     StoreUnavailable,
+    are_exceptions,
     exception_of,
     store_exceptions,
 )
@@ -50,7 +50,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import error_line, leave_out_callers
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import milliseconds, read_scripts
+from housekeeping.core.redis import is_rejection, milliseconds, read_scripts
 from housekeeping.leases.renewal import RedisLeaseStore
 from housekeeping.middleware.keys import DEDUP_STATE, DEFAULT_TTL, RETRIED, has_dependents, message_digest, never_drop
 
@@ -124,8 +124,6 @@ M = TypeVar("M", bound=Middleware)
 _PAUSE_S: Final = 1.0  # before a step is repeated, while Redis or RabbitMQ does not answer
 #: Errors raised while Redis or RabbitMQ is down. OSError: the host name cannot be resolved.
 _AWAY: Final = (redis.RedisError, BrokerConnectionError, StoreUnavailable, RedisUnavailable, OSError)
-#: Errors of Redis that waiting does not resolve.
-_REFUSED: Final = (redis.DataError, NoPermissionError, ClusterCrossSlotError)
 
 
 def retry_until_available(step: Callable[[], T], event: str) -> T:
@@ -139,14 +137,14 @@ def retry_until_available(step: Callable[[], T], event: str) -> T:
       event: The log event for each failed attempt.
 
     Raises:
-      redis.RedisError: Redis answers and rejects the step.
+      redis.RedisError, RedisUnavailable, StoreUnavailable: Redis rejects the step, so that waiting does not help.
     """
     while True:
         try:
             return step()
-        except _REFUSED:
-            raise
         except _AWAY as error:
+            if is_rejection(error):
+                raise
             _wait(event, error_line(error))
         except Interrupt:
             # The interrupt was meant for the actor, which has ended. If it arrived after the step, the step is
@@ -479,6 +477,11 @@ class Retries(dramatiq.middleware.Retries):
         given = actor.options.get("rediscovered", False)
         if not isinstance(given, bool):
             raise InvalidOption(f"{actor.actor_name}: rediscovered is {given!r}; it should be True or False")
+        throws = actor.options.get("throws")
+        if throws and not are_exceptions(throws):
+            raise InvalidOption(
+                f"{actor.actor_name}: throws is {throws!r}; it should be an exception or a tuple of them"
+            )
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self.clear_waiting_mark(broker, message)
@@ -517,7 +520,7 @@ class Retries(dramatiq.middleware.Retries):
             raise
 
     def _enqueue(self, broker: Broker, message: MessageProxy, exception: BaseException | None, given_ms: int) -> None:
-        delay = timedelta(milliseconds=given_ms)
+        delay = timedelta(milliseconds=max(given_ms, 0))
         if self._own_delays:
             delay = _delay(broker, message, exception, delay)
         # One with dependents is retried beside another: its pipeline or group would never end.

@@ -43,7 +43,7 @@ from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import MINUTE, Outcome
-from housekeeping.middleware.keys import RETRY_WAITS, sent_by_scheduler, signature_of, tick_of
+from housekeeping.middleware.keys import RETRY_WAITS, schedule_of, signature_of, tick_of
 from housekeeping.middleware.observe import SchedulerHeartbeats
 
 logger = named_logger(__name__)
@@ -263,24 +263,22 @@ class Schedule(Middleware):
           SkipEnqueue: The tick was sent before, or is being sent.
           StoreUnavailable: Redis does not answer. It may have made the claim, which then expires.
         """
-        # Another service or release may have actors that are unknown here.
-        actor = broker.actors.get(message.actor_name)
-        cron = None if actor is None else actor.options.get("periodic")
-        if actor is None or not isinstance(cron, Cron) or not sent_by_scheduler(message):
+        cron, name = schedule_of(broker, message), message.actor_name
+        if cron is None:
             return message
         tick = cron.latest(datetime.fromisoformat(message.options["scheduled_at"]))
-        token = new_token(self._unsent_since.get(actor.actor_name))
+        token = new_token(self._unsent_since.get(name))
         with fail_message_on_error():
-            free = self._store.claim(actor.actor_name, tick, token, cron.latest(tick - MINUTE))
+            free = self._store.claim(name, tick, token, cron.latest(tick - MINUTE))
         if not free:
-            self._unsent_since.pop(actor.actor_name, None)
+            self._unsent_since.pop(name, None)
             raise SkipEnqueue(_ALREADY_SENT)
         # Without `scheduled_at`: periodiq's own middleware would drop late messages and retries because of it.
         options = {name: value for name, value in message.options.items() if name != "scheduled_at"}
-        name = f"{self._namespace}:ticks:{actor.actor_name}:{int(tick.timestamp())}"
+        about = f"{self._namespace}:ticks:{name}:{int(tick.timestamp())}"
         return replace(
             message,
-            message_id=str(uuid5(NAMESPACE_URL, name)),
+            message_id=str(uuid5(NAMESPACE_URL, about)),
             options={**options, "tick": tick.isoformat(), "claim": token},
         )
 

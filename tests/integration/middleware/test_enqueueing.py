@@ -54,4 +54,6 @@ def test_unavailable_redis_raises_for_senders_other_than_the_scheduler(settings:
         servers.stop("redis")
         with pytest.raises(redis.ConnectionError):
             work.send()
+        with pytest.raises(redis.ConnectionError):
+            work.send_with_options(scheduled_at="an option of the application")
     close_all()

@@ -11,13 +11,14 @@ from typing import Any
 import dramatiq
 import pytest
 import redis
+from dramatiq import Broker, MessageProxy, Middleware
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 from dramatiq.middleware import TimeLimitExceeded, raise_thread_exception
 
 from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, eventually, installed, queued, wake_up, working
-from tests.internals.brokers import Requeue
+from tests.internals.brokers import InvalidOption, Requeue
 from tests.internals.database import Database
 from tests.internals.embedded import embedded
 
@@ -213,6 +214,24 @@ def test_message_whose_retry_cannot_be_made_is_a_dead_letter(broker: RedisBroker
         eventually(lambda: not queued(broker))
 
     assert len(queued(broker, "default.XQ")) == 1
+
+
+def test_failed_message_with_an_object_of_a_middleware_is_a_dead_letter(broker: RedisBroker) -> None:  # R4
+    class Marking(Middleware):
+        def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+            message.options["began_at"] = datetime.now(UTC)  # which cannot be encoded
+
+    broker.add_middleware(Marking())
+    sent = failing(broker).send()
+    with working(broker):
+        eventually(lambda: not queued(broker))
+
+    assert [message.message_id for message in queued(broker, "default.XQ")] == [sent.message_id]
+
+
+def test_exceptions_that_dramatiq_cannot_check_are_refused(broker: RedisBroker) -> None:
+    with pytest.raises(InvalidOption, match=r"^failing: throws is .*; it should be an exception or a tuple of them"):
+        failing(broker, throws=[KeyError])
 
 
 def test_requeued_message_uses_no_retry(broker: RedisBroker) -> None:  # R5, L4

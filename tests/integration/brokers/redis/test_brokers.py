@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from datetime import timedelta
 
 import dramatiq
 import pytest
@@ -15,6 +16,7 @@ from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 from housekeeping import Settings, install
 from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working
 from tests.integration.middleware.step_worker import StepWorker
+from tests.internals.brokers import redis as redis_broker
 from tests.internals.core import shared_redis
 
 
@@ -44,6 +46,9 @@ def with_part(name: str, part: object) -> bytes:
         with_part("message_id", {}),
         with_part("message_id", ["a"]),
         with_part("message_id", "a\0"),
+        with_part("message_id", "\ud800"),
+        with_part("options", {"redis_message_id": "\ud800"}),
+        with_part("options", {"redis_message_id": "poison", "throws": ["ValueError"]}),
         with_part("message_timestamp", "now"),
         with_part("kwargs", []),
     ],
@@ -157,6 +162,50 @@ def test_identical_unreadable_messages_are_all_moved(broker: RedisBroker) -> Non
         eventually(lambda: broker.client.zcard(f"{broker.namespace}:default.XQ") == 3)
 
     assert broker.client.hlen(f"{broker.namespace}:default.msgs") == 0
+
+
+def test_message_with_another_ones_id_is_not_repeated_forever(  # B3
+    broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_broker, "HEARTBEAT_TIMEOUT_MS", 1)  # lost deliveries are sought in each pass
+    ran: list[str] = []
+    dramatiq.actor(broker=broker, actor_name="good")(lambda: ran.append("good"))
+    body = of_queue("default", redis_message_id="another")
+    put(broker, "poison", body)
+
+    with working(broker):
+        eventually(lambda: not broker.client.exists(f"{broker.namespace}:default.msgs"))
+
+    assert (ran, broker.client.hgetall(f"{broker.namespace}:default.XQ.msgs")) == (["good"], {b"poison": body})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"claim": "\ud800"},
+        {"deduplication_key": "\ud800"},
+        {"deduplication_life": "\ud800"},
+        {"idempotency_key": "\ud800"},
+        {"group_completion_callbacks": 5},
+    ],
+)
+def test_message_with_an_odd_option_runs_under_its_protections(  # B3, D4
+    broker: RedisBroker, settings: Settings, caplog: pytest.LogCaptureFixture, options: dict[str, object]
+) -> None:
+    leases = f"{settings.namespace}:lease:*"
+    held: list[int] = []
+    terms = {"key": "good", "ttl": timedelta(minutes=1)}
+
+    @dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed", exclusive_lease=terms)
+    def good() -> None:
+        held.append(len(broker.client.keys(leases)))
+
+    put(broker, "odd", of_queue("default", redis_message_id="odd", **options))
+    with working(broker):
+        eventually(lambda: not broker.client.exists(f"{broker.namespace}:default.msgs"))
+
+    assert (held, broker.client.keys(leases), broker.client.keys(f"{settings.namespace}:dedup:*")) == ([1], [], [])
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("option", ["claim", "database_position"])

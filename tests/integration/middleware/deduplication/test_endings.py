@@ -184,3 +184,31 @@ def test_requeued_dead_letter_claims_its_key_again(
     assert len(keys(redis_client, settings)) == 1
     assert work.send().options["duplicate_of"] == dead.message_id
     assert "duplicate_of" in broker.enqueue(as_new(dead.copy(message_id="another"))).options
+
+
+@pytest.mark.parametrize("retries", [None, 0, 1])  # None: the run does not fail
+@pytest.mark.parametrize("kind", ["dedup", "running", "lease"])
+def test_message_whose_key_redis_rejects_at_the_end_keeps_no_thread(
+    broker: RedisBroker,
+    step_worker: StepWorker,
+    redis_client: redis.Redis,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    retries: int | None,
+) -> None:
+    # D4
+    def replace_key() -> None:
+        [key] = redis_client.keys(f"{settings.namespace}:{kind}:*")
+        redis_client.delete(key)
+        redis_client.lpush(key, "not the library's")
+        if retries is not None:
+            fail()
+
+    options: Any = {"exclusive_lease": {"key": "work", "ttl": TTL}, "max_retries": retries or 0, **executed()}
+    work: Actor[..., Any] = declared(broker, [], replace_key, **options)
+    work.send()
+    step_worker.run()
+
+    assert queued(broker) == []
+    assert any("WRONGTYPE" in str(vars(each)) for each in caplog.records)

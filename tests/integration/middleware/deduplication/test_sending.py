@@ -119,6 +119,20 @@ def test_delayed_message_with_including_scheduled_holds_its_key_at_once(
     assert keys(redis_client, settings) == []
 
 
+def test_delay_until_a_time_in_the_past_keeps_the_key(
+    broker: RedisBroker, step_worker: StepWorker, runs: list[Any]
+) -> None:
+    # D1, D9
+    work: Actor[..., Any] = declared(broker, runs, **executed(including_scheduled=True))
+
+    late = work.send_with_options(delay=-2 * int(TTL.total_seconds() * 1000))
+
+    assert work.send().options["duplicate_of"] == late.message_id
+    step_worker.come_due()
+    step_worker.run()
+    assert runs == [0]
+
+
 def test_waiting_until_executed_retry_holds_its_key(
     broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
