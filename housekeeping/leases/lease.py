@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -361,14 +362,18 @@ class ExclusiveLease:
         """Renew the lease in the background until `cancel`.
 
         Parameters:
-          interrupting: Whether to raise `LostLease` in the calling thread when the lease is lost, inside of
-            `run_interruptibly` only.
+          interrupting: Whether the lease belongs to the calling thread. `LostLease` is raised there when the lease is
+            lost, inside of `run_interruptibly` only, and the renewal stops when the thread has ended.
           on_lost: Called in another thread when the lease is lost, unless it is `interrupting`.
         """
         if self._renewal is None:
             self._interrupting = interrupting
-            on_lost = interrupter(LostLease) if interrupting else on_lost
-            self._renewal = renewals.start(f"lease {self.key!r}", self.renew, self.ttl, self._requested_at, on_lost)
+            on_lost, holder = interrupter(LostLease) if interrupting else on_lost, threading.current_thread()
+
+            def renew() -> bool:
+                return (holder.is_alive() or not interrupting) and self.renew()
+
+            self._renewal = renewals.start(f"lease {self.key!r}", renew, self.ttl, self._requested_at, on_lost)
 
     def _same_process(self) -> bool:
         # A forked child has a copy of its parent's token, and must not release the parent's lease.

@@ -148,6 +148,31 @@ def test_actor_that_lost_its_lease_before_it_began_does_not_begin(
     assert [message.options.get("retries") for message in queued(broker, "default.DQ")] == [1]
 
 
+@pytest.mark.slow  # the lease lives for three seconds
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_lease_and_key_of_an_ended_thread_expire(
+    broker: Any, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings
+) -> None:
+    # D4, L2
+    class Ending(Middleware):
+        def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+            raise SystemExit
+
+        def after_process_message(self, broker: Broker, message: MessageProxy, **outcome: Any) -> None:
+            raise SystemExit  # which Dramatiq does not catch
+
+    key: Any = {"idempotent": True, "deduplicate": "until_executed", "deduplication": {"ttl": SHORT}}
+    broker.add_middleware(Ending())
+    declared(broker, lambda: None, ttl=SHORT, **key).send()
+    thread = threading.Thread(target=step_worker.run)
+    thread.start()
+    thread.join()
+
+    kinds = ("lease", "dedup")
+    assert all(redis_client.keys(f"{settings.namespace}:{kind}:*") for kind in kinds)
+    eventually(lambda: not any(redis_client.keys(f"{settings.namespace}:{kind}:*") for kind in kinds))
+
+
 def test_lease_lost_in_the_hooks_after_the_actor_interrupts_nothing(
     broker: Any,
     step_worker: StepWorker,
