@@ -145,12 +145,6 @@ class Reach:
         own = [each for each in self.branches if each.table == branch.table and each.owns]
         return [each for each in own if each.distance < branch.distance]
 
-    def is_found_afterwards(self, branch: Branch) -> bool:
-        """Return whether the rows of a link can still be found after the erasure has changed their parents."""
-        return branch.parent == self.root or all(
-            not (each.deletes or each.releases) and self.is_found_afterwards(each) for each in self.into(branch.parent)
-        )
-
     def steps(self) -> Iterator[Branch]:
         """Yield the links whose rows are changed, or deleted by themselves, each after those that depend on them.
 

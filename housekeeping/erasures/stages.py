@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from peewee import SQL, Case, Column, EnclosedNodeList, Expression, Model, Tuple
 
-from housekeeping.core.errors import HousekeepingError
-from housekeeping.database.catalog import escaped, key_of, quoted_name, sql_name, table_of
+from housekeeping.core.errors import DeclarationError, HousekeepingError
+from housekeeping.database.catalog import escaped, key_of, sql_name, table_of
 from housekeeping.database.connection import database, handle_of
 from housekeeping.database.errors import NO_RIGHT
 from housekeeping.erasures.graph import Branch, Reach, Table
@@ -38,7 +38,7 @@ _NOTHING: Final[Sql] = ("FALSE", [])
 
 @dataclass(slots=True)
 class Conditions:
-    """Conditions on the rows that belong to a subject.
+    """Queries of the rows that belong to a subject.
 
     Attributes:
       versions: The values that the subject's row had, by column, as PostgreSQL writes them; the newest version last.
@@ -46,7 +46,6 @@ class Conditions:
 
     reach: Reach
     versions: Sequence[Mapping[str, str | None]]
-    _aliases: int = field(default=0, init=False)
     #: Link of another database -> the values to which its rows refer. Links with the same name may have other parents.
     _known: dict[Link, list[tuple[Any, ...]]] = field(default_factory=dict, init=False)
 
@@ -58,172 +57,245 @@ class Conditions:
         texts = [f"{alias}.{name} = ANY(%s::text[]::{kind}[])" for name, kind in key.items()]
         return " AND ".join(texts), [[self.versions[-1][each.column_name]] for each in key_of(model)]
 
-    def belongs(self, branch: Branch, alias: str) -> Sql:
-        """Return the condition that a row of the link's `source` belongs to the subject by this link."""
-        link = branch.link
-        own = [f"{alias}.{sql_name(each)}" for each in link.columns]
-        if branch.parent == self.reach.root:
-            versions = [tuple(row.get(each) for each in link.parent_columns) for row in self.versions]
-            known = list(dict.fromkeys(each for each in versions if None not in each))
-            return self._among(branch, own, known) if known else _NOTHING
-        if not branch.is_local:
-            return self._among(branch, own, self._values(branch))
-        parent = self._alias()
-        member, parameters = self.member(branch.parent, parent)
-        above = ", ".join(f"{parent}.{sql_name(each)}" for each in link.parent_columns)
-        table = escaped(link.parent)
-        return f"({', '.join(own)}) IN (SELECT {above} FROM {table} AS {parent} WHERE {member})", parameters
+    def members(self, table: Table) -> Sql:
+        """Return the query of the keys of the rows of a table that belong to the subject, by any link."""
+        statement = _Statement(self)
+        return statement.whole(*statement.members(table, key_names(self.reach, table)))
 
-    def _among(self, branch: Branch, own: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sql:
-        # As arrays: the values of lists are not part of the fingerprint of a predicate.
-        types = [escaped(each) for each in branch.link.parent_types]
-        arrays = [[row[number] for row in rows] for number in range(len(own))]
-        if len(own) == 1:
-            return f"{own[0]} = ANY(%s::text[]::{types[0]}[])", arrays
-        given = ", ".join(f"%s::text[]::{kind}[]" for kind in types)
-        return f"({', '.join(own)}) IN (SELECT * FROM unnest({given}))", arrays
+    def changeable(self, branch: Branch) -> Sql:
+        """Return the query of the keys of the rows of a link that can be changed now."""
+        statement, further = _Statement(self), list[Sql]()
+        if not branch.deletes:
+            further.append(_differs(branch))
+            text, parameters = statement.waits_for(branch, "t")
+            if text != _NOTHING[0]:
+                further.append((f"NOT ({text})", parameters))
+        return statement.whole(*statement.rows(branch, key_names(self.reach, branch.table), further))
 
-    def _values(self, branch: Branch) -> list[tuple[Any, ...]]:
+    def left(self, branch: Branch, limit: int) -> int:
+        """Count the rows of a link that are not what they should be yet, up to a limit."""
+        if not (branch.deletes or branch.values):
+            return 0
+        statement = _Statement(self)
+        text, parameters = statement.rows(branch, (), [] if branch.deletes else [_differs(branch)])
+        return self._count(branch.link.database, statement, f"{text} LIMIT {limit}", parameters)
+
+    def kept(self, table: Table, limit: int) -> int:
+        """Count the subject's rows that stay as they are, up to a limit."""
+        statement, place = _Statement(self), ("housekeeping_table", "housekeeping_row")
+        of_table = [each for each in self.reach.branches if each.table == table]
+        changing = [each for each in of_table if each.deletes or each.values]
+        queries = [statement.rows(each, place, with_places=True) for each in (*self.reach.kept_by(table), *changing)]
+        text, number = queries[0][0], len(queries) - len(changing)
+        for at, (query, _) in enumerate(queries[1:], start=1):
+            text = f"{text} {'UNION' if at < number else 'EXCEPT'} {query}"
+        return self._count(table[0], statement, f"{text} LIMIT {limit}", [each for _, of in queries for each in of])
+
+    @staticmethod
+    def _count(of_database: str, statement: _Statement, text: str, parameters: Sequence[Any]) -> int:
+        query, values = statement.whole(f"SELECT count(*) FROM ({text}) AS found", parameters)
+        row: Any = handle_of(of_database).execute_sql(query, values).fetchone()
+        return int(row[0])
+
+    def values(self, branch: Branch) -> list[tuple[Any, ...]]:
         """Return the values in the parent's database to which rows of another database refer."""
-        link, alias = branch.link, self._alias()
+        link = branch.link
         if link in self._known:
             return self._known[link]
-        member, parameters = self.member(branch.parent, alias)
-        columns = ", ".join(f"{alias}.{sql_name(each)}::text" for each in link.parent_columns)
-        sql = (
-            f"SELECT DISTINCT {columns} FROM {escaped(link.parent)} AS {alias} WHERE {member} LIMIT {_MOST_VALUES + 1}"
+        statement = _Statement(self)
+        text, parameters = statement.members(branch.parent, link.parent_columns)
+        columns = ", ".join(f"{sql_name(each)}::text" for each in link.parent_columns)
+        rows = self._fetch(
+            statement,
+            link.parent_database,
+            f"SELECT DISTINCT {columns} FROM ({text}) AS t LIMIT {_MOST_VALUES + 1}",
+            parameters,
         )
-        rows: list[tuple[Any, ...]] = handle_of(link.parent_database).execute_sql(sql, parameters).fetchall()
         if len(rows) > _MOST_VALUES:
             raise HousekeepingError(f"over {_MOST_VALUES:,} rows of {link.parent} are referred to by {link.name}")
         self._known[link] = [row for row in rows if None not in row]
         return self._known[link]
 
-    def member(self, table: Table, alias: str) -> Sql:
-        """Return the condition that a row of a table belongs to the subject, by any link."""
-        if table == self.reach.root:
-            return self.of_root(alias)
-        trees = self.reach.trees_of(table)
-        if not trees:
-            return _joined(" OR ", [self._part(branch, alias) for branch in self.reach.into(table)])
-        key, source = self._key(table), escaped(table[1])
-        named = dict.fromkeys((*key, *(name for each in trees for name in each.link.parent_columns)))
-        child, (first, parameters) = (
-            self._alias(),
-            _joined(" OR ", [self._part(b, "t") for b in self.reach.into(table)]),
-        )
+    def waiting(self, branch: Branch) -> list[tuple[Any, ...]]:
+        """Return the values by which rows of another database refer to a row and are not what they should be yet."""
+        statement, link = _Statement(self), branch.link
+        to_do = [_own(branch), statement.waits_for(branch, "t")]
+        text, parameters = statement.rows(branch, link.columns, [_joined(" OR ", to_do)])
+        columns = ", ".join(f"{sql_name(each)}::text" for each in link.columns)
+        return self._fetch(statement, link.database, f"SELECT DISTINCT {columns} FROM ({text}) AS t", parameters)
 
-        def own_of(at: str) -> str:
-            return ", ".join(f"{at}.{sql_name(each)}" for each in key)
+    @staticmethod
+    def _fetch(statement: _Statement, of_database: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        query, values = statement.whole(text, parameters)
+        return list(handle_of(of_database).execute_sql(query, values).fetchall())
 
-        steps = [
-            " AND ".join(
-                f"{child}.{sql_name(a)} = tree.{sql_name(b)}"
-                for a, b in zip(each.link.columns, each.link.parent_columns, strict=True)
-            )
-            + (
-                ""
-                if each.link.where is None
-                else f" AND ({own_of(child)}) IN (SELECT {own_of('w')} FROM {_source(each)} AS w)"
-            )
-            for each in trees
-        ]
-        of_base, of_child = (", ".join(f"{at}.{sql_name(name)}" for name in named) for at in ("t", child))
-        keys = ", ".join(map(sql_name, key))
+
+class _Statement:
+    """One statement about rows that belong to a subject. Its length grows with the links, not with the paths.
+
+    The members of a table to which several links lead are a CTE, so that each table below refers to it by name.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions, self._reach = conditions, conditions.reach
+        #: Table -> the CTE of its rows.
+        self._shared: dict[Table, Sql] = {}
+
+    def whole(self, text: str, parameters: Sequence[Any]) -> Sql:
+        """Return the text with the CTEs that it refers to."""
+        shared = list(self._shared.values())
+        begin = f"WITH RECURSIVE {', '.join(each for each, _ in shared)} " if shared else ""
+        return f"{begin}{text}", [*(value for _, values in shared for value in values), *parameters]
+
+    def rows(
+        self, branch: Branch, columns: Sequence[str], further: Sequence[Sql] = (), *, with_places: bool = False
+    ) -> Sql:
+        """Return the query of the rows ``t`` of a link that belong to the subject by it and meet further conditions."""
+        source = rows_with_places(branch.link.table, branch.link.where) if with_places else f"{_source(branch)} AS t"
+        where, parameters = _joined(" AND ", [self._belongs(branch), *further])
+        return f"SELECT {', '.join(f't.{sql_name(each)}' for each in columns)} FROM {source} WHERE {where}", parameters
+
+    def _belongs(self, branch: Branch) -> Sql:
+        link = branch.link
+        own = [f"t.{sql_name(each)}" for each in link.columns]
+        if branch.parent == self._reach.root:
+            versions = [tuple(row.get(each) for each in link.parent_columns) for row in self._conditions.versions]
+            known = list(dict.fromkeys(each for each in versions if None not in each))
+            return _among(branch, own, known) if known else _NOTHING
+        if not branch.is_local:
+            return _among(branch, own, self._conditions.values(branch))
+        text, parameters = self.members(branch.parent, link.parent_columns)
+        return f"({', '.join(own)}) IN ({text})", parameters
+
+    def members(self, table: Table, columns: Sequence[str]) -> Sql:
+        """Return the query of the values of rows of a table that belong to the subject, by any link."""
+        names = ", ".join(f"t.{sql_name(each)}" for each in columns)
+        if table == self._reach.root:
+            where, parameters = self._conditions.of_root("t")
+            return f"SELECT {names} FROM {escaped(table[1])} AS t WHERE {where}", parameters
+        into, trees = self._reach.into(table), self._reach.trees_of(table)
+        if not into:
+            return f"SELECT {names} FROM {escaped(table[1])} AS t WHERE FALSE", []
+        if len(into) == 1 and not trees:
+            return self.rows(into[0], columns)
+        name = f"housekeeping_of_{self._reach.tables.index(table)}"
+        if table not in self._shared:
+            self._shared[table] = self._cte(name, table, into, trees)
+        return f"SELECT {names} FROM {name} AS t", []
+
+    def _cte(self, name: str, table: Table, into: Sequence[Branch], trees: Sequence[Branch]) -> Sql:
+        columns = list(dict.fromkeys((*key_names(self._reach, table), *_compared(self._reach, table))))
+        parts = [self.rows(each, columns) for each in into]
+        text = " UNION ".join(text for text, _ in parts)
+        if trees:
+            names = ", ".join(f"t.{sql_name(each)}" for each in columns)
+            below = [f"SELECT {names} FROM {_source(each)} AS t WHERE {_refers(each, 't', 'above')}" for each in trees]
+            next_rows = f"LATERAL ({' UNION ALL '.join(below)})"
+            text = f"{text} UNION SELECT next.* FROM {name} AS above CROSS JOIN {next_rows} AS next"
+        return f"{name} AS ({text})", [value for _, values in parts for value in values]
+
+    def waits_for(self, branch: Branch, alias: str) -> Sql:
+        """Return the condition that a row of a link has dependents with which something is left to do."""
+        found, has_more = list[Sql](), False
+        for below in self._reach.below(branch.table) if _leads_down(branch) else ():
+            if not below.is_local:
+                own = [f"{alias}.{sql_name(each)}" for each in below.link.parent_columns]
+                found += self._waiting_among(below, own)
+                continue
+            text, parameters = _own(below, "c")
+            if text != _NOTHING[0]:
+                where = f"{_refers(below, 'c', alias)} AND {text}"
+                found.append((f"EXISTS (SELECT FROM {_source(below)} AS c WHERE {where})", parameters))
+            has_more |= _leads_down(below) and bool(self._reach.below(below.table))
+        if has_more:
+            found.append(self._waits_for_deeper(branch.table, alias))
+        return _joined(" OR ", found)
+
+    def _waiting_among(self, below: Branch, own: Sequence[str]) -> list[Sql]:
+        waiting = self._conditions.waiting(below)
+        return [_among(below, own, waiting)] if waiting else []
+
+    def _waits_for_deeper(self, table: Table, alias: str) -> Sql:
+        """Return the condition that a row has dependents, at any depth, with which something is left to do.
+
+        Each row of the recursion has the number of its table, and the values to which its dependents refer.
+        """
+        tables, steps, parameters = [table], list[str](), list[Any]()
+        for place, at in enumerate(tables):  # it grows
+            compared = _compared(self._reach, at)
+            for below in self._reach.below(at):
+                link = below.link
+                above = [
+                    f"(w.vals[{compared.index(name) + 1}])::{escaped(kind)}"
+                    for name, kind in zip(link.parent_columns, link.parent_types, strict=True)
+                ]
+                if not below.is_local:
+                    for text, values in self._waiting_among(below, above):
+                        steps.append(f"SELECT -1, NULL::text[], TRUE WHERE w.place = {place} AND {text}")
+                        parameters += values
+                    continue
+                own, values = _own(below)
+                leads = _leads_down(below) and bool(self._reach.below(below.table))
+                if leads and below.table not in tables:
+                    tables.append(below.table)
+                if leads or own != _NOTHING[0]:
+                    number = tables.index(below.table) if leads else -1
+                    pairs = zip(link.columns, above, strict=True)
+                    same = " AND ".join(f"t.{sql_name(name)} = {value}" for name, value in pairs)
+                    steps.append(
+                        f"SELECT {number}, {_texts('t', _compared(self._reach, below.table) if leads else ())}, {own} "
+                        f"FROM {_source(below)} AS t WHERE w.place = {place} AND {same}"
+                    )
+                    parameters += values
         return (
-            f"({own_of(alias)}) IN (WITH RECURSIVE tree AS (SELECT {of_base} FROM {source} AS t WHERE {first} UNION "
-            f"SELECT {of_child} FROM {source} AS {child} JOIN tree ON {' OR '.join(steps)}) SELECT {keys} FROM tree)",
+            "EXISTS (WITH RECURSIVE w (place, vals, waits) AS ("
+            f"SELECT 0, {_texts(alias, _compared(self._reach, table))}, FALSE "
+            f"UNION SELECT next.* FROM w CROSS JOIN LATERAL ({' UNION ALL '.join(steps)}) AS next) "
+            "SELECT FROM w WHERE waits)",
             parameters,
         )
 
-    def _part(self, branch: Branch, alias: str) -> Sql:
-        if branch.link.where is None:
-            return self.belongs(branch, alias)
-        inner, key = self._alias(), self._key(branch.table)
-        text, parameters = self.belongs(branch, inner)
-        own, keys = (", ".join(f"{at}.{sql_name(each)}" for each in key) for at in (alias, inner))
-        return f"({own}) IN (SELECT {keys} FROM {_source(branch)} AS {inner} WHERE {text})", parameters
 
-    def to_do(self, branch: Branch, alias: str) -> Sql:
-        """Return the condition that a row that belongs to the subject by this link is not what it should be yet."""
-        if branch.deletes:
-            return "TRUE", []
-        parts = [_differs(branch, alias)] if branch.values else []
-        return _joined(" OR ", [*parts, *self._blocking(branch, alias)])
+def _among(branch: Branch, own: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sql:
+    # As arrays: the values of lists are not part of the fingerprint of a predicate.
+    types = [escaped(each) for each in branch.link.parent_types]
+    arrays = [[row[number] for row in rows] for number in range(len(own))]
+    if len(own) == 1:
+        return f"{own[0]} = ANY(%s::text[]::{types[0]}[])", arrays
+    given = ", ".join(f"%s::text[]::{kind}[]" for kind in types)
+    return f"({', '.join(own)}) IN (SELECT * FROM unnest({given}))", arrays
 
-    def _blocking(self, branch: Branch, alias: str) -> list[Sql]:
-        """Return the conditions under which a row has dependents with which something is left to do."""
-        found = []
-        for below in self.reach.below(branch.table) if branch.leads_on and not branch.leads_back else ():
-            if not below.is_local:
-                waiting = self._waiting_for(below)
-                own = [f"{alias}.{sql_name(each)}" for each in below.link.parent_columns]
-                found += [self._among(below, own, waiting)] if waiting else []
-                continue
-            child, pairs = self._alias(), zip(below.link.columns, below.link.parent_columns, strict=True)
-            on = " AND ".join(f"{child}.{sql_name(a)} = {alias}.{sql_name(b)}" for a, b in pairs)
-            text, parameters = self.to_do(below, child)
-            if text != _NOTHING[0]:
-                found.append((f"EXISTS (SELECT FROM {_source(below)} AS {child} WHERE {on} AND ({text}))", parameters))
-        return found
 
-    def _waiting_for(self, branch: Branch) -> list[tuple[Any, ...]]:
-        """Return the values by which rows of another database refer to a row and are not what they should be yet."""
-        child, link = self._alias(), branch.link
-        own = [f"{child}.{sql_name(each)}" for each in link.columns]
-        among, values = self._among(branch, own, self._values(branch))
-        text, parameters = self.to_do(branch, child)
-        columns = ", ".join(f"{each}::text" for each in own)
-        sql = f"SELECT DISTINCT {columns} FROM {_source(branch)} AS {child} WHERE {among} AND ({text})"
-        return list(handle_of(link.database).execute_sql(sql, [*values, *parameters]).fetchall())
+def _leads_down(branch: Branch) -> bool:
+    """Return whether rows that are kept by a link stay as they are until their dependents are done."""
+    return branch.leads_on and not (branch.leads_back or branch.deletes)
 
-    def changeable(self, branch: Branch, alias: str) -> Sql:
-        """Return the condition on the rows of a link that can be changed now."""
-        parts = [self._part(branch, alias)]
-        if not branch.deletes:
-            parts.append(_differs(branch, alias))
-            blocking = _joined(" OR ", self._blocking(branch, alias))
-            if blocking != _NOTHING:
-                parts.append((f"NOT ({blocking[0]})", blocking[1]))
-        return _joined(" AND ", parts)
 
-    def left(self, branch: Branch, limit: int) -> int:
-        """Count the rows of a link that are not what they should be yet, up to a limit."""
-        alias = self._alias()
-        if not (branch.deletes or branch.values):
-            return 0
-        text, parameters = self._part(branch, alias)
-        more, further = ("TRUE", list[Any]()) if branch.deletes else _differs(branch, alias)
-        table = escaped(branch.link.table)
-        sql = f"SELECT count(*) FROM (SELECT FROM {table} AS {alias} WHERE {text} AND ({more}) LIMIT {limit}) AS found"
-        row: Any = handle_of(branch.link.database).execute_sql(sql, [*parameters, *further]).fetchone()
-        return int(row[0])
+def _own(branch: Branch, alias: str = "t") -> Sql:
+    """Return the condition that a row of a link itself is not what it should be yet."""
+    return ("TRUE", []) if branch.deletes else _differs(branch, alias) if branch.values else _NOTHING
 
-    def kept(self, table: Table, limit: int) -> int | None:
-        """Count the subject's rows that are kept unchanged, up to a limit; None if they can no longer be found."""
-        branches = self.reach.kept_by(table)
-        if not all(self.reach.is_found_afterwards(each) for each in branches):
-            return None
-        queries, parameters = list[str](), list[Any]()
-        for branch in branches:
-            text, values = self.belongs(branch, "t")
-            source = rows_with_places(branch.link.table, branch.link.where)
-            queries.append(f"SELECT t.housekeeping_table, t.housekeeping_row FROM {source} WHERE {text}")
-            parameters += values
-        sql = f"SELECT count(*) FROM ({' UNION '.join(queries)} LIMIT {limit}) AS found"
-        row: Any = handle_of(table[0]).execute_sql(sql, parameters).fetchone()
-        return int(row[0])
 
-    def _key(self, table: Table) -> list[str]:
-        return [each.column_name for each in key_of(self.reach.model_of(table))]
+def _compared(reach: Reach, table: Table) -> list[str]:
+    """Return the columns of a table to which other rows refer."""
+    return list(dict.fromkeys(name for each in reach.below(table) for name in each.link.parent_columns))
 
-    def restart(self) -> None:
-        """Begin a statement, so that the same condition has the same text again."""
-        self._aliases = 0
 
-    def _alias(self) -> str:
-        self._aliases += 1
-        return f"r{self._aliases}"
+def _refers(branch: Branch, alias: str, above: str) -> str:
+    pairs = zip(branch.link.columns, branch.link.parent_columns, strict=True)
+    return " AND ".join(f"{alias}.{sql_name(a)} = {above}.{sql_name(b)}" for a, b in pairs)
+
+
+def _texts(alias: str, columns: Sequence[str]) -> str:
+    return f"ARRAY[{', '.join(f'{alias}.{sql_name(each)}::text' for each in columns)}]::text[]"
+
+
+def key_names(reach: Reach, table: Table) -> list[str]:
+    """Return the columns of a table's primary key; none for a table without one, whose rows are kept."""
+    try:
+        return [each.column_name for each in key_of(reach.model_of(table))]
+    except DeclarationError:
+        return []
 
 
 def typed_key(model: type[Model]) -> dict[str, str]:
@@ -249,7 +321,7 @@ def _joined(by: str, parts: Sequence[Sql]) -> Sql:
     return f"({by.join(text for text, _ in parts)})", [value for _, values in parts for value in values]
 
 
-def _differs(branch: Branch, alias: str) -> Sql:
+def _differs(branch: Branch, alias: str = "t") -> Sql:
     texts, parameters = [], list[Any]()
     for name, value in branch.values.items():
         column = f"{alias}.{sql_name(name)}"
@@ -275,7 +347,7 @@ class WriteValues:
         values = {name: self._value(name, self.branch) for name in self.branch.values}
         own = self.branch.table
         for other in (each for each in self.conditions.reach.branches if each.table == own and each.values):
-            also = changeable_rows(self.conditions, other)(batch.now)
+            also = Stale(self.conditions, own, other)(batch.now)
             for name in other.values.keys() - self.branch.values:
                 before = values.get(name, self._column(table, name))
                 values[name] = Case(None, [(also, self._value(name, other))], before)
@@ -389,11 +461,8 @@ def stage_of(conditions: Conditions, branch: Branch | None, name: str, hold: Hol
 
     What is deleted because of a row is deleted with it.
     """
-    if branch is None:
-        table, model = conditions.reach.root, conditions.reach.model_of(conditions.reach.root)
-        stale = Stale(conditions, model, conditions.of_root)
-    else:
-        table, stale = branch.table, changeable_rows(conditions, branch)
+    table = conditions.reach.root if branch is None else branch.table
+    stale = Stale(conditions, table, branch)
     common: Any = {"name": name, "stale": stale, "order": key_of(stale.model), "batch_size": batch, "hold": hold}
     if branch is not None and not branch.deletes:
         return ChangingStage(action=WriteValues(conditions, branch), **common)
@@ -401,26 +470,20 @@ def stage_of(conditions: Conditions, branch: Branch | None, name: str, hold: Hol
     return DeletingStage(action=delete, delete=delete, graph=conditions.reach.cascade_of(table), **common)
 
 
-def changeable_rows(conditions: Conditions, branch: Branch) -> Stale:
-    """Return the predicate of the rows of a link that can be changed now."""
-    model = conditions.reach.model_of(branch.table)
-    return Stale(conditions, model, lambda alias: conditions.changeable(branch, alias))
-
-
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Predicate of the rows of a stage: their key is one of those that a condition finds."""
+    """Predicate of the rows of a stage: those of a link that can be changed now; without one, all of the subject."""
 
     conditions: Conditions
-    model: type[Model]
-    condition: Any
+    table: Table
+    branch: Branch | None = None
+
+    @property
+    def model(self) -> type[Model]:
+        return self.conditions.reach.model_of(self.table)
 
     def __call__(self, now: datetime) -> Any:
+        found = self.conditions.members(self.table) if self.branch is None else self.conditions.changeable(self.branch)
         key = key_of(self.model)
-        self.conditions.restart()
-        text, parameters = self.condition("s")
-        names = ", ".join(f"s.{sql_name(each.column_name)}" for each in key)
-        table = quoted_name(self.model)
-        found = SQL(f"(SELECT {names} FROM {table} AS s WHERE {text})", parameters)
         own: Any = key[0] if len(key) == 1 else Tuple(*key)
-        return EnclosedNodeList([Expression(own, "IN", found)])
+        return EnclosedNodeList([Expression(own, "IN", SQL(f"({found[0]})", found[1]))])

@@ -116,6 +116,7 @@ class Erasing:
             names = [each.column_name for each in key_of(model)]
         self.versions = [*versions] or [dict(zip(names, key, strict=True))]
         current = self._read_row(names)
+        self._was_gone = current is None
         if current is not None and current != self.versions[-1]:
             self.versions.append(current)
         self._conditions = Conditions(self.reach, self.versions)
@@ -163,16 +164,17 @@ class Erasing:
         return found
 
     def kept_rows(self) -> dict[str, int | None]:
-        """Return the number of rows that are kept unchanged by table, counted up to `COUNTED`; None if it is unknown.
+        """Return the number of rows that will stay as they are by table, counted up to `COUNTED`.
 
-        It is unknown if the erasure has changed the parents of the rows, so that their link is lost.
+        None if the subject's row is gone, because the values that referred to it are unknown.
         """
-        self._conditions = Conditions(self.reach, self.versions)
         found: dict[str, int | None] = {}
         for table in self.reach.tables:
             if self.reach.kept_by(table):
-                rows, others = self._conditions.kept(table, COUNTED), found.get(table[1], 0)
-                found[table[1]] = None if rows is None or others is None else rows + others
+                before = found.get(table[1], 0)
+                found[table[1]] = (
+                    None if before is None or self._was_gone else before + self._conditions.kept(table, COUNTED)
+                )
         return found
 
     def _root_rows(self) -> int:
@@ -238,8 +240,7 @@ class Erasing:
 
     def _mine(self, table: Table) -> Stale:
         """Return the predicate of the rows of a table that belong to the subject."""
-        conditions = self._conditions
-        return Stale(conditions, self.reach.model_of(table), lambda alias: conditions.member(table, alias))
+        return Stale(self._conditions, table)
 
     def sweeps(self, lease: str) -> Iterator[Sweep]:
         """Yield the sweeps of one pass, each of one database, in order.
@@ -341,6 +342,9 @@ class _Execution:
         if much is not None:
             self._refuse(much, erasing)
             return
+        if not self._row.proof:  # a killed execution has counted them before its first change
+            self._row.proof = {"kept": erasing.kept_rows()}
+            erasures.note(self._number, proof=self._row.proof)
         try:
             for each in objects:
                 self._delete_objects(*each)
@@ -419,7 +423,7 @@ class _Execution:
             if self._pass(erasing):
                 self._error = None
             left = erasing.left()
-            proof = {"passes": passes, "left": left, "kept": erasing.kept_rows()}
+            proof = {"passes": passes, "left": left, **self._row.proof}
             if not any(left.values()):
                 self.end(erasing, "done", None, proof)
                 return

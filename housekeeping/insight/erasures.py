@@ -54,7 +54,8 @@ class ErasureRecord:
     @classmethod
     def of(cls, row: Any) -> ErasureRecord:
         """Return the record of a row of the ledger."""
-        return cls(*(getattr(row, name) for name in cls.__slots__))
+        proof = None if row.ended_at is None else row.proof
+        return cls(**{**{name: getattr(row, name) for name in cls.__slots__}, "proof": proof})
 
     @property
     def has_ended(self) -> bool:
@@ -85,7 +86,7 @@ class ErasureRecord:
 
     @property
     def kept_rows(self) -> dict[str, int | None]:
-        """Number of rows that were kept unchanged, by table; None if it is unknown."""
+        """Number of rows that stayed as they were, counted before the first change; None if it is unknown."""
         return {} if self.proof is None else self.proof["kept"]
 
     def counts_in_words(self, table: str) -> str:

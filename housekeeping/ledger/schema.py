@@ -401,7 +401,8 @@ class Erasure(_Own):
       confirmed: Whether an operator has confirmed that it may change much of a table.
       counts: Rows by table: ``{"comment": {"deleted": 12}}``; ``objects`` and ``calls`` are counted likewise.
       kept: Reasons by table whose rows are kept.
-      proof: Result of the final check: ``{"passes": 1, "left": {"comment": 0}, "kept": {"invoice": 2}}``.
+      proof: Result of the final check: ``{"passes": 1, "left": {"comment": 0}, "kept": {"invoice": 2}}``. Before, only
+        ``kept``: rows that stay as they are, counted before the first change.
       outside: What the erasure could not reach, such as backups and other systems, as texts.
       error: Why it was refused, failed or is incomplete, without anything that identifies the subject.
     """

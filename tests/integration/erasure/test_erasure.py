@@ -55,8 +55,9 @@ def test_receipt_has_counts_reasons_and_the_proof_and_no_key(settings: Settings)
         # Rows of items, whose order no longer leads to the person.
         (
             {"item": Keep("part of the order")},
-            "kept, number unknown",
-            "nothing is left in 6 tables; kept: rows of item (part of the order), 1 row of audit_entry (security log)",
+            "kept 8",
+            "nothing is left in 6 tables; kept: 8 rows of item (part of the order), "
+            "1 row of audit_entry (security log)",
         ),
         # The same row by two links is one.
         (
@@ -81,6 +82,31 @@ def test_proof_does_not_count_a_table_that_keeps_rows(
     assert done.counts_in_words(next(iter(kept), "audit_entry").partition(".")[0]) == shown
     assert done.counts_in_words("orders") == "anonymised 4"
     assert verified(json.dumps(done.receipt(secret)), secret)["proof"] == done.proof
+
+
+def test_kept_rows_do_not_include_those_that_another_link_deletes(settings: Settings) -> None:
+    database.execute_sql("ALTER TABLE newsletter ADD sent_by bigint")
+    database.execute_sql("UPDATE newsletter SET sent_by = %s", (MARKER_ID,))
+    references = [*PERSON.references, Reference("newsletter.sent_by", "account.id")]
+    decided = {**PERSON.tables, "newsletter": Delete(), "newsletter.sent_by": Keep("who sent it")}
+
+    done = erase(settings, replace(PERSON, tables=decided, references=references))
+
+    assert (done.state, done.proof["kept"]["newsletter"]) == ("done", 1)
+    assert rows("newsletter") == {"newsletter": [(2, "other@example.org", MARKER_ID)]}
+
+
+def test_kept_rows_are_unknown_once_the_subject_is_gone(settings: Settings) -> None:
+    subject = replace(PERSON, tables={**PERSON.tables, "item": Keep("part of the order")})
+
+    first, second = erase(settings, subject), erase(settings, subject)
+
+    assert (first.proof["kept"], second.proof["kept"]) == (
+        {"item": 8, "audit_entry": 1},
+        dict.fromkeys(first.proof["kept"]),
+    )
+    words = find_erasure(str(second.id)).proof_in_words
+    assert "kept: rows of item (part of the order), rows of audit_entry (security log)" in words
 
 
 def test_names_with_spaces_and_percent_signs(settings: Settings) -> None:

@@ -84,6 +84,26 @@ def test_value_that_changes_meanwhile_is_erased_as_well(settings: Settings) -> N
     assert (_execute(number, settings).state, rows()) == ("done", ERASED)
 
 
+def test_interrupted_erasure_still_knows_how_many_rows_are_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first execution ends after its pass has cleared the link from the orders to the person."""
+    number, subject = ask(settings), deciding(item=Keep("part of the order"))
+
+    def fail(*_: Any) -> Any:
+        raise DatabaseUnavailable("the database did not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Erasing, "left", fail)
+        with pytest.raises(DatabaseUnavailable):
+            _execute(number, settings, subject)
+    assert rows("account")["account"] == ERASED["account"]
+
+    done = _execute(number, settings, subject)
+
+    assert (done.state, done.proof["kept"]) == ("done", {"item": 8, "audit_entry": 1})
+
+
 def test_failure_of_the_erasure_itself_ends_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise ValueError(f"no idea about {MARKER}")
