@@ -27,7 +27,7 @@ from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.catalog import escaped, key_of, quoted, quoted_name, sql_name
 from housekeeping.database.connection import database, handle_of, translate_postgres_errors
 from housekeeping.erasures.graph import Branch, Reach, Table
-from housekeeping.erasures.stages import Conditions, rows_with_places, typed_key
+from housekeeping.erasures.stages import Conditions, rows_with_places, text_of, typed_key
 from housekeeping.erasures.work import located
 from housekeeping.ledger.erasures import each_secret, key_hmac, mark_of
 from housekeeping.ledger.schema import Erasure, name_database
@@ -325,7 +325,7 @@ def _keys(subject: Subject) -> Iterator[list[str]]:
     with database.using(subject.database):
         model = subject.model
         key = typed_key(model)
-        own, texts = ", ".join(key), ", ".join(f"{each}::text" for each in key)
+        own, texts = ", ".join(key), ", ".join(text_of(name, kind) for name, kind in key.items())
         given = ", ".join(f"%s::text::{kind}" for kind in key.values())
         sql = f"SELECT {texts} FROM {quoted_name(model)}"
         last: list[str] = []

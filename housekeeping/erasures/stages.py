@@ -304,6 +304,13 @@ def typed_key(model: type[Model]) -> dict[str, str]:
     return {sql_name(each.column_name): escaped(types[each.column_name]) for each in key_of(model)}
 
 
+def text_of(value: str, kind: str) -> str:
+    """Return SQL that writes a key as text, so that equal values of citext and numeric have the same text."""
+    if kind.rpartition(".")[2] == "citext":
+        return f"lower({value}::text)"
+    return f"trim_scale({value})::text" if kind == "numeric" else f"{value}::text"
+
+
 def _source(branch: Branch) -> str:
     return escaped(branch.link.source)
 

@@ -45,7 +45,7 @@ from housekeeping.engine.guard import RowGuard, much_in_words
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
 from housekeeping.erasures.graph import Table, cut_links, read_reach, refuse_unknown_columns, stored_views
-from housekeeping.erasures.stages import Conditions, Stale, error_text, stage_of, typed_key, without_identity
+from housekeeping.erasures.stages import Conditions, Stale, error_text, stage_of, text_of, typed_key, without_identity
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import erasures
 from housekeeping.sweeps.actions import Delete
@@ -113,16 +113,16 @@ class Erasing:
         self.reach = read_reach(subject, needs=needs)
         with database.using(subject.database):
             model = subject.model
-            names = [each.column_name for each in key_of(model)]
-        self.versions = [*versions] or [dict(zip(names, key, strict=True))]
-        current = self._read_row(names)
+            self._key = [each.column_name for each in key_of(model)]
+        self.versions = [*versions] or [dict(zip(self._key, key, strict=True))]
+        current = self._read_row()
         self._was_gone = current is None
         if current is not None and current != self.versions[-1]:
-            self.versions.append(current)
+            self.versions = [*versions, current]
         self._conditions = Conditions(self.reach, self.versions)
 
-    def _read_row(self, key: Sequence[str]) -> dict[str, str | None] | None:
-        names = tuple(dict.fromkeys((*key, *self.reach.columns)))
+    def _read_row(self) -> dict[str, str | None] | None:
+        names = tuple(dict.fromkeys((*self._key, *self.reach.columns)))
         with database.using(self.subject.database):
             columns = ", ".join(f"{sql_name(each)}::text" for each in names)
             where, values = Conditions(self.reach, self.versions).of_root("s")
@@ -136,9 +136,14 @@ class Erasing:
         return self.versions[-1]
 
     @property
+    def key(self) -> list[str]:
+        """Values of its primary key, as its row has them."""
+        return [str(self.found[each]) for each in self._key]
+
+    @property
     def identifying(self) -> set[str]:
         """Values in the subject's row that identify the subject."""
-        return {value for row in self.versions for value in row.values() if value is not None}
+        return {value for row in self.versions for value in row.values() if value is not None} | {",".join(self.key)}
 
     def objects(self, settings: Settings) -> list[tuple[ObjectStore, str]]:
         """Return the stores of its objects, with the key or prefix in each version of its row. Raises as `located`.
@@ -349,7 +354,7 @@ class _Execution:
             for each in objects:
                 self._delete_objects(*each)
             for call in self._subject.also:
-                self._call(call)
+                self._call(call, erasing.key)
         except ObjectNotDeleted as error:
             self.end(erasing, "failed", str(error))
             return
@@ -363,7 +368,7 @@ class _Execution:
         """Record how it has ended."""
         databases = self._databases(erasing)
         of_runs = self._counts_of_runs()
-        values = () if erasing is None or state == "refused" else {*erasing.identifying, ",".join(self._row.key)}
+        values = () if erasing is None or state == "refused" else erasing.identifying
         erasures.forget_rows(self._number, self._worker, databases, values)
         erasures.end(self._number, state, error, of_runs=of_runs, proof=proof)
         if state == "done":
@@ -403,10 +408,10 @@ class _Execution:
             if deletion.unavailable is not None:
                 raise ErasureInterrupted(f"the store {store.location} is unavailable", _RETRY_S)
 
-    def _call(self, call: Any) -> None:
+    def _call(self, call: Any, key: Sequence[str]) -> None:
         name = name_of(call.function)
         try:
-            call.function(*self._row.key)
+            call.function(*key)
         except Exception as error:
             # Its text may have the key.
             if call.is_unavailable(error):
@@ -561,9 +566,9 @@ def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
         is_exact = isinstance(key, tuple | list)
         whole = [str(each) for each in (key if is_exact else [key])]
         given = whole[0].split(",") if len(whole) == 1 and len(columns) > 1 else whole
-        select = f"SELECT {', '.join(f'{each}::text' for each in columns)} FROM {table}"  # noqa: S608
+        select = f"SELECT {', '.join(text_of(name, kind) for name, kind in columns.items())} FROM {table}"  # noqa: S608
         casts = [f"%s::text::{kind}" for kind in columns.values()]
-        texts = ", ".join(f"({each})::text" for each in casts)
+        texts = ", ".join(text_of(f"({each})", kind) for each, kind in zip(casts, columns.values(), strict=True))
         values = _rows(f"SELECT {texts}", given) if len(given) == len(columns) else []
         rows = _rows(f"{select} WHERE ({', '.join(columns)}) = ({', '.join(casts)})", given) if values else []
         if subject.by is not None and not is_exact:

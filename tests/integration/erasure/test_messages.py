@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import redis
+from psycopg2.extensions import connection as Connection
 
 import housekeeping
-from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, dump_redis, row, rows
+from housekeeping import Call, Settings, Subject
+from tests.integration.erasure.shop import ERASED, MARKER, MARKER_ID, dump_redis, erase, row, rows
 from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.database import database
 from tests.internals.erasures import ERASE, ERASURES, Erasure, UnknownSubject
 from tests.internals.ledger import Override, switch
+
+UUID: Final = "8c1f9a62-7c1b-4c3b-9f5e-2b8f6f1d0a3e"
 
 pytestmark = pytest.mark.usefixtures("customers")
 
@@ -82,6 +86,30 @@ def test_unknown_subject_is_refused_without_its_key(broker: Any, name: str, key:
 
     assert str(refusal.value).startswith(text) and str(key) not in str(refusal.value)
     assert not Erasure.select().exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "other"),
+    [("numeric", "4711.50", "4711.5"), ("our_citext", "Eve", "eve"), ("uuid", UUID, UUID.upper())],
+)
+def test_erased_key_is_known_by_its_other_spellings(
+    settings: Settings, admin: Connection, kind: str, stored: str, other: str
+) -> None:
+    if kind == "our_citext":
+        if not database.execute_sql("SELECT FROM pg_available_extensions WHERE name = 'citext'").fetchall():
+            pytest.skip("this PostgreSQL has no citext (Debian: postgresql-15)")
+        admin.cursor().execute(f"CREATE EXTENSION citext SCHEMA {settings.namespace}")
+        database.execute_sql(f"CREATE DOMAIN our_citext AS {settings.namespace}.citext")
+    database.execute_sql(f"CREATE TABLE member (id {kind} PRIMARY KEY)")
+    database.execute_sql("INSERT INTO member VALUES (%s)", (stored,))
+    told: list[str] = []
+    subject = Subject("member", "member", also=[Call(told.append)])
+    done = erase(settings, subject, other)
+
+    again = erase(settings, subject, other)
+
+    assert (done.state, again.state, told) == ("done", "done", [stored, told[-1]])
+    assert again.key_hmac == done.key_hmac == erase(settings, subject, stored).key_hmac
 
 
 def test_erasure_of_a_subject_that_is_not_declared_any_more_fails(broker: Any, worker: StepWorker) -> None:
