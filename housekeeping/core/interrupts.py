@@ -223,18 +223,15 @@ def _module(frame: FrameType) -> str:
 _AGAIN_S: Final = 2.0
 
 
-def exit_on(*numbers: int, again_s: float = _AGAIN_S) -> Callable[[], None]:
+def exit_on(*numbers: int) -> Callable[[], None]:
     """Raise SystemExit(0) in the main thread on these signals, repeatedly until the returned function is called.
 
     Python ignores an exception that a signal's handler raises within a destructor, so once is not enough.
-
-    Parameters:
-      again_s: Time until the next exception, in seconds.
     """
     main, ended, repeating = threading.main_thread(), threading.Event(), threading.Event()
 
     def repeat(number: int) -> None:
-        while not ended.wait(again_s) and main.ident is not None:
+        while not ended.wait(_AGAIN_S) and main.ident is not None:
             signal.pthread_kill(main.ident, number)
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -147,13 +147,13 @@ def tracer() -> Any:
 
 
 @contextmanager
-def span(name: str) -> Iterator[None]:
-    """Give the block a span, below the span of the current message."""
+def batch_span() -> Iterator[None]:
+    """Give the block of a batch a span, below the span of the current message."""
     current = tracer()
     if current is None:
         yield
         return
-    with current.start_as_current_span(name):
+    with current.start_as_current_span("housekeeping.batch"):
         yield
 
 

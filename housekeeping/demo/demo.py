@@ -182,9 +182,7 @@ def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -
     _wait(stage, processes, partial(_queues_are_empty, stage))
     after = counted()
 
-    print_table(
-        sums_table(Run.select().order_by(Run.id), stage.sweeps, "\nruns of the worker process, from the ledger")
-    )
+    print_table(sums_table(Run.select().order_by(Run.id), stage.sweeps))
     print_table(compared(before, after))
     _print_undecided(stage)
     _erase_one(stage, processes)
@@ -259,11 +257,12 @@ def runs_table(runs: Iterable[Run], sweeps: dict[str, Sweep]) -> Table:
     return shown
 
 
-def sums_table(runs: Iterable[Run], sweeps: dict[str, Sweep], title: str) -> Table:
+def sums_table(runs: Iterable[Run], sweeps: dict[str, Sweep]) -> Table:
     """Return a table with one row for all runs with the same worker, trigger, outcome and reason."""
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         alike.setdefault((run.worker, run.trigger, run.outcome, run.reason), []).append(run)
+    title = "\nruns of the worker process, from the ledger"
     shown = table("WORKER", "SENT BY", ">RUNS", "OUTCOME", ">TOOK", "DID", title=title)
     for (worker, trigger, outcome, reason), same in alike.items():
         total: Counter[str] = Counter()

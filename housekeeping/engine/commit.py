@@ -36,7 +36,7 @@ from housekeeping.core import events
 from housekeeping.core.errors import HandlerFailed, HousekeepingError, TransactionEnded, Unconfirmed
 from housekeeping.core.logs import error_line, shortened, typed_error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.telemetry import report, span
+from housekeeping.core.telemetry import batch_span, report
 from housekeeping.database.catalog import table_if_visible
 from housekeeping.database.connection import database
 from housekeeping.database.errors import Kind, cause_of, caused_by, is_conflict, kind_of, sqlstate
@@ -178,7 +178,7 @@ class Commit:
 
     @staticmethod
     def _rows(query: PreparedQuery, values: Sequence[Any], look: Callable[[], None] | None) -> list[tuple[Any, ...]]:
-        with span("housekeeping.batch"):
+        with batch_span():
             if look is None:
                 return query.rows_at_once(*values)
             with database.atomic():
@@ -238,7 +238,7 @@ class Commit:
         self._heartbeat_at = None
         for tries_left in reversed(range(_TRIES)):
             try:
-                with span("housekeeping.batch"), database.atomic():
+                with batch_span(), database.atomic():
                     result = apply()
                     self._announce(stage, result)
                     if result.confirm is not None:

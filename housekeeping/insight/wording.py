@@ -140,10 +140,10 @@ def next_ticks(sweep: Sweep, now: datetime, zone: Any, switch: Override | None =
     return found
 
 
-def format_ticks(ticks: Sequence[datetime], form: str = "%Y-%m-%d %H:%M") -> str:
+def format_ticks(ticks: Sequence[datetime]) -> str:
     """Return ticks in UTC, the date only where it changes: ``2026-11-20 23:30, 23:50, 2026-11-21 00:10``."""
     texts = [
-        format_time(tick, form if not place or tick.date() != ticks[place - 1].date() else "%H:%M")
+        format_time(tick, "%Y-%m-%d %H:%M" if not place or tick.date() != ticks[place - 1].date() else "%H:%M")
         for place, tick in enumerate(ticks)
     ]
     return ", ".join(texts) or "-"

@@ -21,6 +21,6 @@ def test_demo_shows_the_purge_of_an_undeclared_table() -> None:
     )
     console = Console(width=120, record=True)
 
-    console.print(runs_table([run], {}), sums_table([run], {}, "sums"))
+    console.print(runs_table([run], {}), sums_table([run], {}))
 
     assert console.export_text().count("deleted_rows 7") == 2

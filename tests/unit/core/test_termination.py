@@ -13,7 +13,7 @@ class Dying:
     def __del__(self):
         signal.raise_signal(signal.SIGTERM)
 
-done = exit_on(signal.SIGTERM, again_s=0.05)
+done = exit_on(signal.SIGTERM)
 try:
     Dying()
     print("still running", flush=True)
