@@ -17,6 +17,43 @@ PATIENCE_S: Final = 90.0
 SCHEDULER: Final = [str(Path(sys.executable).with_name("periodiq"))]
 WORKER: Final = [sys.executable, "-m", "dramatiq"]
 
+#: Beginning of an application's own module, with the library's middleware and none of its workers.
+APPLICATION: Final = """
+import time
+from pathlib import Path
+
+import dramatiq
+
+import housekeeping
+from housekeeping.brokers import message_broker
+from housekeeping.core import logs
+from housekeeping.core.redis import shared_redis
+from housekeeping.core.settings import Settings
+
+settings = Settings.load()
+logs.configure(settings.log_level, settings.log_format)
+broker = message_broker(settings)
+dramatiq.set_broker(broker)
+housekeeping.install(broker, settings, workers=False)
+"""
+#: A module whose actor hangs in its first run, and whose broker has a short heartbeat timeout.
+HANGS_ONCE: Final = f"""{APPLICATION}
+broker.heartbeat_timeout = 2000  # of Redis'; RabbitMQ sees at once that a connection is gone
+
+
+@dramatiq.actor(max_retries=0)
+def hang_once(name):
+    if shared_redis.get().rpush(f"{{settings.namespace}}:began:{{name}}", "x") > 1:
+        return
+    while True:
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    hang_once.send("it")
+    broker.close()
+"""
+
 
 class Process:
     """Running program and what it has written to stderr."""

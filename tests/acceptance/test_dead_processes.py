@@ -15,7 +15,7 @@ import redis
 
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
-from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
+from tests.acceptance.processes import APPLICATION, SCHEDULER, WORKER, eventually, started
 from tests.acceptance.queues import Queues
 from tests.internals.database import Database
 from tests.internals.ledger import Run
@@ -24,22 +24,15 @@ pytestmark = pytest.mark.slow
 
 STATUSES = "user_status_cleanup.batch"
 HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
-OWN = """
-import dramatiq
-import housekeeping
-from housekeeping.brokers import message_broker
-from housekeeping.core.settings import Settings
-
-settings = Settings.load()
-broker = message_broker(settings)
-dramatiq.set_broker(broker)
-housekeeping.install(broker, settings, workers=False)
-
+OWN = (
+    APPLICATION
+    + """
 
 @dramatiq.actor(schedule="* * * * *", queue_name="mails")
 def nothing():
     pass
 """
+)
 
 Status = Callable[[], dict[str, Any]]
 

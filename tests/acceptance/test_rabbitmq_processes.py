@@ -15,7 +15,7 @@ import redis
 from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
-from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
+from tests.acceptance.processes import HANGS_ONCE, SCHEDULER, WORKER, eventually, started
 from tests.internals.brokers import message_broker
 from tests.internals.database import Database
 from tests.internals.ledger import Run
@@ -27,38 +27,6 @@ STATUSES = "user_status_cleanup.batch"
 OTHERS_OFF = json.dumps(
     {sweep.name: {"enabled": False} for family in BUILT_IN for sweep in family.SWEEPS if sweep.name != STATUSES}
 )
-
-#: An application's own module, whose actor hangs in its first run.
-TRIAL = """
-import time
-
-import dramatiq
-
-import housekeeping
-from housekeeping.brokers import message_broker
-from housekeeping.core import logs
-from housekeeping.core.redis import shared_redis
-from housekeeping.core.settings import Settings
-
-settings = Settings.load()
-logs.configure(settings.log_level, settings.log_format)
-broker = message_broker(settings)
-dramatiq.set_broker(broker)
-housekeeping.install(broker, settings, workers=False)
-
-
-@dramatiq.actor(max_retries=0)
-def hang_once(name):
-    if shared_redis.get().rpush(f"{settings.namespace}:began:{name}", "x") > 1:
-        return
-    while True:
-        time.sleep(0.01)
-
-
-if __name__ == "__main__":
-    hang_once.send("it")
-    broker.close()
-"""
 
 
 @pytest.fixture
@@ -78,9 +46,9 @@ def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
 
 @pytest.fixture
 def trial(tmp_path: Path, environment: dict[str, str], broker: Any) -> list[str]:
-    """Return the command of the module above, with one message for its actor."""
+    """Return the command of the module, with one message for its actor."""
     environment["HOUSEKEEPING_GRACE_S"] = "1"
-    (tmp_path / "trial.py").write_text(TRIAL)
+    (tmp_path / "trial.py").write_text(HANGS_ONCE)
     subprocess.run([sys.executable, "trial.py"], cwd=tmp_path, env=environment, check=True, timeout=60)
     return [*WORKER, "trial", "-p", "1", "-t", "1", "--path", str(tmp_path)]
 

@@ -12,28 +12,15 @@ import pytest
 import redis
 
 from housekeeping import Settings
-from tests.acceptance.processes import WORKER, eventually, started
+from tests.acceptance.processes import APPLICATION, WORKER, eventually, started
 from tests.internals.brokers import message_broker
 from tests.internals.embedded import embedded
 from tests.rabbitmq_look import remove
 
 #: An application's own module, whose actor runs until it is stopped.
-TRIAL: Final = """
-import time
-from pathlib import Path
-
-import dramatiq
-
-import housekeeping
-from housekeeping.brokers import message_broker
-from housekeeping.core import logs
-from housekeeping.core.settings import Settings
-
-settings = Settings.load()
-logs.configure(settings.log_level, settings.log_format)
-broker = message_broker(settings)
-dramatiq.set_broker(broker)
-housekeeping.install(broker, settings, workers=False)
+TRIAL: Final = (
+    APPLICATION
+    + """
 folder = Path(__file__).parent
 
 
@@ -51,6 +38,7 @@ if __name__ == "__main__":
     work.send()
     broker.close()
 """
+)
 
 
 @pytest.fixture

@@ -12,47 +12,19 @@ import redis
 from dramatiq import Message
 
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.acceptance.processes import WORKER, eventually, started
+from tests.acceptance.processes import HANGS_ONCE, WORKER, eventually, started
 from tests.acceptance.queues import Queues
 from tests.internals.database import Database
 from tests.internals.ledger import Run
 
 STATUS_CLEANUP = "user_status_cleanup.batch"
 
-#: An application's own module: a broker with a short heartbeat timeout, and an actor that hangs once.
-TRIAL = """
-import time
-
-import dramatiq
-
-import housekeeping
-from housekeeping.brokers import message_broker
-from housekeeping.core import logs
-from housekeeping.core.redis import shared_redis
-from housekeeping.core.settings import Settings
-
-settings = Settings.load()
-logs.configure(settings.log_level, settings.log_format)
-broker = message_broker(settings)
-broker.heartbeat_timeout = 2000  # of Redis'; RabbitMQ sees at once that a connection is gone
-dramatiq.set_broker(broker)
-housekeeping.install(broker, settings, workers=False)
-
-
-@dramatiq.actor(max_retries=0)
-def hang_once(name):
-    if shared_redis.get().rpush(f"{settings.namespace}:began:{name}", "x") > 1:
-        return
-    while True:
-        time.sleep(0.01)
-"""
-
 
 class Trial:
-    """Processes of the module above, observed from outside."""
+    """Processes of an application whose actor hangs once, observed from outside."""
 
     def __init__(self, folder: Path, environment: dict[str, str], client: redis.Redis, queues: Queues) -> None:
-        (folder / "trial.py").write_text(TRIAL)
+        (folder / "trial.py").write_text(HANGS_ONCE)
         self.command = [*WORKER, "trial", "-p", "1", "-t", "2", "--path", str(folder)]
         self.environment = environment
         self._client = client
