@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 import redis
-from dramatiq.middleware import Shutdown
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Call, Delete, ExclusiveLease, Lease, Settings, Sweep
@@ -98,20 +97,6 @@ def test_missing_schema_error_names_the_command(
 
     assert result.outcome == "failed"
     assert result.reason is not None and result.reason.endswith("run: housekeeping init")
-
-
-def test_run_interrupted_by_the_shutdown_is_resumed(add_statuses: AddStatuses, last_run: Callable[[], Run]) -> None:
-    # R5: past its grace a run is interrupted wherever it is.
-    add_statuses(25, DUE)
-
-    def interrupt(counts: Counts) -> None:
-        raise Shutdown
-
-    with pytest.raises(Shutdown):
-        run_sweep(changed(sweep, batch=10), on_batch=interrupt)
-
-    assert (last_run().outcome, last_run().reason, last_run().counts["deleted_rows"]) == ("partial", "shutdown", 10)
-    assert run_sweep(sweep).counts["deleted_rows"] == 15
 
 
 def test_completed_message_is_not_run_again_without_redis(add_statuses: AddStatuses) -> None:

@@ -138,6 +138,27 @@ def test_force_is_no_confirmation(add_statuses: AddStatuses, history: History, l
     assert run_sweep(STOPPING, force=True).reason == "breaker"
 
 
+@pytest.mark.parametrize("action", ["stop", "limit"])
+def test_confirmed_run_processes_more_than_its_breaker_allows(
+    add_statuses: AddStatuses,
+    history: History,
+    low_floor: None,
+    clock: ManualClock,
+    last_run: Callable[[], Run],
+    caplog: pytest.LogCaptureFixture,
+    action: str,
+) -> None:
+    history(10, 0)
+    add_statuses(100, DUE)
+
+    with caplog.at_level("INFO"):
+        result = run_sweep(changed(SMALL, guard_action=action), clock=clock, confirmed=True)
+
+    assert (result.outcome, result.counts["deleted_rows"]) == ("done", 100)
+    assert last_run().counts["confirmed"] is True
+    assert "Run is confirmed" in [record.getMessage() for record in caplog.records]
+
+
 def test_tripped_breaker_is_not_retried_and_alerts_until_confirmed(
     add_statuses: AddStatuses, history: History, low_floor: None, clock: ManualClock
 ) -> None:
