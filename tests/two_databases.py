@@ -103,14 +103,15 @@ class OtherDatabase:
 
     Parameters:
       server_url: URL of another database of the server.
+      encoding: Of its texts.
     """
 
-    def __init__(self, server_url: str) -> None:
+    def __init__(self, server_url: str, encoding: str = "UTF8") -> None:
         self._admin = psycopg2.connect(server_url)
         self._admin.autocommit = True
         self._name = f"main_{uuid4().hex[:12]}"
         with self._admin.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {self._name}")
+            cursor.execute(f"CREATE DATABASE {self._name} TEMPLATE template0 LOCALE 'C' ENCODING '{encoding}'")
         parts = self._admin.info
         user = f"{parts.user}:{parts.password}@" if parts.password else f"{parts.user}@"
         self.url: Final = f"postgresql://{user}/{self._name}?host={parts.host}&port={parts.port}"

@@ -100,7 +100,7 @@ def in_one_line(text: str, width: int) -> str:
     """Return the text `printable`, its line ends escaped, cut to `width` characters with an ellipsis."""
     # Cut twice, because escapes are longer than what they replace.
     line = printable(text[: width + 1].replace("\n", "\\n").replace("\t", " "))
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+    return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def shortened(text: str, width: int) -> str:
@@ -110,8 +110,8 @@ def shortened(text: str, width: int) -> str:
     """
     if len(text) <= width:
         return text
-    half = (width - 1) // 2
-    return f"{text[: width - 1 - half]}…{text[-half:]}"
+    half = (width - 3) // 2
+    return f"{text[: width - 3 - half]}...{text[-half:]}"
 
 
 def error_line(error: BaseException) -> str:

@@ -564,6 +564,7 @@ _ISOLATION: Final = r"-c default_transaction_isolation=read\ committed"
 #: A server that stops answering is detected after one minute. The system's defaults need eleven.
 _CONNECTION: Final[dict[str, Any]] = {
     "application_name": "housekeeping",
+    "client_encoding": "UTF8",  # PostgreSQL converts from and to that of the database
     "connect_timeout": "5",
     "keepalives_idle": "30",
     "keepalives_interval": "10",

@@ -155,7 +155,7 @@ def cause_of(error: BaseException, record: Mapping[str, Any]) -> str:
     text = shortened(error_line(error), _LOOKED_AT)
     for value in record.values():
         if isinstance(value, str) and len(value) >= _SHORTEST_VALUE:
-            text = text.replace(value, "…")
+            text = text.replace(value, "...")
     return without_values(text, f"{kind}: ")
 
 
@@ -184,7 +184,7 @@ def without_values(line: str, kind: str = "") -> str:
     Parameters:
       kind: Text before the line, which stays as it is.
     """
-    return in_one_line(kind + _OF_ONE_RECORD.sub("…", shortened(line, _LOOKED_AT)), _LONGEST_CAUSE)
+    return in_one_line(kind + _OF_ONE_RECORD.sub("...", shortened(line, _LOOKED_AT)), _LONGEST_CAUSE)
 
 
 def _broken_rule(error: PeeweeException) -> str | None:

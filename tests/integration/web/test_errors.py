@@ -24,7 +24,7 @@ pytestmark = pytest.mark.one_database_only(reason="the test names runs of the on
 
 HOUR = timedelta(hours=1)
 #: A cause as the ledger has it for rejected rows.
-REFUSED = "ConnectionError: no answer to request …"
+REFUSED = "ConnectionError: no answer to request ..."
 
 
 def wrapped(number: int) -> str:

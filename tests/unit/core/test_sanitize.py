@@ -25,8 +25,8 @@ def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
     [
         ("x" * 9, "x" * 9),
         ("x" * 10, "x" * 10),
-        ("x" * 11, "x" * 9 + "…"),
-        ("\x1b" * 9, "\\x1b\\x1b\\…"),
+        ("x" * 11, "x" * 7 + "..."),
+        ("\x1b" * 9, "\\x1b\\x1..."),
         ("a\nb", "a\\nb"),
     ],
 )

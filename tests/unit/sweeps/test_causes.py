@@ -13,13 +13,13 @@ from tests.internals.database import cause_of, error_in
 @pytest.mark.parametrize(
     ("text", "record", "cause"),
     [
-        ("cannot lock ref 'refs/heads/a': File exists.", {}, "cannot lock ref …: File exists."),
-        ("cannot lock ref 'refs/heads/a", {}, "cannot lock ref …"),
-        (r"no location 'a\'b' here", {}, "no location … here"),
-        ('key "7f3a" is gone', {}, "key … is gone"),
-        ("order 17 is gone", {}, "order … is gone"),
-        ("Unable to delete file /srv/a/b: Is a directory", {}, "Unable to delete file … Is a directory"),
-        ("the invoice INVOICE-A is void", {"number": "INVOICE-A"}, "the invoice … is void"),
+        ("cannot lock ref 'refs/heads/a': File exists.", {}, "cannot lock ref ...: File exists."),
+        ("cannot lock ref 'refs/heads/a", {}, "cannot lock ref ..."),
+        (r"no location 'a\'b' here", {}, "no location ... here"),
+        ('key "7f3a" is gone', {}, "key ... is gone"),
+        ("order 17 is gone", {}, "order ... is gone"),
+        ("Unable to delete file /srv/a/b: Is a directory", {}, "Unable to delete file ... Is a directory"),
+        ("the invoice INVOICE-A is void", {"number": "INVOICE-A"}, "the invoice ... is void"),
         ("isn't allowed, it's closed", {}, "isn't allowed, it's closed"),
         ("", {}, "ValueError"),
     ],
@@ -54,7 +54,7 @@ def test_cause_is_that_of_the_innermost_error() -> None:
     innermost = raised(OSError("disk 7 is full"), RuntimeError("not written"))
     error = raised(innermost, ValueError("report 3 was not sent"))
 
-    assert cause_of(error, {}) == "OSError: disk … is full"
+    assert cause_of(error, {}) == "OSError: disk ... is full"
     assert error_in("".join(traceback.format_exception(error))) == "OSError: disk 7 is full"
 
 

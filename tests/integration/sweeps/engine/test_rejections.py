@@ -76,7 +76,7 @@ def test_first_records_of_a_cause_have_lines_and_the_rest_a_summary(clock: Manua
 
     assert len(lines("Record rejected")) == LINES
     (summary,) = lines("More records rejected")
-    assert (summary.cause, summary.rows, summary.logged) == ("ValueError: no order …", LINES + 3, LINES)
+    assert (summary.cause, summary.rows, summary.logged) == ("ValueError: no order ...", LINES + 3, LINES)
 
 
 def test_failed_runs_of_one_cause_are_reported_once_an_hour(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
@@ -184,7 +184,7 @@ def test_rejections_are_recorded_until_a_complete_run_has_none(clock: ManualCloc
     assert (first.worker, first.subject, first.cause, first.rows) == (
         "shop.stuck_orders",
         "",
-        "ValueError: no order …",
+        "ValueError: no order ...",
         3,
     )
     assert first.sample["record"]["id"] == 1 and "order 1" in first.sample["error"]
@@ -223,7 +223,7 @@ def test_failed_run_still_reports_its_rejections(clock: ManualClock, reported: l
 
     assert (result.outcome, result.counts["failed"]) == ("failed", 5)
     assert sorted(each.get("rows", 0) for each in reported) == [0, 5], "the run's own error, and the cause"
-    assert standing() == [("ValueError: no order …", 5)]
+    assert standing() == [("ValueError: no order ...", 5)]
 
 
 def test_causes_of_a_run_are_bounded(clock: ManualClock, reported: list[dict[str, Any]]) -> None:
