@@ -256,7 +256,11 @@ def keyset_order(sweep: str, model: type[Model], names: str | Sequence[str]) -> 
     meta: Any = model._meta
     given = names if isinstance(names, list | tuple) else [names]
     named = [column_named(sweep, model, name) for name in given]
-    return (*named, *(column for column in meta.get_primary_keys() if not any(column is each for each in named)))
+    found: list[Field] = []
+    for column in (*named, *meta.get_primary_keys()):
+        if not any(column is each for each in found):
+            found.append(column)
+    return tuple(found)
 
 
 def _described(column: object) -> str:

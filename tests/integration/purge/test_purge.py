@@ -70,7 +70,8 @@ def test_max_rows_limits_the_run(sessions: Left) -> None:
 
 
 def test_rows_are_deleted_in_the_given_order(sessions: Left) -> None:
-    purge(PurgeRequest(table="sessions", where="true", order_by=("note",), batch_size=2, max_rows=4))
+    # A repeated column changes nothing.
+    purge(PurgeRequest(table="sessions", where="true", order_by=("note", "note"), batch_size=2, max_rows=4))
 
     assert sessions() == [2, 3, 4, 5, 6, 7, 8, 9]  # as texts: 1, 10, 11, 12
 
