@@ -54,6 +54,11 @@ class ServerClock(SystemClock):
         return self._read + timedelta(seconds=self.monotonic() - self._read_at)
 
 
+def milliseconds(limit: timedelta) -> int:
+    """Return a time limit in milliseconds, at least 1, because 0 is no limit to PostgreSQL."""
+    return max(1, round(limit.total_seconds() * 1000))
+
+
 class RunBudget:
     """Time limit of one run, measured from the construction of this object.
 
