@@ -304,6 +304,12 @@ def column_names(model: type[Model]) -> tuple[str, ...]:
     return tuple(name for (name,) in rows)
 
 
+def defers_keys(model: type[Model]) -> bool:
+    """Return whether a unique or exclusion constraint of the model's table is DEFERRABLE."""
+    query = "SELECT EXISTS (SELECT FROM pg_index WHERE indrelid = to_regclass(%s) AND NOT indimmediate)"
+    return bool(database.execute_sql(query, (quoted_name(model),)).fetchone()[0])
+
+
 _COMPOSITE_KEY_NAME: Final = "__composite_key__"
 _INTEGERS: Final = ("smallint", "integer", "bigint")
 

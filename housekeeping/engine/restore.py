@@ -20,7 +20,15 @@ from peewee import JOIN, SQL, Column, Model, PeeweeException, Select, Tuple, fn
 from housekeeping.core.clock import SYSTEM_CLOCK
 from housekeeping.core.errors import ArchiveMismatch, HousekeepingError, WrongArgument
 from housekeeping.core.logs import counted, error_line
-from housekeeping.database.catalog import column_names, identify, key_of, quoted_name, read_columns, table_of
+from housekeeping.database.catalog import (
+    column_names,
+    defers_keys,
+    identify,
+    key_of,
+    quoted_name,
+    read_columns,
+    table_of,
+)
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_unavailable
 from housekeeping.engine import RunResult
@@ -238,6 +246,7 @@ def _restored_table(
         action=Restore(
             source,
             tuple(each for each in columns if each.name in present and not each.generated),
+            defers_keys(source),
             tuple(each for each in links if present.issuperset(each.columns)),
         ),
         batch_size=sweep.limits.batch,

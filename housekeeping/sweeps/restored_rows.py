@@ -51,6 +51,8 @@ class Restore:
     Attributes:
       source: The table.
       columns: Its columns that the archive has, without those that PostgreSQL computes.
+      defers_keys: Whether a unique constraint of the table is DEFERRABLE, so that PostgreSQL refuses ON CONFLICT. A row
+        with another unique value that exists in the table then fails.
       links: Links by which rows can depend on each other in a circle. A row that is restored before the one it refers
         to gets NULL, and stays in the archive, marked for `RestoreCleared`. Where NULL is not allowed, one statement
         restores the circle.
@@ -58,6 +60,7 @@ class Restore:
 
     source: type[Model]
     columns: tuple[ColumnType, ...]
+    defers_keys: bool = False
     links: tuple[Link, ...] = ()
 
     @property
@@ -91,7 +94,11 @@ class Restore:
             before.append(candidates)
         values = [self._value(candidates, column) for column in self.columns]
         rows = _WithKeys((candidates,), values)
-        insert = inserted(self.source, [column.name for column in self.columns], rows).on_conflict_ignore()
+        if self.defers_keys:
+            there = (Column(_table(self.source), each.name) == Column(candidates, each.name) for each in key)
+            rows = rows.where(~fn.EXISTS(self.source.select(SQL("1")).where(reduce(and_, there))))
+        insert = inserted(self.source, [column.name for column in self.columns], rows)
+        insert = insert if self.defers_keys else insert.on_conflict_ignore()
         # PostgreSQL may compute a column of the key.
         returned = dict.fromkeys((*(each.name for each in self.columns), *(each.name for each in key)))
         restored = insert.returning(*(Column(_table(self.source), name) for name in returned)).cte("restored")

@@ -66,6 +66,23 @@ def test_row_whose_key_is_computed_is_restored(postgres: Database) -> None:
     assert (result.outcome, rows(), rows("old_tickets")) == ("done", before, []), result.reason
 
 
+def test_table_with_a_deferrable_constraint_is_restored(archive: None) -> None:
+    database.execute_sql(
+        "ALTER TABLE ticket DROP CONSTRAINT ticket_email_key, ADD UNIQUE (email) DEFERRABLE INITIALLY DEFERRED"
+    )
+    run_id = archived()
+    database.execute_sql(
+        "INSERT INTO ticket (id, closed_at, email) OVERRIDING SYSTEM VALUE "
+        "VALUES (2, '2026-09-01', NULL), (99, '2026-09-01', 'user4')"
+    )
+
+    result = restore(run_id)
+
+    counts = [result.counts[name] for name in ("restored", "conflicts", "failed")]
+    assert (result.outcome, counts) == ("done", [3, 1, 1])
+    assert value("SELECT array_agg(id ORDER BY id) FROM old_tickets") == [2, 4]
+
+
 def test_restoring_is_a_run_in_the_ledger(archive: None) -> None:
     run_id = archived()
 
