@@ -46,6 +46,7 @@ from housekeeping.middleware.keys import (
     config_of,
     followers_of,
     has_dependents,
+    is_follower,
     key_step,
     message_digest,
     never_drop,
@@ -325,6 +326,11 @@ class Deduplication(Middleware):
                 self.keys.take(key_step("release", reserved.key, reserved.message_id, RESERVED_FOR))
             except RedisUnavailable as error:
                 logger.warning("Key stays reserved for some seconds", key=reserved.key, error=str(error))
+
+    def is_replacing(self, message: Message[Any]) -> bool:
+        """Return whether a message replaces one that ends now: a due one, a retry, a rerun, a callback, a next step."""
+        known = "redis_message_id" in message.options  # it was delivered
+        return known or is_follower(message) or message.message_id in {*self.thread.followers, self.thread.rerun[0]}
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         actor = broker.actors.get(message.actor_name)

@@ -36,7 +36,7 @@ from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import GIVEN, fill, named, read_scripts, retry_on_outage, text
+from housekeeping.core.redis import GIVEN, fill, named, read_scripts, register_freeing_script, retry_on_outage, text
 from housekeeping.middleware import keys as key_scripts
 from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
@@ -84,20 +84,31 @@ class RedisQueues:
         self._broker = broker
         self._prefix = keys.prefix if keys else ""
         self.has_keys = keys is not None
-        self._dispatch = dispatch_script(broker)
         steps: dict[Kind, str] = {
             "claim": key_scripts.CLAIM,
             "retain": key_scripts.RETAIN,
             "release": key_scripts.RELEASE,
         }
-        lua = text(self._dispatch.script)
-        self._scripts: dict[Kind, Any] = {
-            kind: broker.client.register_script(with_enqueueing(step, lua)) for kind, step in steps.items()
+        lua = text(dispatch_script(broker).script)
+        sources: dict[Kind | None, str] = {kind: with_enqueueing(step, lua) for kind, step in steps.items()}
+        sources[None] = lua
+        freeing = functools.partial(register_freeing_script, broker.client)
+        registered: dict[bool, Any] = {False: broker.client.register_script, True: freeing}
+        #: By kind of the step, and by whether the message replaces another.
+        self._scripts: dict[tuple[Kind | None, bool], Any] = {
+            (kind, replacing): script(source)
+            for kind, source in sources.items()
+            for replacing, script in registered.items()
         }
         self._many: Any = broker.client.register_script(with_enqueueing_many(lua))
 
-    def put(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[str]:
+    def put(
+        self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None], replacing: bool = False
+    ) -> list[str]:
         """Enqueue messages and claim their keys, all or none; one by one if another middleware has changed some.
+
+        Parameters:
+          replacing: Whether they replace messages that end now. A full Redis takes them, because it frees memory then.
 
         Returns:
           For each message the id of the holder of its key if that prevented the enqueue, else an empty string. Its own
@@ -111,30 +122,33 @@ class RedisQueues:
         # Repeating a script with a step changes nothing. Repeating Dramatiq's own would enqueue a second copy.
         tries = 2 if all(steps) else 1
         try:
-            return retry_on_outage(lambda: self._execute(messages, steps), tries=tries, pause_s=0)
+            return retry_on_outage(lambda: self._execute(messages, steps, replacing), tries=tries, pause_s=0)
         except RedisUnavailable as error:
             if any(step is not None and step.fresh for step in steps):
                 raise StoreUnavailable(str(error)) from error
             raise error.__cause__ or error from None
 
-    def _execute(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> list[str]:
+    def _execute(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None], replacing: bool) -> list[str]:
         if len(messages) > 1 and not _are_alike(messages, steps):
             # Another middleware has changed some of them, such as their queue.
             return [
-                answer for each in zip(messages, steps, strict=True) for answer in self._execute([each[0]], [each[1]])
+                answer
+                for message, step in zip(messages, steps, strict=True)
+                for answer in self._execute([message], [step], replacing)
             ]
         message, step = messages[0], steps[0]
         namespace = self._broker.namespace
         dispatched = dispatch_arguments(self._broker, "enqueue", message.queue_name)
         if step is None and len(messages) == 1:
             args = [*dispatched, message.options["redis_message_id"], encode(message)]
-            self._dispatch(keys=[namespace], args=args)
+            self._scripts[None, replacing](keys=[namespace], args=args)
             return [""]
         command, now, *constant = dispatched
         given = _given(command, *constant, step=step and (step.once, *step.shared.items()))
         if step is not None and len(messages) == 1:
             args = [given, now, encode(message), message.options["redis_message_id"], message.message_id]
-            return [text(self._scripts[step.kind](keys=[self._prefix + step.key, namespace], args=args))]
+            script = self._scripts[step.kind, replacing]
+            return [text(script(keys=[self._prefix + step.key, namespace], args=args))]
         names = [self._prefix + its_step.key for its_step in steps if its_step is not None]
         ids = named(ids=[each.message_id for each in messages])
         prevented = self._many(keys=[namespace, *names], args=[given, now, *map(encode, messages), ids])
@@ -272,13 +286,14 @@ class EnqueuePath:
     def _enqueue(self, message: Message[Any], delay: int | None) -> Sent:
         if self._redis is not None and self._redis.has_keys:
             # As `RedisBroker.enqueue` does: each copy has an id of its own, because a message may be enqueued again.
+            replacing = self._deduplication.is_replacing(message)
             queue, options = message.queue_name, {**message.options, "redis_message_id": os.urandom(16).hex()}
             if delay is not None:
                 queue, options["eta"] = dq_name(queue), current_millis() + delay
             its = (message.actor_name, message.args, message.kwargs, options)
             copied: Message[Any] = Message(queue, *its, message.message_id, message.message_timestamp)
             with sending(copied):
-                return self._pass([copied], delay)[0]
+                return self._pass([copied], delay, replacing)[0]
         # A copy: the marks that the hooks leave must not stay in the message if this attempt fails.
         copied = message.copy()
         with sending(copied):
@@ -288,8 +303,12 @@ class EnqueuePath:
             except SkipEnqueue as skip:
                 return skip
 
-    def _pass(self, messages: Sequence[Message[Any]], delay: int | None) -> list[Sent]:
-        """Run the ``before_enqueue`` hooks, write messages and keys, and run the ``after_enqueue`` hooks."""
+    def _pass(self, messages: Sequence[Message[Any]], delay: int | None, replacing: bool = False) -> list[Sent]:
+        """Run the ``before_enqueue`` hooks, write messages and keys, and run the ``after_enqueue`` hooks.
+
+        Parameters:
+          replacing: See `RedisQueues.put`.
+        """
         sent: list[Sent] = list(messages)
         one_position = self._consistency.sending_many() if len(messages) > 1 else nullcontext()
         with self._deduplication.collecting_steps() as steps, one_position:
@@ -301,7 +320,7 @@ class EnqueuePath:
         left = {number: each for number, each in enumerate(sent) if isinstance(each, Message)}
         if left:
             chosen = [steps.get(copy_id(message)) for message in left.values()]
-            holders = self._write(list(left.values()), chosen)
+            holders = self._write(list(left.values()), chosen, replacing)
             for number, step, holder in zip(left, chosen, holders, strict=True):
                 if step is not None and (duplicate := duplicate_of(step, holder)):
                     sent[number] = duplicate
@@ -310,10 +329,12 @@ class EnqueuePath:
                 self._broker.emit_after("enqueue", each, delay)
         return sent
 
-    def _write(self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None]) -> Sequence[str]:
+    def _write(
+        self, messages: Sequence[Message[Any]], steps: Sequence[KeyStep | None], replacing: bool
+    ) -> Sequence[str]:
         """Write messages and keys; return for each message the holder's id if its key is held, else an empty string."""
         if self._redis is not None and (self._redis.has_keys or not any(steps)):
-            return self._redis.put(messages, steps)
+            return self._redis.put(messages, steps, replacing)
         if not any(steps):
             self._put(messages)
             return [""] * len(messages)

@@ -258,6 +258,11 @@ def never_drop(message: Message[Any]) -> None:
     message.options[_NEVER_DROPPED] = True
 
 
+def is_follower(message: Message[Any]) -> bool:
+    """Return whether `never_drop` has marked the message."""
+    return _NEVER_DROPPED in message.options
+
+
 def followers_of(message: MessageProxy) -> frozenset[str]:
     """Return the ids of the messages that follow this one: its pipe target and its group's callbacks."""
     options = message.options

@@ -50,7 +50,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import error_line, leave_out_callers
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import is_rejection, milliseconds, read_scripts
+from housekeeping.core.redis import is_rejection, milliseconds, read_scripts, register_freeing_script
 from housekeeping.leases.renewal import RedisLeaseStore
 from housekeeping.middleware.keys import DEDUP_STATE, DEFAULT_TTL, RETRIED, has_dependents, message_digest, never_drop
 
@@ -258,7 +258,7 @@ class GroupCallbacks(dramatiq.middleware.GroupCallbacks):
         # Not by super().__init__, which would warn a second time about Dramatiq's environment variable.
         self.rate_limiter_backend = given.rate_limiter_backend
         self.barrier_ttl = given.barrier_ttl
-        self._count: Any = backend.client.register_script(_COUNT)
+        self._count: Any = register_freeing_script(backend.client, _COUNT)
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None

@@ -36,10 +36,10 @@ def _config(**other: Any) -> Breaks:
 def _ping_for_each(patch: pytest.MonkeyPatch) -> None:
     write = EnqueuePath._write
 
-    def ping_and_write(self: Any, messages: Any, steps: Any) -> Any:
+    def ping_and_write(self: Any, messages: Any, *given: Any) -> Any:
         for _ in messages:
             self._broker.client.ping()
-        return write(self, messages, steps)
+        return write(self, messages, *given)
 
     patch.setattr(EnqueuePath, "_write", ping_and_write)
 
