@@ -113,7 +113,7 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = F
     if found.processes.listed:
         out.print()
         print_table(_processes_table(found.processes, now))
-    elif found.processes.full is not None:
+    elif found.processes.rejected is not None:
         say(f"processes: {found.processes.summary}", style="yellow")
     for each in statuses:
         if each.forecast is not None and each.forecast.is_notable:

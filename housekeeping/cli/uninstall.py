@@ -115,7 +115,7 @@ def _refuse_while_alive(settings: Settings) -> None:
     for store in stores:
         processes = read_processes(store, datetime.now(UTC))
         if not processes.known:
-            why = processes.full or f"{store.server} did not answer"
+            why = processes.rejected or f"{store.server} did not answer"
             raise Refused(f"{why}, so running workers are unknown; nothing was removed")
         alive += [f"{each.heartbeat.kind} {each.name}" for each in processes.every if each.alive]
     for name in database.by_name():

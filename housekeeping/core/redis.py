@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Begins the text of an error if the disk or the memory of Redis is full.
+FULL: Final = "Redis is full: "
+
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 #: Errors of a command, or of a script with arguments that it cannot use. Redis before 7 names the script differently.
@@ -103,22 +106,28 @@ def _full(error: redis.RedisError) -> str | None:
 
     if isinstance(error, redis.OutOfMemoryError) or str(error).startswith("MISCONF"):
         # Redis explains its settings after the first sentence.
-        return f"Redis is full: {error_line(error).partition('. ')[0].rstrip('.')}"
+        return f"{FULL}{error_line(error).partition('. ')[0].rstrip('.')}"
     return None
 
 
-def reason_full(client: redis.Redis, namespace: str) -> str | None:
+def reason_rejected(client: redis.Redis, namespace: str) -> str | None:
     """Return why Redis rejects writes although it answers; None if it accepts them, or does not answer.
+
+    It is full or a replica, has too few replicas, or its user may not write.
 
     Without writes there are no heartbeats, so all processes would look dead.
     """
     import redis
 
+    from housekeeping.core.redis_internals import DemotedServer
+
     try:
         # Only if the key is there, which it never is: rejected like any other write, and without an effect.
         client.set(f"{namespace}:probe", "", xx=True)
-    except redis.RedisError as error:
-        return _full(error)
+    except (redis.ResponseError, DemotedServer) as error:
+        return _full(error) or f"Redis rejects writes: {error_line(error).rstrip('.')}"
+    except redis.RedisError:
+        return None
     return None
 
 

@@ -375,8 +375,8 @@ class QueueGate:
     def _examine_processes(self, messages: str) -> Check:
         queue = self.queue
         self.processes = read_processes(heartbeat_store(self.settings), self.now)
-        if self.processes.full is not None:
-            text = f"{self.processes.full.rstrip('.')}. No run can be sent or received"
+        if self.processes.rejected is not None:
+            text = f"{self.processes.rejected.rstrip('.')}. No run can be sent or received"
             return Check("queue", "waits", text, runs.NOT_SENT)
         if not self.processes.known:
             text = "no heartbeats could be read, so its workers are unknown"

@@ -20,7 +20,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import shared_redis
+from housekeeping.core.redis import FULL, shared_redis
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_disk_full, is_unavailable
@@ -447,8 +447,8 @@ class SnapshotReader:
         found.read_at = dict(before.read_at)
         settings = self._settings
         found.processes = read_processes(heartbeat_store(settings), found.at)
-        if found.processes.full is not None:
-            _note(found, before, "Redis", found.processes.full)
+        if found.processes.rejected is not None:
+            _note(found, before, "Redis", found.processes.rejected)
         ever_ran = [
             self._read_database(name, sweeps, found, before) for name, sweeps in by_database(self._read_sweeps).items()
         ]
@@ -504,7 +504,7 @@ class SnapshotReader:
         evaluated = [
             *(
                 Alert(
-                    NO_SPACE if each.error == found.processes.full else UNAVAILABLE,
+                    NO_SPACE if each.error.startswith(FULL) else UNAVAILABLE,
                     each.error,
                     since=each.since,
                     subject=each.server,

@@ -13,7 +13,7 @@ from peewee import EXCLUDED, PeeweeException
 
 from housekeeping.core.errors import ServerUnavailable
 from housekeeping.core.logs import counted, format_duration
-from housekeeping.core.redis import reason_full, redis_client, shared_redis, translate_redis_errors
+from housekeeping.core.redis import reason_rejected, redis_client, shared_redis, translate_redis_errors
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.ledger.schema import NOW, HeldLeaseRow, ProcessRow, TickRow, seconds_since
@@ -154,13 +154,13 @@ class Processes:
     Attributes:
       every: All of them, also stopped ones, the last heartbeat first.
       known: Whether the heartbeats could be read, and the server accepts new ones.
-      full: Why Redis rejects heartbeats; None if it accepts them, or did not answer.
+      rejected: Why Redis rejects heartbeats; None if it accepts them, or did not answer.
       alone: Whether PostgreSQL is the only server, so that each process is worker and scheduler.
     """
 
     every: tuple[Process, ...] = ()
     known: bool = True
-    full: str | None = None
+    rejected: str | None = None
     alone: bool = False
 
     def command(self, kind: Kind) -> str:
@@ -177,7 +177,7 @@ class Processes:
     @property
     def summary(self) -> str:
         """Live and dead processes in one line."""
-        if self.full is not None:
+        if self.rejected is not None:
             return "unknown, because no heartbeat can be written"
         if not self.known:
             return "the heartbeats cannot be read"
@@ -234,7 +234,7 @@ class HeartbeatStore(Protocol):
     def read(self) -> LastHeartbeats:
         """Return the newest heartbeats; invalid entries are skipped."""
 
-    def reason_full(self) -> str | None:
+    def reason_rejected(self) -> str | None:
         """Return why the server rejects writes although it answers; None if it accepts them, or is unavailable."""
 
 
@@ -268,8 +268,8 @@ class RedisHeartbeats:
                     found[process_id] = max(0.0, now - at), Heartbeat.model_validate_json(value)
         return found
 
-    def reason_full(self) -> str | None:
-        return reason_full(self._client, self._namespace)
+    def reason_rejected(self) -> str | None:
+        return reason_rejected(self._client, self._namespace)
 
 
 class PostgresHeartbeats:
@@ -302,7 +302,7 @@ class PostgresHeartbeats:
                     found[process_id] = max(0.0, float(age_s)), Heartbeat.model_validate(heartbeat)
             return found
 
-    def reason_full(self) -> str | None:
+    def reason_rejected(self) -> str | None:
         return None  # full databases are detected elsewhere
 
 
@@ -322,8 +322,8 @@ def read_processes(store: HeartbeatStore | None, now: datetime) -> Processes:
     """
     if store is None:
         return UNKNOWN
-    if (full := store.reason_full()) is not None:
-        return replace(UNKNOWN, full=full)  # all of them would look dead
+    if (rejected := store.reason_rejected()) is not None:
+        return replace(UNKNOWN, rejected=rejected)  # all of them would look dead
     try:
         last = store.read()
     except (ServerUnavailable, PeeweeException):

@@ -91,6 +91,32 @@ def test_full_redis_is_the_alert_and_no_process_looks_dead(settings: Settings, r
     assert [each.name for each in freed.alerts if each.name == "no_space"] == [] and freed.processes.known
 
 
+@pytest.mark.parametrize(
+    ("user", "commands", "why"),
+    [
+        ("default", ["REPLICAOF 127.0.0.1 1"], "is not a primary, but a replica"),
+        ("default", ["CONFIG SET min-replicas-to-write 1"], "Not enough good replicas to write"),
+        ("reader", ["ACL SETUSER reader on nopass ~* +@read +client"], "reader has no permissions"),
+    ],
+)
+@pytest.mark.usefixtures("reader")
+def test_redis_that_rejects_writes_is_named_and_no_process_looks_dead(
+    settings: Settings, user: str, commands: list[str], why: str
+) -> None:
+    with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as client:
+        for each in commands:
+            client.execute_command(*each.split())
+        url = f"unix://{user}:@{servers.redis_url.removeprefix('unix://')}"
+        rejecting = settings.model_copy(update={"redis_url": url, "broker_url": None})
+        Run.create(worker=sweep.name, trigger="schedule", outcome="done", message_id="m", **PAST)
+
+        found = SnapshotReader(rejecting, SWEEPS).read(None)
+
+    [root] = [each for each in found.alerts if each.cause is None]
+    assert (root.name, root.subject, root.severity) == ("unavailable", "Redis", "critical")
+    assert str(root).startswith("Redis rejects writes: ") and why in str(root) and not found.processes.known
+
+
 def test_full_disk_explains_the_failed_runs(reader: SnapshotReader) -> None:
     error = {"outcome": "failed", "reason": "disk full: could not extend file", "error": "could not extend file"}
     first = Run.create(worker=sweep.name, trigger="schedule", **error, **PAST)
