@@ -125,11 +125,11 @@ def print_report(found: Snapshot, sweeps: Iterable[Sweep], *, problems: bool = F
             by = f" ({override.said_by}, {format_time(override.since)} UTC)" if override.said_by else ""
             say(f"{describe_override(override)}{by}", style="yellow")
     for away in found.unavailable.values():
-        missing = [each.name for each in sweeps if each.database == away.database]
+        missing = [each.name for each in sweeps if each.database == away.database and away.database not in found.clocks]
         if away.database is None:
             parts = {"queues": found.queues, "processes": found.processes.known, "leases": found.leases_complete}
             missing = [name for name, is_read in parts.items() if not is_read]
-        text = in_one_line(f"{away.error}; not shown: {', '.join(missing)}", _ALERT_WIDTH)
+        text = in_one_line(f"{away.error}{'; not shown: ' if missing else ''}{', '.join(missing)}", _ALERT_WIDTH)
         say(Text.assemble(("UNAVAILABLE", "bold red"), f" {text}"))
     _print_alerts(found, statuses)
 

@@ -474,11 +474,30 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(child)
 
 
+_READ_ONLY: Final = """
+SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on' AND EXISTS (
+    SELECT FROM pg_settings WHERE name = 'default_transaction_read_only'
+    AND source NOT IN ('client', 'session', 'user', 'database user')
+)
+"""
+
+
 def read_database_clock() -> ClockSkew:
     """Compare this machine's clock with the database's; one round trip."""
     before = SYSTEM_CLOCK.now()
     server_at = database.execute_sql("SELECT clock_timestamp()").fetchone()[0]
     return ClockSkew.between(before, server_at.astimezone(UTC), SYSTEM_CLOCK.now())
+
+
+def why_read_only() -> str | None:
+    """Return why the server rejects all writes; None if it accepts them.
+
+    Note: A session or a role that may only read does not count.
+    """
+    in_recovery, read_only = database.execute_sql(_READ_ONLY).fetchone()
+    if in_recovery or read_only:
+        return f"it is {'a replica' if in_recovery else 'read-only'}: use the URL of the primary, or make it writable"
+    return None
 
 
 def database_now() -> datetime:

@@ -33,7 +33,7 @@ _SAFE_LENGTH: Final = 32
 
 #: Subject of the finding that a server does not answer.
 CONNECTION: Final = "connection"
-_DOWN: Final = "start the server, or correct its address; the checks that need it were skipped"
+_DOWN: Final = "start the server, or repair what the error names; the checks that need it were skipped"
 
 #: Check of one subject. Checks run in an order in which each depends on the earlier ones.
 Check = Callable[[Settings, dict[str, Sweep]], Iterator[Finding]]

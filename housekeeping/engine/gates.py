@@ -34,6 +34,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import Settings
 from housekeeping.database.connection import database
+from housekeeping.database.queries import why_read_only
 from housekeeping.engine import CLOCK_SKEWS, RunRequest
 from housekeeping.engine.alerts import no_living_worker
 from housekeeping.engine.guard import ENOUGH, UNCONFIRMED, RowGuard, in_numbers, in_words
@@ -307,12 +308,14 @@ _STATEMENT_WIDTH: Final = 80  # characters
 
 @dataclass(frozen=True, slots=True)
 class LockGate:
-    """Whether the statements of a run would wait for another session's lock."""
+    """Whether the statements of a run would fail on a read-only server, or wait for another session's lock."""
 
     stages: Sequence[Stage]
     now: datetime
 
     def examine(self) -> Check:
+        if (why := why_read_only()) is not None:
+            return Check("locks", "fails", f"PostgreSQL rejects writes: {why}", "PostgreSQL rejects writes")
         found = database.execute_sql(_BLOCKERS, (throttled_tables(self.stages, self.now), _EXCLUDING)).fetchall()
         if not found:
             return Check("locks", "none", "no other session locks its tables")

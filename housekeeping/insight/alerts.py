@@ -40,10 +40,11 @@ _START: Final = {
 #: alerts on a count.
 ALERTS: Final = {
     "unavailable": Help(
-        "No answer",
-        "A database, Redis or the broker does not answer. Its data is unknown; alerts that it explains are "
-        "counted with it.",
-        "Start the server or repair the network to it. The text has the error. Runs wait or fail, and are retried.",
+        "Unavailable",
+        "A database, Redis or the broker does not answer, or rejects all writes. Alerts that it explains are counted "
+        "with it.",
+        "Start the server, or repair what its error names: address, network, login, rights, a limit. Runs wait or "
+        "fail, and are retried.",
     ),
     "no_space": Help(
         "No space",
@@ -263,6 +264,8 @@ def _causes(
         yield sweep.name, "unseen", ""
     if alert.name == "last_run":
         yield sweep.name, "failed_runs", ""
+    if alert.name == "breaker" and alert.value is None:  # the stale rows could not be counted
+        yield sweep.name, "unseen", ""
     if alert.name == LATE:
         yield from ((sweep.name, name, "") for name in ("overdue", "failed_runs", UNCONFIRMED, "unseen"))
     if alert.name in _LATE or alert.name == "stuck":

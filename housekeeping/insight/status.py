@@ -24,7 +24,7 @@ from housekeeping.core.redis import FULL, shared_redis
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_disk_full, is_unavailable
-from housekeeping.database.queries import read_database_clock
+from housekeeping.database.queries import read_database_clock, why_read_only
 from housekeeping.engine import in_order
 from housekeeping.engine.alerts import (
     DEAD_LETTERS,
@@ -447,7 +447,7 @@ class SnapshotReader:
         found.read_at = dict(before.read_at)
         settings = self._settings
         found.processes = read_processes(heartbeat_store(settings), found.at)
-        if found.processes.rejected is not None:
+        if found.processes.rejected is not None and not self._is_alone:
             _note(found, before, "Redis", found.processes.rejected)
         ever_ran = [
             self._read_database(name, sweeps, found, before) for name, sweeps in by_database(self._read_sweeps).items()
@@ -468,7 +468,7 @@ class SnapshotReader:
             # The first query raises an error at once if the ledger is locked. The others would wait for ten seconds.
             with time_limit(STATEMENT_TIME, LOCK_TIME):
                 ever_ran = history.any_by_a_worker_process()
-                clock = read_database_clock()
+                clock, read_only = read_database_clock(), why_read_only()
                 if name == MAIN:
                     found.late_erasures = late_erasures(self._erasure_limit, clock.server_at)
             read = worker_statuses(sweeps, clock.server_at, self._settings.timezone, found.processes)
@@ -481,6 +481,8 @@ class SnapshotReader:
             found.statuses |= statuses
             found.clocks[name] = clock
             found.read_at[server] = clock.server_at
+            if read_only is not None:
+                _note(found, before, server, f"{server} rejects writes: {read_only}", name)
         if name not in found.clocks:
             names = {sweep.name for sweep in sweeps}
             found.statuses |= {worker: status for worker, status in before.statuses.items() if worker in names}

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Prot
 import pydantic
 from peewee import EXCLUDED, PeeweeException
 
-from housekeeping.core.errors import ServerUnavailable
+from housekeeping.core.errors import DatabaseUnavailable, ServerUnavailable
 from housekeeping.core.logs import counted, format_duration
 from housekeeping.core.redis import reason_rejected, redis_client, shared_redis, translate_redis_errors
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database, translate_postgres_errors
+from housekeeping.database.queries import why_read_only
 from housekeeping.ledger.schema import NOW, HeldLeaseRow, ProcessRow, TickRow, seconds_since
 
 if TYPE_CHECKING:
@@ -303,6 +304,9 @@ class PostgresHeartbeats:
             return found
 
     def reason_rejected(self) -> str | None:
+        with suppress(PeeweeException, DatabaseUnavailable), database.using(MAIN):
+            why = why_read_only()
+            return None if why is None else f"PostgreSQL rejects writes: {why}"
         return None  # full databases are detected elsewhere
 
 

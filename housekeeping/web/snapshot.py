@@ -170,8 +170,9 @@ class SnapshotCache:
           DatabaseUnavailable: The database does not answer, a table is locked, or a statement takes too long. If the
             current snapshot says so, this is raised at once.
         """
-        known = self.current().unavailable.get(database_server(name))
-        if known is not None:
+        current = self.current()
+        known = current.unavailable.get(database_server(name))
+        if known is not None and name not in current.clocks:
             raise DatabaseUnavailable(str(known))
         with database.using(name), translate_postgres_errors(), time_limit(STATEMENT_TIME, LOCK_TIME):
             yield

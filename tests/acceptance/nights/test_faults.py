@@ -15,6 +15,7 @@ from tests.acceptance.nights.questions import (
     ROW,
     SAFE,
     SINCE,
+    SLOWER,
     STUCK,
     SUFFERS,
     TICK,
@@ -33,6 +34,7 @@ _BY_SESSION: Final = (
     r".?orders.? is locked by process {session} of PostgreSQL \(migration, \w+\), idle in transaction: "
     "its transaction is open for .* ALTER TABLE orders ADD COLUMN note text"
 )
+_READ_ONLY: Final = "PostgreSQL, database main rejects writes: it is read-only: use the URL of the primary"
 _BAD_VALUE: Final = 'invalid input syntax for type integer: "one week"'
 
 #: The backlog cannot be counted now, so that the last count is shown with its age.
@@ -119,7 +121,38 @@ def _predicate_fails(shop: Night) -> None:
     _wait_for_failed_run(shop, worker)
 
 
+def _postgres_read_only(shop: Night) -> None:
+    worker, scheduler = shop.start_idle()
+    shop.add_orders(300)
+    shop.sql("SET default_transaction_read_only = off", "ALTER SYSTEM SET default_transaction_read_only = on")
+    shop.stack.callback(shop.sql, "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
+    shop.sql("SELECT pg_reload_conf()")
+    shop.status_says("Unavailable", worker, scheduler)
+
+
 STATES: Final = (
+    State(
+        "a read-only PostgreSQL",
+        _postgres_read_only,
+        {
+            STUCK: Answer(
+                (
+                    rf"^Unavailable: PostgreSQL, database main, since {AT}, .* repair what its error names",
+                    f"UNAVAILABLE {_READ_ONLY}",
+                    rf"(?m)^{ORDERS} .* 300 ",
+                ),
+                (rf"Unavailable: PostgreSQL, database main, since {AT}", _READ_ONLY, " 300 "),
+                ("All right", "not shown", "No worker", "No scheduler"),
+            ),
+            SAFE: Answer(
+                ("a run now would fail", "PostgreSQL rejects writes: it is read-only"),
+                ("would fail", "PostgreSQL rejects writes: it is read-only"),
+                ("would start",),
+            ),
+            # Nothing can be changed.
+            SLOWER: Answer((_READ_ONLY,), ("Narrow",)),
+        },
+    ),
     State(
         "a worker killed",
         _worker_killed,
@@ -268,7 +301,7 @@ STATES: Final = (
             STUCK: Answer(
                 (rf"(?m)^{ORDERS} .* done",),
                 (rf"{ORDERS} on done",),
-                ("Stuck run", "UNAVAILABLE", "No answer", r"lost\?"),
+                ("Stuck run", "UNAVAILABLE", "Unavailable", r"lost\?"),
             ),
             SINCE: Answer(
                 (rf"result: PostgreSQL was restarted at {AT}, which ended its connection",),

@@ -69,7 +69,7 @@ STATES: Final = (
         "Redis stopped",
         _redis_stopped,
         {
-            STUCK: Answer(("^No answer: Redis",), ("No answer: Redis",), ("All right",)),
+            STUCK: Answer(("^Unavailable: Redis",), ("Unavailable: Redis",), ("All right",)),
             SAFE: Answer(
                 ("a run now would wait", "Redis did not answer", "whether a scheduler is alive is unknown"),
                 ("would wait", "Redis did not answer"),

@@ -114,6 +114,13 @@ def test_alert_of_another_queue_or_from_before_the_cause_stands_alone() -> None:
     assert set(found.values()) == {""}
 
 
+@pytest.mark.parametrize(("value", "cause"), [(None, "shop.w1/unseen"), (12.0, "")])
+def test_unreadable_rows_explain_a_breaker_that_could_not_count(value: float | None, cause: str) -> None:
+    found = causes(replace(alert("breaker", "shop.w1"), value=value), alert("unseen", "shop.w1"))
+
+    assert found["shop.w1/breaker"] == cause
+
+
 def test_stuck_run_explains_the_busy_threads_and_what_waits_for_them() -> None:
     waiting = [alert("overdue", f"shop.w{number}", minutes_ago=1) for number in range(2, 60)]
 

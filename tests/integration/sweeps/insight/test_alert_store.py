@@ -287,7 +287,7 @@ def test_redis_away_is_the_root_of_what_it_explains(reader: SnapshotReader, sett
 
     found = SnapshotReader(away, {sweep.name: sweep}).read()
 
-    assert found.has_alerts and found.headline.text == "No answer: Redis"
+    assert found.has_alerts and found.headline.text == "Unavailable: Redis"
     assert [(alert.name, alert.cause and alert.cause[1:]) for alert in found.alerts] == [
         ("unavailable", None),
         ("overdue", ("unavailable", "Redis")),
