@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -266,6 +266,8 @@ def dead_in(number: int, worker: str, of_database: str) -> timedelta | None:
 
 #: Minimum characters of a value that is searched for in the ledger. Most texts contain shorter ones by chance.
 _LEAST: Final = 4
+#: Runs that one statement searches, so that it takes a fraction of its time limit.
+_AT_ONCE: Final = 20_000
 
 
 def forget_rows(number: int, worker: str, databases: Iterable[str], values: Iterable[str] = ()) -> None:
@@ -300,8 +302,18 @@ def forget_rows(number: int, worker: str, databases: Iterable[str], values: Iter
                 }
                 details = fn.JSONB_EXTRACT_PATH(Run.counts, "details")
                 found = has_value(Run.cursor, Run.rejected, details, Run.error, Run.traceback)
-                Run.update(changed).where(Run.outcome.is_null(False) & found).execute()
+                for page in _pages_of_runs():
+                    Run.update(changed).where(page & Run.outcome.is_null(False) & found).execute()
                 Rejection.delete().where(has_value(Rejection.subject, Rejection.position, Rejection.sample)).execute()
+
+
+def _pages_of_runs() -> Iterator[Any]:
+    """Yield the conditions of all runs in the current database, page by page."""
+    last: int | None = 0
+    while last is not None:
+        page = Run.select(Run.id).where(Run.id > last).order_by(Run.id).limit(_AT_ONCE)
+        first, last = last, page.select_from(fn.MAX(page.c.id)).scalar()
+        yield Run.id.between(first + 1, last)
 
 
 def _of_erasure(number: int, worker: str) -> Any:

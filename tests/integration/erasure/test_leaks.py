@@ -21,7 +21,7 @@ from tests.integration.workers.object_storage.faulty_s3 import faulty_s3
 from tests.internals.brokers import dead_letters_of
 from tests.internals.database import database
 from tests.internals.engine import run_sweep
-from tests.internals.erasures import ErasureInterrupted, execute, work
+from tests.internals.erasures import ErasureInterrupted, execute, ledger, work
 from tests.internals.ledger import Rejection, Run
 from tests.internals.workers import ObjectStore
 
@@ -64,7 +64,9 @@ def test_nothing_identifies_the_person_afterwards(
 
 
 @pytest.mark.parametrize("email", [MARKER, r'SHOP\zaphod "z"'])
-def test_runs_of_sweeps_before_it_keep_no_identity(settings: Settings, email: str) -> None:
+def test_runs_of_sweeps_before_it_keep_no_identity(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, email: str
+) -> None:
     """A run that ended early has a cursor, one with rejected rows their keys, and a cascade the keys of its parents."""
 
     def refuse(row: Any) -> None:
@@ -74,6 +76,7 @@ def test_runs_of_sweeps_before_it_keep_no_identity(settings: Settings, email: st
         rows = Rows("account", stale=lambda row: row.id > 0, order="email", action=action)
         return Sweep(name, rows, guard=Guard(first_run=False), **options)
 
+    monkeypatch.setattr(ledger, "_AT_ONCE", 2)
     for table in ("account", "newsletter"):
         database.execute_sql(f"UPDATE {table} SET email = %s WHERE email = %s", (email, MARKER))
     ended = threading.Event()
