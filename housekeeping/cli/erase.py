@@ -294,9 +294,8 @@ def _replay(here: _Command, since: datetime, file: BinaryIO | None) -> None:
         # The restored database would give numbers again that saved receipts have.
         erasures.continue_after(max((each["id"] for each in receipts), default=0))
         for subject, key, before in found.back:
-            digest = erasures.key_hmac(here.secret, subject.name, key)
             again = f"again after a restore; erased before as {before.erasure_id}"
-            records.append(here.execute(subject, key, digest, again))
+            records.append(here.execute(subject, key, before.key_hmac, again))
     back = [{"subject": each.subject, "key_hmac": each.key_hmac, "id": each.erasure_id} for _, _, each in found.back]
     left_out = {"lost": found.lost, "undeclared": found.undeclared, "unusable_lines": unusable}
     print_as_json({"back": back, "erasures": records, **left_out})

@@ -47,7 +47,8 @@ def erase(subject: str, key: Any, *, reason: str | None = None, requester: str |
         housekeeping.erase("person", 4711, reason="request of 2026-05-01")
 
     The message has the number alone. If it is lost, a scheduler sends it again. While an erasure of the same subject
-    has not ended, its number is returned.
+    has not ended, its number is returned. The request is committed at once, also within a transaction of the
+    application, whose rollback does not withdraw it: call it after the commit.
 
     Parameters:
       subject: Name of a `Subject` in ``SUBJECTS`` of a module of ``HOUSEKEEPING_SWEEPS``.
@@ -126,20 +127,22 @@ def identify(subjects: Mapping[str, Subject], settings: Settings, name: str, key
     def digests(of_key: list[str]) -> list[str]:
         return [erasures.key_hmac(each, name, of_key) for each in erasures.each_secret(secret)]
 
-    if not exists and not erasures.was_erased(name, digests(texts)):
+    digest = erasures.erased_as(name, digests(texts))
+    if not exists and digest is None:
         raise UnknownSubject(f"there is no {name} with this key (HMAC {digests(texts)[0][:12]})")
     if exists and not isinstance(key, tuple | list):
         try:
             primary, _ = find_key(subjects[name], (key,))
         except UnknownSubject:  # it cannot be a primary key
             primary = texts
-        if primary != texts and erasures.was_erased(name, digests(primary)):
+        if primary != texts and erasures.erased_as(name, digests(primary)) is not None:
             raise DeclarationError(
                 f"the {name} with this primary key was erased, and another one has this value in the column "
                 f"{subjects[name].by}; give the primary key of the other one; in Python, a tuple is always "
                 "a primary key"
             )
-    return texts, digests(texts)[0]
+    # The HMAC of an earlier erasure, also by a former secret, so that the two are known to be of one subject.
+    return texts, digest or digests(texts)[0]
 
 
 def send(number: int) -> None:

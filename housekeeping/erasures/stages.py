@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from peewee import SQL, Case, Column, EnclosedNodeList, Expression, Model, Tuple
 
 from housekeeping.core.errors import DeclarationError, HousekeepingError
-from housekeeping.database.catalog import escaped, key_of, sql_name, table_of
+from housekeeping.database.catalog import escaped, key_of, of_any_length, sql_name, table_of
 from housekeeping.database.connection import database, handle_of
 from housekeeping.database.errors import NO_RIGHT
 from housekeeping.erasures.graph import Branch, Reach, Table
@@ -301,7 +301,7 @@ def key_names(reach: Reach, table: Table) -> list[str]:
 def typed_key(model: type[Model]) -> dict[str, str]:
     """Return the primary key's columns with their types, written for SQL with parameters."""
     types = table_of(model).columns
-    return {sql_name(each.column_name): escaped(types[each.column_name]) for each in key_of(model)}
+    return {sql_name(each.column_name): escaped(of_any_length(types[each.column_name])) for each in key_of(model)}
 
 
 def text_of(value: str, kind: str) -> str:

@@ -6,6 +6,7 @@ ledger and the rows that are left are the only state, so a killed execution is r
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 import threading
@@ -139,11 +140,6 @@ class Erasing:
     def key(self) -> list[str]:
         """Values of its primary key, as its row has them."""
         return [str(self.found[each]) for each in self._key]
-
-    @property
-    def identifying(self) -> set[str]:
-        """Values in the subject's row that identify the subject."""
-        return {value for row in self.versions for value in row.values() if value is not None} | {",".join(self.key)}
 
     def objects(self, settings: Settings) -> list[tuple[ObjectStore, str]]:
         """Return the stores of its objects, with the key or prefix in each version of its row. Raises as `located`.
@@ -338,7 +334,13 @@ class _Execution:
         except DeclarationError as error:
             self._refuse(str(error), None)
             return
-        erasures.note(self._number, found=erasing.versions, kept=erasing.kept, outside=erasing.outside)
+        # Kept rows are counted before the first change; a killed execution has done so.
+        proof = self._row.proof or {"kept": erasing.kept_rows()}
+        noted: Any = {"kept": erasing.kept, "outside": erasing.outside, "proof": proof}
+        if not erasures.note_found(self._number, self._row.found, erasing.versions, **noted):
+            # It may have changed rows since their versions and numbers were read.
+            raise ErasureInterrupted("another process executes it", _RETRY_S)
+        self._row.found, self._row.proof = erasing.versions, proof
         if held is not None:
             self._refuse(f"on hold: {held}", erasing)
             return
@@ -347,9 +349,6 @@ class _Execution:
         if much is not None:
             self._refuse(much, erasing)
             return
-        if not self._row.proof:  # a killed execution has counted them before its first change
-            self._row.proof = {"kept": erasing.kept_rows()}
-            erasures.note(self._number, proof=self._row.proof)
         try:
             for each in objects:
                 self._delete_objects(*each)
@@ -368,7 +367,10 @@ class _Execution:
         """Record how it has ended."""
         databases = self._databases(erasing)
         of_runs = self._counts_of_runs()
-        values = () if erasing is None or state == "refused" else erasing.identifying
+        values = set[str]()
+        if state != "refused":
+            versions = [row.values() for row in self._row.found or ()]
+            values = {*self._row.key, ",".join(self._row.key), *(each for row in versions for each in row if each)}
         erasures.forget_rows(self._number, self._worker, databases, values)
         erasures.end(self._number, state, error, of_runs=of_runs, proof=proof)
         if state == "done":
@@ -546,8 +548,8 @@ def find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
     """Return the values of a subject's primary key as PostgreSQL writes them, and whether it has such a row.
 
     Parameters:
-      key: A value of the primary key, several separated by commas, or a value of the column `by`. A tuple has values of
-        the primary key.
+      key: A value of the primary key, several separated by commas as in CSV, or a value of the column `by`. A tuple has
+        values of the primary key.
 
     Raises:
       UnknownSubject: It cannot be a key.
@@ -565,7 +567,7 @@ def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
         columns, table, types = typed_key(model), quoted_name(model), table_of(model).columns
         is_exact = isinstance(key, tuple | list)
         whole = [str(each) for each in (key if is_exact else [key])]
-        given = whole[0].split(",") if len(whole) == 1 and len(columns) > 1 else whole
+        given = _parts(whole[0]) if len(whole) == 1 and len(columns) > 1 else whole
         select = f"SELECT {', '.join(text_of(name, kind) for name, kind in columns.items())} FROM {table}"  # noqa: S608
         casts = [f"%s::text::{kind}" for kind in columns.values()]
         texts = ", ".join(text_of(f"({each})", kind) for each, kind in zip(casts, columns.values(), strict=True))
@@ -591,6 +593,14 @@ def _find_key(subject: Subject, key: Any) -> tuple[list[str], bool]:
         if subject.by is not None and len(given) == 1:
             raise UnknownSubject(f"there is no {subject.name} with this key")
     raise UnknownSubject(f"this cannot be the key of a {subject.name}")
+
+
+def _parts(key: str) -> list[str]:
+    """Return the parts of a composite key. Quotation marks around a part allow commas in it, as in CSV."""
+    try:
+        return next(csv.reader([key], strict=True), [])
+    except csv.Error:
+        return key.split(",")
 
 
 def _rows(sql: str, values: Sequence[str]) -> list[tuple[str, ...]]:

@@ -177,14 +177,15 @@ def continue_after(number: int) -> None:
             transaction.rollback()
 
 
-def was_erased(subject: str, digests: Sequence[str]) -> bool:
-    """Return whether an erasure of this subject may have erased it, given its `key_hmac` by each secret.
+def erased_as(subject: str, digests: Sequence[str]) -> str | None:
+    """Return the HMAC of the last erasure that may have erased this subject, given its `key_hmac` by each secret.
 
     One that has not ended, or was incomplete, may have deleted the subject's row, too.
     """
     same = (Erasure.subject == subject) & Erasure.key_hmac.in_(digests) & (Erasure.state != "refused")
     with database.using(MAIN):
-        return bool(Erasure.select(Erasure.id).where(same).exists())
+        found: str | None = Erasure.select(Erasure.key_hmac).where(same).order_by(Erasure.id.desc()).limit(1).scalar()
+        return found
 
 
 def begin(number: int) -> Erasure | None:
@@ -199,6 +200,14 @@ def note(number: int, **values: Any) -> None:
     """Write values of an erasure that has not ended."""
     with database.using(MAIN):
         Erasure.update(**values).where((Erasure.id == number) & Erasure.ended_at.is_null()).execute()
+
+
+def note_found(number: int, before: Any, found: Any, **values: Any) -> bool:
+    """Write the versions of the subject's row, and values, if it has those of `before`; return whether it had."""
+    same = Erasure.found.is_null() if before is None else Erasure.found == before
+    with database.using(MAIN):
+        update = Erasure.update(found=found, **values)
+        return bool(update.where((Erasure.id == number) & Erasure.ended_at.is_null() & same).execute())
 
 
 def count(number: int, name: str, kind: str, by: int) -> None:
