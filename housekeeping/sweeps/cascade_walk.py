@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -252,16 +251,26 @@ class Walk:
         live = [number for number, row in enumerate(root.rows) if row is not None]
         parents = Window(root.table, None, root.columns, [root.rows[number] for number in live], [], [])
         may_defer = len(live) > 1 or not group.exhausted
-        found, looked_at = dict[int, Link](), Counter[int]()
-        with closing(self._look_for_kept(parents, live, leading, found, {})) as pages:
-            for roots in pages:
-                looked_at.update(roots)
+        found, looked_at, seen = dict[int, Link](), Counter[int](), dict[_TableId, set[Values]]()
+        # No recursion: a tree of rows may be deeper than Python's stack.
+        looking = [self._look_for_kept(parents, live, leading, found, seen)]
+        try:
+            while looking:
+                page = next(looking[-1], None)
+                if page is None:
+                    looking.pop()
+                    continue
+                looking.append(self._look_for_kept(*page, leading, found, seen))
+                looked_at.update(page[1])
                 if not may_continue():
                     raise TimeIsUp
                 if may_defer and takes_long():
                     ((largest, _),) = looked_at.most_common(1)
                     self._postpone(largest, self.deferred)
                     return None
+        finally:
+            while looking:  # each has a savepoint within that of the one before
+                looking.pop().close()
         group.is_checked = True
         return found
 
@@ -272,8 +281,8 @@ class Walk:
         leading: Sequence[Link],
         found: dict[int, Link],
         seen: dict[_TableId, set[Values]],
-    ) -> Generator[list[int], None, None]:
-        """Add the parents, `roots`, of rows with kept dependents. Yield the parents of each page of rows between."""
+    ) -> Generator[tuple[Window, list[int]], None, None]:
+        """Add the parents, `roots`, of rows with kept dependents. Yield the pages to look below, with their parents."""
         for link in window.table.links:
             live = [number for number, root in enumerate(roots) if root not in found]
             if link not in leading or not live:
@@ -285,13 +294,12 @@ class Walk:
             table = self.statements.of_link(link)
             for page in self.statements.pages(link, window, live, WINDOW):
                 rows = [(roots[live[place - 1]], tuple(values)) for place, *values in page]
-                yield [root for root, _ in rows]
                 if table.circular:
                     known = seen.setdefault(table.id, set())
                     rows = [each for each in rows if table.key_in(each[1]) not in known]
                     known.update(table.key_in(row) for _, row in rows)
                 below = Window(table, link, table.columns_by(link), [row for _, row in rows], [], [])
-                yield from self._look_for_kept(below, [root for root, _ in rows], leading, found, seen)
+                yield below, [root for root, _ in rows]
 
     # -- down
 

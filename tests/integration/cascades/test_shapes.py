@@ -46,6 +46,22 @@ def test_tree_of_any_depth_takes_as_many_transactions_as_its_rows_need(postgres:
     assert result.counts["batches"] == 9
 
 
+@pytest.mark.slow
+def test_kept_row_is_found_below_a_tree_deeper_than_the_stack(postgres: Database) -> None:
+    execute(
+        "CREATE TABLE reply (id int PRIMARY KEY, parent_id int REFERENCES reply);"
+        "CREATE TABLE note (reply_id int REFERENCES reply);"
+        "CREATE INDEX ON reply (parent_id); CREATE INDEX ON note (reply_id);"
+        "INSERT INTO reply SELECT n, nullif(n - 1, 0) FROM generate_series(1, 1500) AS n;"
+        "INSERT INTO note VALUES (1500)"
+    )
+
+    result = run("reply", lambda row: row.id == 20, {"reply": "delete", "note": "keep"})
+
+    assert (result.counts["deleted_rows"], result.counts["blocked"]) == (0, 1)
+    assert value("SELECT count(*) FROM reply") == 1500
+
+
 @pytest.mark.parametrize("window", [1, 2, 3, 7])
 def test_tree_is_deleted_whatever_fits_into_a_window(
     postgres: Database, monkeypatch: pytest.MonkeyPatch, window: int
