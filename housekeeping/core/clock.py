@@ -54,7 +54,7 @@ class ServerClock(SystemClock):
         return self._read + timedelta(seconds=self.monotonic() - self._read_at)
 
 
-def milliseconds(limit: timedelta) -> int:
+def limit_ms(limit: timedelta) -> int:
     """Return a time limit in milliseconds, at least 1, because 0 is no limit to PostgreSQL."""
     return max(1, round(limit.total_seconds() * 1000))
 

@@ -45,7 +45,7 @@ from psycopg2.extensions import (
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
-from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, milliseconds, waiting
+from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, limit_ms, waiting
 from housekeeping.core.errors import DatabaseUnavailable, SettingsError, TransactionEnded
 from housekeeping.core.logs import error_line, mask_secrets
 from housekeeping.core.settings import MAIN
@@ -695,4 +695,4 @@ def select_within(sql: str, params: Sequence[Any], statement: timedelta) -> list
 
 
 def _shortened(statement: timedelta, lock: timedelta | None) -> tuple[str, list[int]]:
-    return _SHORTEN, [milliseconds(each) for each in (statement, lock or statement)]
+    return _SHORTEN, [limit_ms(each) for each in (statement, lock or statement)]

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalError, ProgrammingError
 
-from housekeeping.core.clock import milliseconds
+from housekeeping.core.clock import limit_ms
 from housekeeping.core.errors import DeclarationError
 from housekeeping.database.catalog import escaped, foreign_keys_to, quoted, quoted_name, table_if_visible
 from housekeeping.database.connection import database
@@ -338,7 +338,7 @@ def alone(table: PartitionedTable, lock_timeout: timedelta) -> Iterator[None]:
     """
     # If the lock is not granted in time, the statement and with it the setting is rolled back.
     lock = f"SELECT {_LIMIT} false), pg_advisory_lock({_ALONE})"
-    before: Any = database.execute_sql(lock, (str(milliseconds(lock_timeout)), table.name)).fetchone()
+    before: Any = database.execute_sql(lock, (str(limit_ms(lock_timeout)), table.name)).fetchone()
     try:
         yield
     finally:
@@ -354,7 +354,7 @@ def be_alone(table: PartitionedTable) -> None:
 def waiting_at_most(lock_timeout: timedelta) -> Iterator[None]:
     """Limit each wait for a lock in the block, which is part of a transaction."""
     limit = f"SELECT {_LIMIT} true)"
-    before: Any = database.execute_sql(limit, (str(milliseconds(lock_timeout)),)).fetchone()
+    before: Any = database.execute_sql(limit, (str(limit_ms(lock_timeout)),)).fetchone()
     yield
     # After an error, the transaction or its savepoint is rolled back, and the setting with it.
     _execute(limit, (before[0],))

@@ -7,7 +7,7 @@ from housekeeping.core import interrupts as thread_interrupt
 from housekeeping.core import logs
 from housekeeping.core import telemetry as error_reporting
 from housekeeping.core import telemetry as metrics
-from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget, ServerClock, SystemClock, impatient
+from housekeeping.core.clock import SYSTEM_CLOCK, RunBudget, ServerClock, SystemClock, impatient, limit_ms
 from housekeeping.core.cron import Cron, in_words
 from housekeeping.core.errors import (
     BreakerTripped,

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from peewee import Model
 
+from tests.internals.core import limit_ms
 from tests.internals.database import NaiveUtcDateTimeField
 
 
@@ -44,3 +45,10 @@ def test_a_time_without_a_zone_is_refused() -> None:
 
 def test_null_stays_null() -> None:
     assert (Event.at.db_value(None), Event.at.python_value(None)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "sent"), [(timedelta(), 1), (timedelta(microseconds=400), 1), (timedelta(seconds=2), 2000)]
+)
+def test_short_time_limit_is_not_sent_as_none(limit: timedelta, sent: int) -> None:
+    assert limit_ms(limit) == sent
