@@ -29,7 +29,6 @@ from peewee import (
     Node,
     PeeweeException,
     PostgresqlDatabase,
-    ProgrammingError,
     Query,
     TimeField,
     Update,
@@ -42,7 +41,7 @@ from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.errors import RowNotChanged
 from housekeeping.database.catalog import catalog_version, table_if_visible
 from housekeeping.database.connection import database
-from housekeeping.database.errors import sqlstate
+from housekeeping.database.errors import is_of_statement_alone, sqlstate
 
 T = TypeVar("T")
 
@@ -246,11 +245,11 @@ class PreparedQuery:
         texts += [part.prepare(name) for part, name in zip(self._parts, names, strict=True)]
         try:
             rows = fetch(b"; ".join([*texts, *self._executions(names, values)]))
-        except ProgrammingError:
-            # PostgreSQL cannot infer the type of each parameter. Nothing was executed.
-            self._can_prepare = False
-            return self.rows_at_once(*values)
-        except PeeweeException:
+        except PeeweeException as error:
+            if is_of_statement_alone(error):
+                # PostgreSQL cannot infer the type of each parameter. Nothing was executed.
+                self._can_prepare = False
+                return self.rows_at_once(*values)
             prepared[self] = names  # the connection keeps them, although the transaction is undone
             raise
         prepared[self] = names

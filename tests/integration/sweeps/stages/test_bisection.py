@@ -69,15 +69,19 @@ def test_row_whose_trigger_waits_for_a_lock_fails_alone(
     assert (again.outcome, again.counts["deleted_rows"], _left()) == ("done", 1, [])
 
 
-def test_statement_that_fails_for_each_batch_is_prepared_once(add_statuses: AddStatuses, on_delete: OnDelete) -> None:
+@pytest.mark.parametrize("code", ["P0001", "42501"])
+def test_statement_that_fails_for_each_batch_is_prepared_once(
+    add_statuses: AddStatuses, on_delete: OnDelete, code: str
+) -> None:
     add_statuses(60, DUE)
-    on_delete("OLD.user_id % 10 = 0", "RAISE EXCEPTION 'kept'")
+    on_delete("OLD.user_id % 10 = 5", f"RAISE EXCEPTION 'kept' USING ERRCODE = '{code}'")
 
     result = run_sweep(SMALL)
 
     # A connection keeps what it has prepared, also if the transaction is undone.
-    prepared = database.execute_sql("SELECT count(*) FROM pg_prepared_statements").fetchone()[0]
-    assert (result.counts["failed"], prepared) == (6, 1)
+    prepared = [(name,) for names in (database.prepared() or {}).values() for name in names]
+    assert (result.counts["failed"], len(prepared)) == (6, 1)
+    assert database.execute_sql("SELECT name FROM pg_prepared_statements").fetchall() == prepared
 
 
 @pytest.mark.slow
