@@ -50,7 +50,7 @@ from housekeeping.core.cron import Cron
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import error_line, leave_out_callers
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import is_rejection, milliseconds, read_scripts, register_freeing_script
+from housekeeping.core.redis import is_rejection, milliseconds, read_scripts, register_freeing_script, retry_on_outage
 from housekeeping.leases.renewal import RedisLeaseStore
 from housekeeping.middleware.keys import DEDUP_STATE, DEFAULT_TTL, RETRIED, has_dependents, message_digest, never_drop
 
@@ -316,7 +316,14 @@ def stand_in_results(results: Results, has_completed: Callable[[Message[Any]], b
     results.after_skip_message = run_hook  # type: ignore[method-assign]
     backend: Any = results.backend
     backend.get_result = functools.partial(_result, backend.get_result, has_completed)
+    # A message whose result was not stored would be done without one. Storing it again replaces it.
+    for name in ("after_process_message", "after_nack"):
+        setattr(results, name, functools.partial(_repeated, getattr(results, name)))
     return results
+
+
+def _repeated(hook: Callable[..., None], *args: Any, **outcome: Any) -> None:
+    retry_on_outage(lambda: hook(*args, **outcome))
 
 
 def note_duplicates(broker: Broker, dropped: Sequence[Dropped]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from dramatiq.results.backends import RedisBackend, StubBackend
 
 import housekeeping
 from housekeeping import Settings, install
+from tests.faults import exchanges, instead_of_pauses, once
 from tests.integration.middleware.applications import working
 from tests.integration.middleware.step_worker import StepWorker, close, delivered_again
 from tests.internals.brokers import message_broker
@@ -308,6 +310,28 @@ def test_result_is_stored_before_the_completion(
     names = [type(each).__name__ for each in broker.middleware]
     assert names.index("Results") > names.index("Admission")  # ``after_`` hooks run in reverse
     close(broker)
+
+
+@pytest.mark.parametrize("backend", ["Redis"], indirect=True)
+@pytest.mark.parametrize("error", [None, ValueError("disk full")])
+def test_result_outlives_a_lost_connection_to_its_backend(
+    broker: Any, step_worker: StepWorker, backend: ResultBackend, error: Exception | None
+) -> None:
+    def answer() -> int:
+        if error is not None:
+            raise error
+        return 42
+
+    def lose_connection() -> None:
+        raise redis.ConnectionError("connection lost")
+
+    message = dramatiq.actor(broker=broker, actor_name="answer", max_retries=0)(answer).send()
+    with exchanges() as made, instead_of_pauses():
+        made.whenever(["LPUSH"], "before", once(lose_connection))
+        step_worker.run()
+
+    with nullcontext() if error is None else pytest.raises(ResultFailure, match="disk full"):
+        assert message.get_result(backend=backend) == 42
 
 
 @pytest.mark.parametrize("backend", ["Redis"], indirect=True)
