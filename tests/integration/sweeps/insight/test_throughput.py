@@ -65,6 +65,17 @@ def test_run_without_a_backlog_count_still_adds_its_rows(postgres: Database) -> 
     assert rates(sweep, last_ended(sweep)) == Rates(drained=150, arrived=150)
 
 
+def test_count_that_is_a_text_is_no_processed_row(postgres: Database) -> None:
+    _ran(0, 0)
+    _ran(1, 300)
+    _ran(2, 0)
+    Run.update(counts={"deleted_rows": "many", "batches": 1}).where(
+        Run.finished_at == _START + timedelta(hours=2)
+    ).execute()
+
+    assert rates(sweep, last_ended(sweep)) == Rates(drained=150, arrived=150)
+
+
 @pytest.mark.parametrize("hours", [[], [1], [1, 1]])
 def test_fewer_than_two_runs_give_no_rate(postgres: Database, hours: list[float]) -> None:
     for hour in hours:
