@@ -549,9 +549,12 @@ SELECT pg_class.oid::bigint, pg_class.oid::regclass::text, nspname::text, relnam
         WHERE has_table_privilege(pg_class.oid, kind)
     ), (
         SELECT jsonb_object_agg(attname, jsonb_build_array(
-            quote_ident(attname), format_type(atttypid, atttypmod), attnotnull, atthasdef,
+            quote_ident(attname), format_type(atttypid, atttypmod), attnotnull,
+            coalesce(pg_get_expr(adbin, adrelid), pg_get_expr(typdefaultbin, 0)),
             has_column_privilege(attrelid, attnum, 'UPDATE')
-        )) FROM pg_attribute WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
+        )) FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+        LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+        WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
     ), to_regclass('pg_dist_partition') IS NOT NULL
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace LEFT JOIN sizes ON top = pg_class.oid
 WHERE pg_class.oid = ANY (%s::oid[])
@@ -590,12 +593,13 @@ class ColumnFacts:
 
     Attributes:
       sql_name: Its name, quoted if necessary.
+      default: SQL of its default, also of its domain's; None without one.
     """
 
     sql_name: str
     sql_type: str
     not_null: bool
-    has_default: bool
+    default: str | None
     may_update: bool
 
 

@@ -120,7 +120,7 @@ class CascadeStage(TableStage):
         """Return table and columns of each link that the stage clears, and whether they get their default."""
         graph = self._read_graph()
         links = [each for each in graph.links if each.decision == "clear"]
-        return [(graph.model_of(each.table), each.cleared or each.columns, each.defaults) for each in links]
+        return [(graph.model_of(each.table), each.cleared or each.columns, bool(each.defaults)) for each in links]
 
     def links_in_circles(self) -> dict[type[Model], tuple[Link, ...]]:
         """Return table -> links by which a restore may reach a row before the row that it depends on."""

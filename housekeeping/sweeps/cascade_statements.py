@@ -299,6 +299,10 @@ class Statements:
         """Return the join with the dependents of a row; its last parameter is the most of them."""
         source, conditions, values = self._dependents(link, "c", without, with_held=False)
         on = [f"c.{sql_name(a)} = {b}" for a, b in zip(link.columns, owner, strict=True)]
+        if link.decision == "clear" and link.defaults:
+            # Nothing changes a row that has its default; it keeps the row that it depends on.
+            cleared = ", ".join(f"c.{sql_name(each)}" for each in link.cleared or link.columns)
+            on.append(escaped(f"ROW({cleared}) IS DISTINCT FROM ROW({', '.join(link.defaults)})"))
         # LIMIT keeps PostgreSQL from another join than by the index, row by row.
         limited = f"SELECT {names} FROM {source} WHERE {' AND '.join((*on, *conditions))} LIMIT %s"
         return f"CROSS JOIN LATERAL ({limited}) AS c", values

@@ -544,9 +544,6 @@ class Walk:
             return
         window = self.stack[chunk.level]
         done = outcome.done if outcome else ()
-        if window.clears and window.link is not None and window.link.defaults:
-            # A default may be the value that a row had.
-            self._known.setdefault(window.link, {}).update((self._key_of(window, number), None) for number in done)
         for number in done:
             if window.table.circular:
                 self.forget(chunk.level, number)

@@ -57,7 +57,7 @@ class Link:
       readable: Whether the current role may read it.
       database, parent_database: Names of the databases of the two tables.
       cleared: The columns that ``clear`` changes, by name.
-      defaults: Whether they get their default instead of NULL.
+      defaults: SQL of the defaults that they get; empty if they get NULL.
       index_statement: The statement that creates the index by which dependents are found; None if there is one.
     """
 
@@ -76,7 +76,7 @@ class Link:
     database: str
     parent_database: str
     cleared: tuple[str, ...]
-    defaults: bool
+    defaults: tuple[str, ...]
     index_statement: str | None
 
     @property
@@ -472,6 +472,8 @@ class GraphReader:
             (self._decisions[name] for name in names_of(table, edge) if name in self._decisions), self._otherwise or own
         )
         nullable = tuple(each for each in edge.columns if not table.columns[each].not_null)
+        cleared = edge.set_columns if own == decision == "clear" else nullable
+        defaults = tuple(table.columns[each].default or "NULL" for each in cleared or edge.columns)
         columns = ", ".join(table.columns[each].sql_name for each in edge.columns)
         concurrently = "" if table.is_partitioned else " CONCURRENTLY"
         return Link(
@@ -491,8 +493,8 @@ class GraphReader:
             readable=table.closed_schema is None and "SELECT" in table.rights,
             database=edge.node[0],
             parent_database=edge.parent[0],
-            cleared=edge.set_columns if own == decision == "clear" else nullable,
-            defaults=edge.on_delete == "SET DEFAULT",
+            cleared=cleared,
+            defaults=defaults if edge.on_delete == "SET DEFAULT" else (),
             index_statement=None if edge.indexed else f"CREATE INDEX{concurrently} ON {table.name} ({columns})",
         )
 
@@ -562,7 +564,7 @@ class GraphReader:
                 )
             if link.decision == "clear":
                 fixed = [each for each in link.cleared or link.columns if facts.columns[each].not_null]
-                if fixed and not (link.defaults and all(facts.columns[each].has_default for each in fixed)):
+                if fixed and not (link.defaults and all(facts.columns[each].default for each in fixed)):
                     column = facts.columns[fixed[0]].sql_name
                     raise DependentsRefused(
                         f"{link.name} cannot be cleared, because {column} is NOT NULL",

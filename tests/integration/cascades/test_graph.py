@@ -60,8 +60,8 @@ def test_constraints_decide_and_cleared_rows_keep_their_dependents(do: Do) -> No
         "orders <- order_item.order_id delete",
     ]
     assert [(each.cleared, each.defaults) for each in found.links_of("account")[:2]] == [
-        (("approved_by",), True),
-        (("author_id",), False),
+        (("approved_by",), ("0",)),
+        (("author_id",), ()),
     ]
     assert found.tables == ("comment", "order_item", "orders", "account")
     assert [each.name for each in found.links_of("orders")] == ["order_item.order_id"]

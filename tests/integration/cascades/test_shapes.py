@@ -10,6 +10,7 @@ import pytest
 from housekeeping import Delete, Guard, Limits, Reference, Rows, RunResult, Sweep
 from housekeeping.testing.stubs import ManualClock
 from tests.integration.cascades.shop import NOW, execute, ids, value
+from tests.integration.statements import watch_statements
 from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
 
@@ -186,6 +187,38 @@ def test_composite_keys_and_links_to_another_unique_key(postgres: Database) -> N
     assert value("SELECT count(*) FROM member") == 5
     assert value("SELECT count(*) FROM note WHERE tenant = 'a' AND number IS NULL AND author IS NULL") == 5
     assert value("SELECT count(*) FROM note WHERE tenant = 'b' AND number > 0 AND author = 'b'") == 5
+
+
+DEFAULTS = """
+CREATE DOMAIN author AS bigint DEFAULT 1;
+CREATE TABLE account (id bigint PRIMARY KEY, old boolean); INSERT INTO account VALUES (1, true), (2, true), (3, false);
+CREATE TABLE note (id int PRIMARY KEY, author {type} REFERENCES account ON DELETE SET DEFAULT);
+CREATE INDEX ON note (author); INSERT INTO note SELECT n, 1 + n % 2 FROM generate_series(1, {rows}) AS n
+"""
+
+
+@pytest.mark.parametrize("kind", ["bigint DEFAULT 1", "author"])
+def test_row_that_refers_to_a_stale_parent_by_its_default_keeps_it(postgres: Database, kind: str) -> None:
+    execute(DEFAULTS.format(type=kind, rows=10))
+
+    result = run("account", lambda row: row.old)
+
+    assert (ids("account"), by_table(result)) == ({"account": [1, 3]}, {"note": {"cleared": 5}})
+    assert value("SELECT count(*) FROM note WHERE author = 1") == 10
+
+
+def test_statements_do_not_grow_with_the_rows_that_got_a_default(
+    postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(DEFAULTS.format(type="bigint DEFAULT 3", rows=2000))
+    monkeypatch.setattr("housekeeping.sweeps.cascade_walk.WINDOW", 10)
+    sizes: list[int] = []
+    watch_statements(monkeypatch, lambda sql: sizes.append(len(sql)), with_values=True)
+
+    run("account", lambda row: row.old)
+
+    assert value("SELECT count(*) FROM note WHERE author = 3") == 2000
+    assert max(sizes[len(sizes) // 2 :]) <= max(sizes[: len(sizes) // 2])
 
 
 def test_several_links_between_two_tables(postgres: Database) -> None:
