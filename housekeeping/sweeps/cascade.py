@@ -153,12 +153,8 @@ class CascadeStage(TableStage):
         return [*super().explain_queries(now), *self._explained()]
 
     def _explained(self) -> Iterator[ExplainQuery]:
-        if self.graph is None:
-            return
-        for link in self.graph.links:
-            if link.decision == "keep" or link.database != self.graph.database:
-                continue
-            model, parent = self.graph.model_of(link.table), self.graph.model_of(link.parent, link.parent_database)
+        for graph, link in self._changed_links():
+            model, parent = graph.model_of(link.table), graph.model_of(link.parent, link.parent_database)
             table, above = (each._meta.table for each in (model, parent))
             owners = parent.select(*(Column(above, each) for each in link.parent_columns)).limit(1)
             columns = [Column(table, each) for each in link.columns]
@@ -168,16 +164,18 @@ class CascadeStage(TableStage):
             found = model.select(*key_of(model)).where(hanging)
             yield ExplainQuery(f"the query of {link.name}", found, model)
 
+    def _changed_links(self) -> list[tuple[Graph, Link]]:
+        """Return the links by which rows of this database are changed, with the graph; none before it is read."""
+        if (graph := self.graph) is None:
+            return []
+        return [(graph, each) for each in graph.links if each.decision != "keep" and each.database == graph.database]
+
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return statements that need the rights of a run; without a graph, only those on parents. Executes none."""
         root: Any = self.model
         found: list[Any] = [root.select(*self.key).where(self.stale(now)).for_update(), root.delete()]
-        if self.graph is None:
-            return found
-        for link in self.graph.links:
-            if link.decision == "keep" or link.database != self.graph.database:
-                continue
-            model: Any = self.graph.model_of(link.table)
+        for graph, link in self._changed_links():
+            model: Any = graph.model_of(link.table)
             found.append(model.select(*key_of(model)).for_update())
             if link.decision == "delete":
                 found.append(model.delete())

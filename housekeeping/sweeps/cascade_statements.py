@@ -189,8 +189,11 @@ class Window:
         return self.table.alias if self.link is not None and self.link.where is not None else "t"
 
     def values(self, numbers: Sequence[int]) -> list[Values]:
+        """Return these rows, which are all there, so that a place among them is one among the numbers."""
         rows = [self.rows[number] for number in numbers]
-        return [row for row in rows if row is not None]
+        found = [row for row in rows if row is not None]
+        assert len(found) == len(numbers)
+        return found
 
 
 class Statements:

@@ -353,6 +353,8 @@ class Walk:
         level, hits, generations = len(self.stack), list[tuple[int, int, Any]](), list[int]()
         places = self._places.setdefault(table.id, {}) if table.circular and not pushed.clears else None
         if places is None:
+            if link.on_delete is None:  # a Reference may name columns that are not unique
+                found = list({tuple(row[1 : 1 + key]): row for row in found}.values())
             pushed.rows = [row[1:] for row in found]
             pushed.owners = [live[row[0] - 1] for row in found]
             if found:
@@ -453,7 +455,7 @@ class Walk:
         level = len(self.stack) - 1
         numbers: list[int] = []
         units: dict[int, Unit] = {}
-        taken = 0
+        owners, taken = set[Place | None](), 0
         while window.rows and window.rows[-1] is None:
             window.rows.pop()
         if not self._units and None not in window.rows[-size:]:  # most windows
@@ -466,6 +468,8 @@ class Walk:
             unit = self._units.get((level, number))
             if unit is not None:
                 if min(unit.places) != (level, number):
+                    if (level, number) in owners:  # it is locked with the rows that depend on it, and set aside then
+                        break
                     self._set_aside(unit, level, number)
                     continue
                 units[number] = unit
@@ -474,6 +478,7 @@ class Walk:
                 break
             taken += 1 + (len(unit.aside) if unit else 0)
             numbers.append(number)
+            owners.add(self.owner((level, number)))
             if taken >= size:
                 break
         return Chunk(level, numbers[::-1], units) if numbers else None

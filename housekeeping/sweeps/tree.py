@@ -185,35 +185,14 @@ class Branch:
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``dependents`` in ``housekeeping plan --json``."""
-        of_link = (
-            "name",
-            "table",
-            "columns",
-            "parent",
-            "decision",
-            "on_delete",
-            "where",
-            "indexed",
-            "large",
-        )
-        own = (
-            "rows",
-            "is_exact",
-            "at_most",
-            "batches",
-            "is_new",
-            "referenced_rows",
-            "sampled_rows",
-            "level",
-            "text",
-            "way_out",
-        )
+        of_link = "name table columns parent decision on_delete where indexed large database"
+        own = "rows is_exact at_most batches is_new referenced_rows sampled_rows level text way_out"
         return {
             "stage": self.stage.name,
             "depth": len(self.path),
-            **{name: getattr(self.link, name) for name in (*of_link, "database")},
+            **{name: getattr(self.link, name) for name in of_link.split()},
             "path": self.path_in_words,
-            **{name.removeprefix("is_"): getattr(self, name) for name in own},
+            **{name.removeprefix("is_"): getattr(self, name) for name in own.split()},
         }
 
     def _effect(self) -> str:

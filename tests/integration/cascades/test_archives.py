@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from housekeeping import DeclarationError, Delete, Guard, Limits, Rows, Sweep, testing
+from housekeeping import DeclarationError, Delete, Guard, Limits, Reference, Rows, Sweep, testing
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
 from tests.integration.archives.tickets import create_archives
@@ -155,6 +155,26 @@ def test_restore_brings_circles_of_rows_back(archive: str, batch: int, null: str
     assert (result.outcome, result.counts.get("failed", 0), result.counts["conflicts"]) == ("done", 0, 0)
     assert result.counts["restored"] == 14
     assert _nodes() == before and _nodes(f'"{archive}".node') == []
+
+
+def test_row_that_two_parents_share_is_archived_once(archive: str) -> None:
+    execute(
+        "CREATE TABLE person (id int PRIMARY KEY, email text, old boolean NOT NULL);"
+        "CREATE TABLE letter (id int PRIMARY KEY, email text); CREATE INDEX ON letter (email);"
+        "INSERT INTO person VALUES (1, 'a', true), (2, 'a', true), (3, 'b', true);"
+        "INSERT INTO letter VALUES (1, 'a'), (2, 'b')"
+    )
+    shared = [Reference("letter.email", "person.email")]
+    action = Delete(dependents={"letter": "delete"}, references=shared, archive_to=archive)
+    rows = Rows("person", stale=lambda row: row.old, action=action)
+    of = Sweep("shop.people", rows, guard=Guard(first_run=False))
+    create_archives(of)
+
+    result = run_sweep(of, clock=CLOCK)
+
+    assert (result.outcome, ids("person", "letter")) == ("done", {"person": [], "letter": []}), result
+    assert (result.counts["deleted_dependents"], result.counts["archived_rows"]) == (2, 5)
+    assert value(f'SELECT count(*) FROM "{archive}".letter') == 2
 
 
 def test_restored_row_whose_parent_is_left_out_stays_in_the_archive(archive: str) -> None:

@@ -100,6 +100,23 @@ def test_parents_that_depend_on_each_other_go_together(postgres: Database) -> No
     assert (result.counts["deleted_rows"], by_table(result)) == (4, {"person": {"deleted": 2}})
 
 
+def test_rows_beside_a_circle_go_in_the_same_run(postgres: Database) -> None:
+    """Rows 1, 2 and 3 are a circle. A batch has dependents of row 3, and of row 10, which goes later."""
+    execute(
+        "CREATE TABLE account (id int PRIMARY KEY, old boolean); INSERT INTO account VALUES (1, true);"
+        "CREATE TABLE node (id int PRIMARY KEY, account int REFERENCES account ON DELETE CASCADE,"
+        " node int REFERENCES node ON DELETE CASCADE);"
+        "CREATE INDEX ON node (account); CREATE INDEX ON node (node);"
+        "INSERT INTO node VALUES (1, 1, 3), (2, NULL, 1), (10, NULL, 2), (11, NULL, 2), (3, NULL, 2),"
+        " (20, NULL, 10), (21, NULL, 3)"
+    )
+
+    result = run("account", lambda row: row.old)
+
+    assert ids("account", "node") == {"account": [], "node": []}
+    assert by_table(result) == {"node": {"deleted": 7}}
+
+
 def test_circle_of_tables(postgres: Database) -> None:
     """Each account has a main address, which belongs to the account; the second one's to the first account."""
     execute(
