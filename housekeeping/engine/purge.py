@@ -323,9 +323,9 @@ def refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) -
 
 def with_options(error: DependentsRefused) -> str:
     """Return the text of the error with options of the command instead of the line of a declaration."""
-    text, _, mapping = str(error).partition("dependents=")
+    text, _, mapping = str(error).replace("dependents names", "--decide names", 1).partition("dependents=")
     end = mapping.find("}") + 1
     if not end:
-        return str(error)
+        return text
     decisions: dict[str, str] = ast.literal_eval(mapping[:end])
     return text + " ".join(f"--decide {name}={each}" for name, each in decisions.items()) + mapping[end:]

@@ -569,7 +569,7 @@ class GraphReader:
                     raise DependentsRefused(
                         f"{link.name} cannot be cleared, because {column} is NOT NULL",
                         f"ALTER TABLE {link.table} ALTER COLUMN {column} DROP NOT NULL, or decide "
-                        f'dependents={{"{link.name}": "delete"}} or "keep"',
+                        f'"delete" or "keep" for it: dependents={{"{link.name}": "delete"}}',
                     )
             if link.decision != "keep":
                 try:

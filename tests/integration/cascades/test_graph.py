@@ -321,7 +321,7 @@ def test_column_that_is_not_null_cannot_be_cleared(do: Do) -> None:
 
     assert refusal({"comment": "clear"}) == (
         "comment.author_id cannot be cleared, because author_id is NOT NULL; ALTER TABLE comment ALTER COLUMN "
-        'author_id DROP NOT NULL, or decide dependents={"comment.author_id": "delete"} or "keep"'
+        'author_id DROP NOT NULL, or decide "delete" or "keep" for it: dependents={"comment.author_id": "delete"}'
     )
 
 

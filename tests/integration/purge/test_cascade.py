@@ -66,6 +66,20 @@ def test_link_without_a_decision_is_refused_with_the_option_to_add() -> None:
     assert len(ids()["account"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("orders.acount_id", "--decide names 'orders.acount_id', which matches no link; did you mean"),
+        ("orders", 'or decide "delete" or "keep" for it: --decide orders.account_id=delete'),
+    ],
+)
+def test_wrong_decision_is_refused_with_the_option_to_write(name: str, text: str) -> None:
+    with pytest.raises(WrongArgument) as refused:
+        plan_purge(request := replace(CLOSED, cascade={name: "clear"}), sweep_of(request))
+
+    assert text in str(refused.value)
+
+
 def test_purge_with_dependents_is_resumed_with_them() -> None:
     request = replace(CLOSED, cascade={"comment": "delete"})
 
