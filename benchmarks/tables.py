@@ -289,7 +289,7 @@ FURTHER: Final = (
     _small(_OF_WORKER["imports"], 10_000, _IMPORTS, 0.9),
     _small(_OF_WORKER["builds"], 10_000, _BUILDS, 0.9),
     _small(_OF_WORKER["entities"], 1_000, _IMPORTS, 0.75),
-    *(growth(size) for size in (10_000, 100_000, 1_000_000)),
+    *(growth(size) for size in (10_000, 100_000, 1_000_000, 10_000_000)),
     Comparison(
         name="pgbouncer",
         template="statuses",
