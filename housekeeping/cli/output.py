@@ -181,6 +181,7 @@ def progress(text: str) -> Iterator[ProgressLine]:
 
 _GAP: Final = 2  # spaces between columns
 _UNLIMITED: Final = 10_000  # characters
+_SHORT: Final = 16  # characters, such as a time of day or "in 20.9 s"
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -228,9 +229,10 @@ def print_table(printed: Table, *, empty: str | None = None) -> None:
 
 
 def _width(columns: Sequence[Column]) -> int:
-    """Return the least width that breaks no word; only the last column is wrapped."""
+    """Return the least width that breaks no word; only the last column is wrapped, unless all its values are short."""
     *whole, last = columns
-    widths = [_measured(each).maximum for each in whole] + [_measured(last).minimum]
+    of_last = _measured(last)
+    widths = [_measured(each).maximum for each in whole] + [max(of_last.minimum, min(of_last.maximum, _SHORT))]
     return sum(widths) + _GAP * len(whole)
 
 

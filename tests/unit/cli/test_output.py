@@ -80,6 +80,12 @@ def test_table_that_fits_has_a_line_per_row(terminal: Lines) -> None:
     assert len(terminal(show("1,234,567", "12 ms"))) == 3
 
 
+def test_short_values_of_the_last_column_stay_in_one_line(terminal: Lines) -> None:
+    shown = terminal(show("1,234,567", "1,234,567,890.00", "in 20.9 s"))
+
+    assert any(line.endswith("  in 20.9 s") for line in shown)
+
+
 def test_wide_table_has_its_values_aligned_below_the_name(terminal: Lines) -> None:
     shown = terminal(show("1,234,567", "12 ms", "on", "2026-11-20T03:00:00+00:00", "words that are wrapped " * 2))
 
