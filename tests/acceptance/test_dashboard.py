@@ -22,7 +22,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support import expected_conditions as until
 from selenium.webdriver.support.wait import WebDriverWait
 
-from housekeeping import ExclusiveLease, Settings
+from housekeeping import ExclusiveLease, Settings, run_sweep
 from tests.acceptance.browser import chromium, looks, misfits, require_chromium
 from tests.acceptance.conftest import Command
 from tests.integration.web.serving import serving_in_a_thread
@@ -268,6 +268,21 @@ def test_no_page_scrolls_sideways_or_breaks_a_word(
     command("pause", WORKER, "--reason", "a migration of the table of user statuses")
 
     assert misfits(browser, wait, f"{logged_in}{path}") == {}
+
+
+def test_bars_of_fifty_runs_stay_in_their_column(
+    dashboard: str, browser: ChromiumDriver, settings: Settings, wait: WebDriverWait[ChromiumDriver]
+) -> None:
+    sweep = configured_sweeps(settings)[WORKER]
+    for _ in range(50):
+        run_sweep(sweep)
+
+    browser.get(f"{dashboard}/")
+
+    bars = wait.until(until.presence_of_element_located((By.CSS_SELECTOR, "td.drawn .chart")))
+    cell = bars.find_element(By.XPATH, "..")
+    assert len(bars.find_elements(By.CSS_SELECTOR, ".bar")) == 50
+    assert bars.rect["width"] <= cell.rect["width"]
 
 
 def test_dark_color_scheme_is_followed(dashboard: str, browser: ChromiumDriver) -> None:
