@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -151,6 +151,35 @@ def retry_on_outage(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0)
         return step()
 
 
+def read_each(
+    client: redis.Redis, names: Sequence[Any], read: Callable[[Any, Any], object]
+) -> Iterator[tuple[str, Any, int]]:
+    """Yield the keys with the answer to a command and their remaining milliseconds, in one round trip.
+
+    Keys of another type are left out, because they belong to another program.
+
+    Parameters:
+      read: Adds the command for a key to a pipeline.
+
+    Raises:
+      redis.RedisError: Redis does not answer.
+    """
+    import redis
+
+    with client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            read(pipeline, name)
+            pipeline.pttl(name)
+        answers = iter(pipeline.execute(raise_on_error=False))
+    for name, found, left in zip(names, answers, answers, strict=True):
+        if isinstance(found, redis.ResponseError) and str(found).startswith("WRONGTYPE"):
+            continue
+        for answer in (found, left):
+            if isinstance(answer, redis.RedisError):
+                raise answer
+        yield text(name), found, left
+
+
 def read_scripts(module: str) -> dict[str, str]:
     """Return the Lua scripts in the file beside a module, by their names.
 
@@ -159,8 +188,8 @@ def read_scripts(module: str) -> dict[str, str]:
     Parameters:
       module: The module's ``__file__``.
     """
-    text = Path(module).with_suffix(".lua").read_text(encoding="utf-8")
-    _, *scripts = f"\n{text}".split("\n--- ")
+    source = Path(module).with_suffix(".lua").read_text(encoding="utf-8")
+    _, *scripts = f"\n{source}".split("\n--- ")
     return {name: script for name, _, script in (each.partition("\n") for each in scripts)}
 
 

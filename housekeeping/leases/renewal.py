@@ -25,6 +25,7 @@ from housekeeping.core.redis import (
     is_rejection,
     milliseconds,
     named,
+    read_each,
     read_scripts,
     redis_client,
     retry_on_outage,
@@ -362,19 +363,9 @@ class RedisLeaseStore:
             names: list[Any] = [self._prefix + only] if only is not None else self._names()
             for start in range(0, len(names), _PAGE):
                 page = names[start : start + _PAGE]
-                with self._client.pipeline(transaction=False) as pipeline:
-                    for name in page:
-                        pipeline.get(name)
-                        pipeline.pttl(name)
-                    answers = iter(pipeline.execute(raise_on_error=False))
-                for name, token, left in zip(page, answers, answers, strict=True):
-                    if isinstance(token, redis.ResponseError) and str(token).startswith("WRONGTYPE"):
-                        continue  # not a lease of this library; list the others
-                    for answer in (token, left):
-                        if isinstance(answer, redis.RedisError):
-                            raise answer
+                for name, token, left in read_each(self._client, page, lambda pipeline, name: pipeline.get(name)):
                     if token is not None and left >= 0:
-                        yield text(name).removeprefix(self._prefix), text(token), timedelta(milliseconds=left)
+                        yield name.removeprefix(self._prefix), text(token), timedelta(milliseconds=left)
 
     def _names(self) -> list[Any]:
         return sorted(set(self._client.scan_iter(match=f"{self._prefix}*", count=_PAGE)))

@@ -28,7 +28,7 @@ from housekeeping.brokers.dead_letters import OF_DEDUPLICATION
 from housekeeping.brokers.dramatiq_internals import InvalidOption
 from housekeeping.core.cron import Cron
 from housekeeping.core.errors import Refused
-from housekeeping.core.redis import GIVEN, milliseconds, named, read_scripts, text, translate_redis_errors
+from housekeeping.core.redis import GIVEN, milliseconds, named, read_each, read_scripts, text, translate_redis_errors
 from housekeeping.leases.renewal import SHORTEST_TTL
 
 #: The value of a key option: a callable of the call's arguments, or the names of the arguments that form the key.
@@ -556,12 +556,7 @@ def _pages(client: redis.Redis, pattern: str) -> Iterator[list[str]]:
 
 
 def _read(client: redis.Redis, prefix: str, names: list[str]) -> Iterator[HeldKey]:
-    with client.pipeline(transaction=False) as pipeline:
-        for name in names:
-            pipeline.hmget(name, _FIELDS)
-            pipeline.pttl(name)
-        answers = pipeline.execute()
-    for name, fields, left in zip(names, answers[::2], answers[1::2], strict=True):
+    for name, fields, left in read_each(client, names, lambda pipeline, name: pipeline.hmget(name, _FIELDS)):
         held = _held(name.removeprefix(prefix), fields, left)
         if held is not None:
             yield held

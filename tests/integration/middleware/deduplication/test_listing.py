@@ -28,6 +28,14 @@ def test_all_keys_are_listed_by_name(redis_client: redis.Redis, namespace: str) 
     assert ([each.key for each in held], more) == ([f"work:{number:02}" for number in range(40)], False)
 
 
+def test_key_of_another_type_is_left_out(redis_client: redis.Redis, namespace: str) -> None:
+    redis_client.set(f"{DeduplicationKeys(redis_client, namespace).prefix}work:40", "of another program")
+
+    held, more = held_keys(redis_client, namespace, 50)
+
+    assert ([each.key for each in held][-1], more) == ("work:39", False)
+
+
 def test_listing_reads_no_more_of_redis_than_its_limit(redis_client: redis.Redis, namespace: str) -> None:
     more = [key_step("claim", f"work:more{number}", "m", timedelta(minutes=1)) for number in range(2000)]
     DeduplicationKeys(redis_client, namespace).take_many(more)
