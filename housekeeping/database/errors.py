@@ -56,7 +56,9 @@ def kind_of(error: PeeweeException) -> Kind:
     """Return the kind of a database error."""
     code = sqlstate(error)
     if code is not None:
-        return next((kind for begin, kind in _KINDS.items() if code.startswith(begin)), Kind.ROW)
+        kind = next((kind for begin, kind in _KINDS.items() if code.startswith(begin)), Kind.ROW)
+        # A trigger may raise the code of a server that is away; it may also ask for another try.
+        return Kind.ROW if is_raised(error) and kind not in (Kind.CONFLICT, Kind.STATEMENT) else kind
     # The driver, peewee or the library raised it.
     if isinstance(error, DataError | IntegrityError | InternalError):
         return Kind.ROW

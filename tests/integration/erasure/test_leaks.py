@@ -102,7 +102,14 @@ def test_runs_of_sweeps_before_it_keep_no_identity(
     assert "***" in str(Run.get(Run.worker == "shop.kept").counts)
 
 
-@pytest.mark.parametrize("code", ["57P01", "08006", "P0001"])
+_REFUSED = f"RAISE EXCEPTION 'refused for {MARKER} and {MARKER_ID}' USING DETAIL = OLD::text, ERRCODE ="
+#: The text of the error has the statement.
+_KILLED = f"EXECUTE 'SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(60) /* {MARKER}, {MARKER_ID} */'"
+
+
+@pytest.mark.parametrize(
+    ("act", "has_ended"), [(_KILLED, False), (f"{_REFUSED} '57P01'", True), (f"{_REFUSED} 'P0001'", True)]
+)
 def test_message_that_fails_leaves_no_identity_in_dead_letters_and_results(
     settings: Settings,
     broker: Any,
@@ -110,13 +117,13 @@ def test_message_that_fails_leaves_no_identity_in_dead_letters_and_results(
     redis_client: redis.Redis,
     plant: Any,
     caplog: pytest.LogCaptureFixture,
-    code: str,
+    act: str,
+    has_ended: bool,
 ) -> None:
     """The error of a row ends the erasure. Others end its message, whose traceback is stored."""
     for name in ("housekeeping", "dramatiq"):
         caplog.set_level(logging.DEBUG, name)
-    quoting = f"RAISE EXCEPTION 'refused for {MARKER} and {MARKER_ID}' USING ERRCODE = '{code}', DETAIL = OLD::text"
-    plant("DELETE ON newsletter", "true", quoting)
+    plant("DELETE ON newsletter", "true", act)
     number = housekeeping.erase("person", MARKER_ID)
     message = worker.fetch()
     assert message is not None
@@ -124,7 +131,6 @@ def test_message_that_fails_leaves_no_identity_in_dead_letters_and_results(
 
     worker.run(message)
 
-    has_ended = code == "P0001"
     letters = [each.traceback for each in dead_letters_of(broker).newest_first()]
     assert (row(number).state, len(letters)) == (("incomplete", 0) if has_ended else ("running", 1))
     results = str(broker.get_results_backend().results)
