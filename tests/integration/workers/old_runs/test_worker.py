@@ -43,7 +43,9 @@ def test_last_fingerprint_of_each_worker_is_kept(postgres: Database) -> None:
 
     run_sweep(sweep, clock=ManualClock(now))
 
-    kept = [(run.worker, run.counts[PREDICATE]) for run in Run.select().where(Run.worker.in_(["a", "b"]))]
+    kept = [
+        (run.worker, run.counts[PREDICATE]) for run in Run.select().where(Run.worker.in_(["a", "b"])).order_by(Run.id)
+    ]
     assert kept == [("a", "2"), ("b", "2")]
 
 
