@@ -39,7 +39,7 @@ _PAGES: Final = (
     f"/charts?range=week&worker={_NAME}",
     "/actions",
 )
-#: Runs of the last week, evenly spread; of more time if a worker would have more than one a minute. One in fifty failed.
+#: Runs of the last week, evenly spread; of more time if a worker had more than one a minute. One in fifty failed.
 _FILL: Final = """
 INSERT INTO housekeeping.runs (worker, trigger, started_at, heartbeat_at, finished_at, outcome, counts, backlog)
 SELECT 'team.worker_' || to_char(n %% %(workers)s, 'FM0999'), 'schedule', at, at + interval '2 s', at + interval '2 s',
