@@ -57,8 +57,8 @@ def kind_of(error: PeeweeException) -> Kind:
     code = sqlstate(error)
     if code is not None:
         kind = next((kind for begin, kind in _KINDS.items() if code.startswith(begin)), Kind.ROW)
-        # A trigger may raise the code of a server that is away; it may also ask for another try.
-        return Kind.ROW if is_raised(error) and kind not in (Kind.CONFLICT, Kind.STATEMENT) else kind
+        # A trigger can raise the code of a lost connection. The connection that delivers the error is not lost.
+        return Kind.RESOURCES if kind is Kind.LOST and is_raised(error) else kind
     # The driver, peewee or the library raised it.
     if isinstance(error, DataError | IntegrityError | InternalError):
         return Kind.ROW

@@ -69,8 +69,8 @@ _LONGEST_ROW: Final = 50_000  # characters of all records in the row of a run
 def is_row_error(error: BaseException) -> bool:
     """Return whether a single row can have caused the error: any error that leaves the connection usable.
 
-    The others (a lost connection, a read-only server, a full disk, a deadlock) concern the whole run, unless a trigger
-    has raised one with such a code.
+    The others (a lost connection, a read-only server, a full disk, a deadlock) concern the whole run. An error that a
+    trigger raises with such a code may be that of a single row.
     """
     if isinstance(error, PeeweeException):
         return kind_of(error) in _ROW_KINDS or is_raised(error)
