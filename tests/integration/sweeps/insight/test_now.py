@@ -277,7 +277,11 @@ def test_queue_without_a_worker_and_a_dead_scheduler_are_named(statuses: None, s
     assert schedule.effect == "alerts" and "but no scheduler is alive since" in schedule.text
 
 
-def test_without_redis_no_queue_is_named_before_the_first_process(statuses: None, settings: Settings) -> None:
+def test_without_redis_no_queue_is_named_before_the_first_process(
+    statuses: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_redis, "client", None)  # an earlier test may have set one
+
     found = plan(WORKER, settings=settings.model_copy(update={"redis_url": None}))
 
     assert check(found, "queue").text.startswith("no worker serves the queue 'cronjob'")
