@@ -1,8 +1,8 @@
 """Gates of a run: what may keep it from its first change. The run and ``housekeeping plan`` examine the same ones.
 
 The run examines `OverrideGate`, takes its lease, begins its row in the ledger, examines `before_batches`, and starts.
-A plan examines the same ones, with `QueueGate` for the way to a worker, and `LeaseGate`, `LockGate` and `ThrottleGate`
-for what the run itself does, or meets, at these points.
+A plan examines the same ones, with `QueueGate` for the way to a worker, and `WriteGate`, `LeaseGate`, `LockGate` and
+`ThrottleGate` for what the run itself does, or meets, at these points.
 
 To add a gate, write a class with `examine` and put it into `before_batches`; the meaning of its reason stands in
 `insight.why.REASONS`. What ends a run between two batches is in `Batches`: time, stop, override, and the throttle,
@@ -65,9 +65,9 @@ class Check:
     """What one gate does to a run.
 
     Attributes:
-      name: ``override``, ``queue``, ``lease``, ``locks``, ``clock``, ``archive``, ``first run``, ``breaker``,
-        ``throttle`` or ``schedule``; ``ledger`` if the library's own tables cannot be read, ``rows`` if the worker's
-        rows cannot be counted.
+      name: ``override``, ``writes``, ``queue``, ``lease``, ``locks``, ``clock``, ``archive``, ``first run``,
+        ``breaker``, ``throttle`` or ``schedule``; ``ledger`` if the library's own tables cannot be read, ``rows`` if
+        the worker's rows cannot be counted.
       text: What it found, with the command that helps; empty if there is nothing to say.
       reason: Reason of the run's outcome, or why it waits, if the check decides it.
       error: The error with which the run fails; None if it is not the check that fails it.
@@ -279,6 +279,14 @@ class LeaseGate:
         return Check("lease", "skips", text, "lease_held")
 
 
+class WriteGate:
+    """Whether PostgreSQL accepts writes."""
+
+    def examine(self) -> Check:
+        text = "" if (why := why_read_only()) is None else f"PostgreSQL rejects writes: {why}"
+        return Check("writes", "fails" if text else "none", text, "PostgreSQL rejects writes" if text else None)
+
+
 #: Modes of a lock on a table with which a statement that reads and changes rows waits.
 _EXCLUDING: Final = ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
 #: The sessions that lock these tables, and those for which this library's own sessions wait that use them.
@@ -308,14 +316,12 @@ _STATEMENT_WIDTH: Final = 80  # characters
 
 @dataclass(frozen=True, slots=True)
 class LockGate:
-    """Whether the statements of a run would fail on a read-only server, or wait for another session's lock."""
+    """Whether the statements of a run would wait for another session's lock."""
 
     stages: Sequence[Stage]
     now: datetime
 
     def examine(self) -> Check:
-        if (why := why_read_only()) is not None:
-            return Check("locks", "fails", f"PostgreSQL rejects writes: {why}", "PostgreSQL rejects writes")
         found = database.execute_sql(_BLOCKERS, (throttled_tables(self.stages, self.now), _EXCLUDING)).fetchall()
         if not found:
             return Check("locks", "none", "no other session locks its tables")

@@ -42,6 +42,7 @@ from housekeeping.engine.gates import (
     OverrideGate,
     QueueGate,
     ThrottleGate,
+    WriteGate,
     before_batches,
 )
 from housekeeping.engine.guard import UNCONFIRMED, RowGuard, in_words
@@ -397,7 +398,7 @@ def forecast(
     sweep, checks = request.sweep, dict[str, Check]()
     guard = RowGuard(sweep, stages, now, request.argument, confirmed=request.confirmed)
     entry, queue = OverrideGate(request), None
-    gates: list[Gate] = [entry]
+    gates: list[Gate] = [entry, WriteGate()]
     if settings is not None:
         gates.append(queue := QueueGate(sweep.queue, settings, now))
     if sweep.argument is None or request.argument is not None:
@@ -411,11 +412,10 @@ def forecast(
         check = _said_once(_examined(gate), checks.values())
         if check.text:
             checks.setdefault(check.name, check)
-    tick = None
-    if queue is not None and settings is not None:
-        if "ledger" not in checks:
-            tick = next_tick(sweep, now, settings.timezone, entry.override)
-        checks["schedule"] = _schedule_check(sweep, tick, now, entry.override, queue.processes)
+    if queue is None or settings is None:
+        return Forecast(checks=list(checks.values()))
+    tick = None if "ledger" in checks else next_tick(sweep, now, settings.timezone, entry.override)
+    checks["schedule"] = _schedule_check(sweep, tick, now, entry.override, queue.processes)
     return Forecast(checks=list(checks.values()), next_tick=tick)
 
 
