@@ -127,10 +127,10 @@ logger = named_logger(__name__)
 class _Delivery(_RabbitmqMessage):
     """A message, its body, and the consumer that delivered it."""
 
-    def __init__(self, redelivered: bool, tag: int, body: bytes, message: Message[Any], consumer: Any) -> None:
+    def __init__(self, redelivered: bool, tag: int, message: Message[Any], body: bytes, by: ReliableConsumer) -> None:
         super().__init__(redelivered, tag, message)
         self.body = body
-        self.consumer: ReliableConsumer = consumer
+        self.consumer = by
 
 
 class ReliableConsumer(_RabbitmqConsumer):
@@ -171,7 +171,7 @@ class ReliableConsumer(_RabbitmqConsumer):
             self.channel.basic_ack(method.delivery_tag)
             return None
         self.known_tags.add(method.delivery_tag)
-        return _Delivery(method.redelivered, method.delivery_tag, body, message, self)
+        return _Delivery(method.redelivered, method.delivery_tag, message, body, self)
 
     def ack(self, message: MessageProxy) -> None:
         if self._is_from_here(message):

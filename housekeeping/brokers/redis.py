@@ -161,7 +161,7 @@ class ReliableRedisBroker(RedisBroker):
         for redis_id, body in list(zip(lost, bodies, strict=True)):
             message, _ = _read(body, queue_name)
             if message is not None and message.options["redis_message_id"] != redis_id:
-                self.bury(queue_name, body, "its redis_message_id is another one")  # with which it was acknowledged
+                self.bury(queue_name, body, "its redis_message_id is not its own")  # so it was not acknowledged
                 lost.discard(redis_id)
         if lost:
             logger.warning("Lost deliveries requeued", queue=queue_name, messages=len(lost))

@@ -137,7 +137,7 @@ def retry_on_outage(step: Callable[[], T], tries: int = 3, pause_s: float = 1.0)
     Use it to release keys when work is done. A key that is not released blocks others until its TTL expires.
 
     Raises:
-      RedisUnavailable, ServerUnavailable: The last attempt failed as well.
+      RedisUnavailable, ServerUnavailable: The last attempt failed as well, or Redis rejects the command for good.
     """
     for _ in range(tries - 1):
         try:

@@ -398,7 +398,7 @@ def is_exceeded(counts: Mapping[str, Any]) -> bool:
 
 
 def processed_rows(counts: Counts, progress_counts: Sequence[str]) -> int:
-    """Return the number of rows a run processed, by its counts. A text, which a custom stage may store, is none."""
+    """Return the number of rows a run processed, by its counts. Texts, which a custom stage may store, do not count."""
     found = (counts.get(name) for name in progress_counts)
     return sum(int(each) for each in found if isinstance(each, int | float))
 

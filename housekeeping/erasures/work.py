@@ -339,7 +339,7 @@ class _Execution:
         noted: Any = {"kept": erasing.kept, "outside": erasing.outside, "proof": proof}
         if not erasures.note_found(self._number, self._row.found, erasing.versions, **noted):
             # It may have changed rows since their versions and numbers were read.
-            raise ErasureInterrupted("another process executes it", _RETRY_S)
+            raise ErasureInterrupted("another process is executing it", _RETRY_S)
         self._row.found, self._row.proof = erasing.versions, proof
         if held is not None:
             self._refuse(f"on hold: {held}", erasing)

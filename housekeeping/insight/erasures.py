@@ -54,8 +54,10 @@ class ErasureRecord:
     @classmethod
     def of(cls, row: Any) -> ErasureRecord:
         """Return the record of a row of the ledger."""
-        proof = None if row.ended_at is None else row.proof
-        return cls(**{**{name: getattr(row, name) for name in cls.__slots__}, "proof": proof})
+        values = {name: getattr(row, name) for name in cls.__slots__}
+        if row.ended_at is None:
+            values["proof"] = None  # so far, it has only the kept rows
+        return cls(**values)
 
     @property
     def has_ended(self) -> bool:

@@ -368,11 +368,9 @@ class ExclusiveLease:
         """
         if self._renewal is None:
             self._interrupting = interrupting
-            on_lost, holder = interrupter(LostLease) if interrupting else on_lost, threading.current_thread()
-
-            def renew() -> bool:
-                return (holder.is_alive() or not interrupting) and self.renew()
-
+            renew, holder = self.renew, threading.current_thread()
+            if interrupting:
+                on_lost, renew = interrupter(LostLease), lambda: holder.is_alive() and self.renew()
             self._renewal = renewals.start(f"lease {self.key!r}", renew, self.ttl, self._requested_at, on_lost)
 
     def _same_process(self) -> bool:

@@ -155,7 +155,7 @@ class Processes:
     Attributes:
       every: All of them, also stopped ones, the last heartbeat first.
       known: Whether the heartbeats could be read, and the server accepts new ones.
-      rejected: Why Redis rejects heartbeats; None if it accepts them, or did not answer.
+      rejected: Why the server rejects heartbeats; None if it accepts them, or did not answer.
       alone: Whether PostgreSQL is the only server, so that each process is worker and scheduler.
     """
 

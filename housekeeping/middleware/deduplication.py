@@ -61,7 +61,7 @@ Part = tuple[list[str], dict[str, Any] | list[str]]
 
 @dataclass(slots=True)
 class Delivery:
-    """A delivery of a message to the current thread, with what it holds in Redis; made by `Admission`.
+    """A delivery of a message to a thread of this process, with what it holds in Redis; made by `Admission`.
 
     Attributes:
       token: Distinguishes the deliveries of a message. It begins with the message id, so that a second delivery
@@ -70,6 +70,7 @@ class Delivery:
       since: Reading of `elapsed` when its start was sent to Redis.
       answered: Whether Redis answered its start.
       renewals: Renewals of its running mark and its deduplication key.
+      thread: The thread that received it, which creates this object. Once it has ended, nothing is renewed.
       name: Actor and message id, or the application's idempotency key instead of the id.
       marks: Redis keys of the completion, the running mark, and the number of the last enqueued retry; empty if the
         actor is not idempotent.

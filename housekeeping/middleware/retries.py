@@ -487,7 +487,7 @@ class Retries(dramatiq.middleware.Retries):
         throws = actor.options.get("throws")
         if throws and not are_exceptions(throws):
             raise InvalidOption(
-                f"{actor.actor_name}: throws is {throws!r}; it should be an exception or a tuple of them"
+                f"{actor.actor_name}: throws is {throws!r}; it should be an exception class, or a tuple of them"
             )
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:

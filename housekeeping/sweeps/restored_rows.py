@@ -60,7 +60,7 @@ class Restore:
 
     source: type[Model]
     columns: tuple[ColumnType, ...]
-    defers_keys: bool = False
+    defers_keys: bool
     links: tuple[Link, ...] = ()
 
     @property

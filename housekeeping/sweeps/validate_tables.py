@@ -380,7 +380,7 @@ def added_types(archive: type[Model]) -> dict[str, str]:
 
 #: Columns of both tables whose type in the archive is neither the same, nor the same without a limit, nor one that
 #: PostgreSQL converts to implicitly. Only an assignment converts to those: it rounds values, or fails on the way back.
-#: Implicitly it rounds to floating point, cuts off a `name`, and takes the blanks at the end of a `bpchar` for nothing.
+#: Four types are left out of these: floating point rounds, `name` truncates, and `bpchar` ignores blanks at the end.
 _OTHER_TYPES: Final = """SELECT one.attname::text, format_type(two.atttypid, two.atttypmod),
     format_type(one.atttypid, one.atttypmod)
 FROM pg_attribute AS one JOIN pg_attribute AS two USING (attname)

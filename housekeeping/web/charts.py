@@ -54,8 +54,6 @@ OUTCOMES: Final = {
 #: Returns the value of an interval, by which the axis is chosen, or that value as text.
 _Value = Callable[[Interval], float]
 _Text = Callable[[Interval], str]
-#: Returns the label of a value of the axis.
-_Label = Callable[[float], str]
 #: Returns the parts of an interval's bar as pairs of class and value, from the bottom up.
 _Parts = Callable[[Interval], list[tuple[str, float]]]
 
@@ -84,9 +82,9 @@ def plots(found: Sequence[Interval]) -> list[Plot]:
     """Return the charts of these intervals."""
 
     def plot(
-        key: str, title: str, value: _Value, describe: _Text, parts: _Parts | None = None, label: _Label = _number
+        key: str, title: str, value: _Value, describe: _Text, parts: _Parts | None = None, *, in_seconds: bool = False
     ) -> Plot:
-        return _plot(key, title, found, value, describe, parts or (lambda each: [("value", value(each))]), label)
+        return _plot(key, title, found, value, describe, parts or (lambda each: [("value", value(each))]), in_seconds)
 
     return [
         plot("outcomes", "Runs by outcome", lambda each: each.runs, _outcomes, _by_outcome),
@@ -97,7 +95,7 @@ def plots(found: Sequence[Interval]) -> list[Plot]:
             lambda each: each.longest_s or 0.0,
             _mean,
             _durations,
-            format_duration,
+            in_seconds=True,
         ),
         plot("backlog", "Backlog at the end of the runs", lambda each: each.backlog or 0, _backlog),
     ]
@@ -120,10 +118,11 @@ def _backlog(interval: Interval) -> str:
 
 
 def _plot(
-    key: str, title: str, found: Sequence[Interval], value: _Value, describe: _Text, parts: _Parts, label: _Label
+    key: str, title: str, found: Sequence[Interval], value: _Value, describe: _Text, parts: _Parts, in_seconds: bool
 ) -> Plot:
     texts = [describe(each) for each in found]
-    top = _round_up(max((value(each) for each in found), default=0.0), seconds=label is format_duration)
+    label = format_duration if in_seconds else _number
+    top = _round_up(max((value(each) for each in found), default=0.0), seconds=in_seconds)
     width = _SLOT * len(found)
     grid = "".join(
         f'<line class="grid" x1="0" x2="{width}" y1="{y}" y2="{y}"/>'

@@ -126,7 +126,7 @@ def test_slow_execution_does_not_overwrite_what_another_one_has_read(
         return objects(self, of)
 
     monkeypatch.setattr(work.Erasing, "objects", first_erases)
-    with pytest.raises(ErasureInterrupted, match="another process executes it"):
+    with pytest.raises(ErasureInterrupted, match="another process is executing it"):
         execute(number, with_key(settings), {"person": subject})
 
     execute(number, with_key(settings), {"person": subject})

@@ -230,7 +230,9 @@ def test_failed_message_with_an_object_of_a_middleware_is_a_dead_letter(broker: 
 
 
 def test_exceptions_that_dramatiq_cannot_check_are_refused(broker: RedisBroker) -> None:
-    with pytest.raises(InvalidOption, match=r"^failing: throws is .*; it should be an exception or a tuple of them"):
+    with pytest.raises(
+        InvalidOption, match=r"^failing: throws is .*; it should be an exception class, or a tuple of them"
+    ):
         failing(broker, throws=[KeyError])
 
 
