@@ -118,9 +118,8 @@ def test_refresh_of_an_unchanged_page_transfers_nothing(
         "const answer = await send(...given); statuses.push(answer.status); return answer }"
     )
 
-    wait.until(lambda page: len(page.execute_script("return statuses")) == 2)
-
-    assert browser.execute_script("return statuses") == [200, 304]
+    # When a minute begins between two requests, the next tick changes and the page is transferred once more.
+    wait.until(lambda page: page.execute_script("return statuses")[-1:] == [304])
 
 
 @pytest.mark.parametrize("path", PAGES)
