@@ -12,6 +12,7 @@ is used here.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from datetime import timedelta
 from threading import Thread
 from types import FrameType
 from typing import Any, Final
+from weakref import WeakSet
 
 import dramatiq.cli
 import dramatiq.worker
@@ -201,6 +203,18 @@ def change_class(broker: Broker, kind: type[Broker]) -> None:
     An application's actors and modules hold references to the broker that it made. A new broker would not reach them.
     """
     broker.__class__ = kind
+
+
+#: Brokers whose method ``after_fork`` is called in a forked child.
+forked_with: Final[WeakSet[Any]] = WeakSet()
+
+
+def _after_fork() -> None:
+    for broker in forked_with:
+        broker.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def are_exceptions(throws: object) -> bool:

@@ -14,7 +14,6 @@ once the target queue has confirmed it. They need RabbitMQ 3.10.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -23,7 +22,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 from uuid import uuid4
-from weakref import WeakSet
 
 import pika
 from dramatiq import Broker, Consumer, Message, MessageProxy
@@ -33,7 +31,7 @@ from dramatiq.errors import ConnectionClosed
 from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
-from housekeeping.brokers.dramatiq_internals import body_of_dead_letter, change_class
+from housekeeping.brokers.dramatiq_internals import body_of_dead_letter, change_class, forked_with
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, read
 from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, waiting
 from housekeeping.core.errors import BrokerUnavailable, SettingsError
@@ -244,7 +242,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
         self._levels: set[str] = set()  # those known to exist
         self._owners: dict[Any, threading.Thread] = {}
         self._parents_connections: list[Any] = []
-        _ALL.add(self)
+        forked_with.add(self)
 
     @staticmethod
     def adopt(broker: Broker) -> None:
@@ -501,22 +499,11 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
                         self.channels.discard(channel)
                 close_connection(connection)
 
-    def _forget_parents_connections(self) -> None:
+    def after_fork(self) -> None:
         """Stop using the parent's connections in a forked child, because both would write to them."""
         self._parents_connections += [*self.connections, *self.channels]
         self.connections, self.channels, self._owners = set(), set(), {}
         self.state = threading.local()
-
-
-_ALL: Final[WeakSet[ReliableRabbitmqBroker]] = WeakSet()
-
-
-def _after_fork() -> None:
-    for broker in _ALL:
-        broker._forget_parents_connections()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 #: Heartbeat interval in seconds. Either side notices within two intervals that the other is gone.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import uuid4
 
 import redis
 from dramatiq import Broker, Consumer, Message, MessageProxy
@@ -28,6 +29,7 @@ from housekeeping.brokers.dramatiq_internals import (
     dispatch_arguments,
     dispatch_script,
     exception_of,
+    forked_with,
 )
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
@@ -117,8 +119,17 @@ class ReliableRedisBroker(RedisBroker):
 
     def __init__(self, **parameters: Any) -> None:
         super().__init__(**parameters)
+        self._prepare()
+
+    def _prepare(self) -> None:
         #: By queue: the ids in Redis of the messages in this process's memory and threads.
         self.in_hand: defaultdict[str, set[str]] = defaultdict(set)
+        forked_with.add(self)
+
+    def after_fork(self) -> None:
+        """Consume with an id of its own in a forked child, which would else requeue the messages of its parent."""
+        self.broker_id = str(uuid4())
+        self.in_hand = defaultdict(set)
 
     @staticmethod
     def adopt(broker: Broker) -> None:
@@ -135,7 +146,7 @@ class ReliableRedisBroker(RedisBroker):
             broker.maintenance_chance = MAINTENANCE_SCALE
         if type(broker) is RedisBroker:
             change_class(broker, ReliableRedisBroker)
-            broker.in_hand = defaultdict(set)  # type: ignore[attr-defined]
+            broker._prepare()  # type: ignore[attr-defined]
 
     @property
     def consumer_class(self) -> type[RedisConsumer]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -12,9 +14,25 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
+from housekeeping import Settings
+from tests.conftest import Urls
 from tests.faults import exchanges, once
 from tests.integration.middleware.applications import PATIENCE_S, eventually, working
 from tests.internals.brokers import redis as redis_broker
+
+FORKING = """
+import os, sys, dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from housekeeping.brokers import harden
+
+broker = RedisBroker(url=sys.argv[1], namespace=sys.argv[2], middleware=[])
+harden(broker)
+dramatiq.actor(broker=broker, actor_name="work")(lambda: None).send()
+if not os.fork():
+    os._exit(next(broker.consume("default")) is None)
+assert os.wait()[1] == 0
+assert next(broker.consume("default", timeout=1)) is None
+"""
 
 
 @pytest.fixture
@@ -147,3 +165,13 @@ def test_running_message_is_not_considered_lost(broker: RedisBroker, cut: set[st
         eventually(lambda: not taken(broker, "default"))
 
     assert runs == ["long", "other"]
+
+
+def test_message_of_a_process_forked_with_the_broker_is_not_considered_lost(  # B1
+    urls: Urls, settings: Settings, redis_client: redis.Redis
+) -> None:
+    forking = [sys.executable, "-c", FORKING, urls.redis, f"{settings.namespace}:own"]
+
+    ended = subprocess.run(forking, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
