@@ -6,6 +6,9 @@ types, see `brokers.dramatiq_internals`.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 
 class HousekeepingError(Exception):
     """Base class of every error raised by this library.
@@ -40,13 +43,18 @@ class DependentsRefused(DeclarationError):
 
     Attributes:
       problem: What is wrong.
-      way_out: The line to add, or the statement to execute; None if `problem` contains it.
+      advice: What to write or execute; None if `problem` contains it.
+      decisions: The decisions to write, by the names of links; empty without any.
     """
 
-    def __init__(self, problem: str, way_out: str | None = None) -> None:
-        super().__init__(problem if way_out is None else f"{problem}; {way_out}")
-        self.problem = problem
-        self.way_out = way_out
+    def __init__(self, problem: str, advice: str | None = None, decisions: Mapping[str, str] | None = None) -> None:
+        self.problem, self.advice, self.decisions = problem, advice, decisions or {}
+        super().__init__(problem if self.way_out is None else f"{problem}; {self.way_out}")
+
+    @property
+    def way_out(self) -> str | None:
+        """The advice with the decisions as a declaration has them."""
+        return f"{self.advice}: dependents={json.dumps(self.decisions)}" if self.decisions else self.advice
 
 
 class UnknownWorker(Refused):
@@ -81,6 +89,10 @@ class DatabaseUnavailable(ServerUnavailable):
 
 class RedisUnavailable(ServerUnavailable):
     """Redis did not answer, so the state of leases and keys is unknown."""
+
+
+class RedisFull(RedisUnavailable):
+    """Redis rejects writes, because its disk or its memory is full."""
 
 
 class BrokerUnavailable(ServerUnavailable):

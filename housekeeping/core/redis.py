@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 from housekeeping.core.clock import REDIS, SYSTEM_CLOCK, ClockSkew
-from housekeeping.core.errors import DeclarationError, RedisUnavailable, ServerUnavailable, SettingsError
+from housekeeping.core.errors import DeclarationError, RedisFull, RedisUnavailable, ServerUnavailable, SettingsError
 from housekeeping.core.logs import error_line
 from housekeeping.core.settings import PREFIX, Settings
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-#: Begins the text of an error if the disk or the memory of Redis is full.
-FULL: Final = "Redis is full: "
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
@@ -80,8 +77,7 @@ class _Translation:  # not a generator, which takes several times as long: each 
 
         if isinstance(error, redis.RedisError):
             did = "rejects the command" if is_rejection(error) else "did not answer"
-            text = _full(error) or f"Redis {did}: {error_line(error).rstrip('.')}"
-            raise RedisUnavailable(text) from error
+            raise _unavailable(error, did) from error
 
 
 _TRANSLATION: Final = _Translation()
@@ -100,17 +96,17 @@ def is_rejection(error: BaseException | None) -> bool:
     return False
 
 
-def _full(error: redis.RedisError) -> str | None:
-    """Return a text if Redis rejects writes because its disk (MISCONF) or its memory is full; None otherwise."""
+def _unavailable(error: redis.RedisError, did: str) -> RedisUnavailable:
+    """Return the error to raise: RedisFull if the disk of Redis (MISCONF) or its memory is full."""
     import redis
 
     if isinstance(error, redis.OutOfMemoryError) or str(error).startswith("MISCONF"):
         # Redis explains its settings after the first sentence.
-        return f"{FULL}{error_line(error).partition('. ')[0].rstrip('.')}"
-    return None
+        return RedisFull(f"Redis is full: {error_line(error).partition('. ')[0].rstrip('.')}")
+    return RedisUnavailable(f"Redis {did}: {error_line(error).rstrip('.')}")
 
 
-def reason_rejected(client: redis.Redis, namespace: str) -> str | None:
+def why_rejected(client: redis.Redis, namespace: str) -> RedisUnavailable | None:
     """Return why Redis rejects writes although it answers; None if it accepts them, or does not answer.
 
     It is full or a replica, has too few replicas, or its user may not write.
@@ -125,7 +121,7 @@ def reason_rejected(client: redis.Redis, namespace: str) -> str | None:
         # Only if the key is there, which it never is: rejected like any other write, and without an effect.
         client.set(f"{namespace}:probe", "", xx=True)
     except (redis.ResponseError, DemotedServer) as error:
-        return _full(error) or f"Redis rejects writes: {error_line(error).rstrip('.')}"
+        return _unavailable(error, "rejects writes")
     except redis.RedisError:
         return None
     return None

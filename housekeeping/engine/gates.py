@@ -385,7 +385,7 @@ class QueueGate:
         queue = self.queue
         self.processes = read_processes(heartbeat_store(self.settings), self.now)
         if self.processes.rejected is not None:
-            text = f"{self.processes.rejected.rstrip('.')}. No run can be sent or received"
+            text = f"{str(self.processes.rejected).rstrip('.')}. No run can be sent or received"
             return Check("queue", "waits", text, runs.NOT_SENT)
         if not self.processes.known:
             text = "no heartbeats could be read, so its workers are unknown"

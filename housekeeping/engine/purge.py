@@ -6,7 +6,6 @@ stored in the run's row, so that a later run can resume it. `insight.plan.plan_p
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 from collections.abc import Iterable, Mapping
@@ -322,10 +321,6 @@ def refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) -
 
 
 def with_options(error: DependentsRefused) -> str:
-    """Return the text of the error with options of the command instead of the line of a declaration."""
-    text, _, mapping = str(error).replace("dependents names", "--decide names", 1).partition("dependents=")
-    end = mapping.find("}") + 1
-    if not end:
-        return text
-    decisions: dict[str, str] = ast.literal_eval(mapping[:end])
-    return text + " ".join(f"--decide {name}={each}" for name, each in decisions.items()) + mapping[end:]
+    """Return the text of the error, with its decisions as options of the command."""
+    options = " ".join(f"--decide {name}={each}" for name, each in error.decisions.items())
+    return f"{error.problem}; {error.advice}: {options}" if options else str(error)

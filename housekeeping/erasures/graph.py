@@ -264,8 +264,7 @@ class _Decider:
                     waiting.append(branch.table)
         reach = self._without_returns(Reach(self._subject, root, tuple(branches), self._graph))
         self._refuse_missing()
-        named = f'`tables` of Subject("{self._subject.name}")'
-        self._reader.refuse_unfit_names(self._graph, self._decisions, named)
+        self._reader.refuse_unfit_names(self._graph, self._decisions)
         reach = replace(reach, branches=tuple(self._checked(reach, each) for each in reach.branches))
         for branch in reach.branches:
             self._refuse_lost(reach, branch)

@@ -17,10 +17,10 @@ from peewee import PeeweeException
 from housekeeping.brokers import QueueLengths, dead_actors, queue_lengths
 from housekeeping.core.clock import SYSTEM_CLOCK, ClockSkew
 from housekeeping.core.cron import Cron
-from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisUnavailable, SettingsError
+from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError, RedisFull, RedisUnavailable, SettingsError
 from housekeeping.core.logs import counted, error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import FULL, shared_redis
+from housekeeping.core.redis import shared_redis
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit, translate_postgres_errors
 from housekeeping.database.errors import is_disk_full, is_unavailable
@@ -315,6 +315,7 @@ class Unavailable:
       server: Such as ``PostgreSQL, database main``, ``Redis`` or ``RabbitMQ``.
       since: Its last answer if known, else when it was first found unavailable.
       database: Its name in the settings, if it is a database.
+      is_full: Whether it answers, but its disk or its memory is full.
       shown: What the pages show instead, one text for each part.
     """
 
@@ -322,6 +323,7 @@ class Unavailable:
     database: str | None
     error: str
     since: datetime
+    is_full: bool = False
     shown: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -482,7 +484,7 @@ class SnapshotReader:
             found.clocks[name] = clock
             found.read_at[server] = clock.server_at
             if read_only is not None:
-                _note(found, before, server, f"{server} rejects writes: {read_only}", name)
+                _note(found, before, server, DatabaseUnavailable(f"{server} rejects writes: {read_only}"), name)
         if name not in found.clocks:
             names = {sweep.name for sweep in sweeps}
             found.statuses |= {worker: status for worker, status in before.statuses.items() if worker in names}
@@ -506,7 +508,7 @@ class SnapshotReader:
         evaluated = [
             *(
                 Alert(
-                    NO_SPACE if each.error.startswith(FULL) else UNAVAILABLE,
+                    NO_SPACE if each.is_full else UNAVAILABLE,
                     each.error,
                     since=each.since,
                     subject=each.server,
@@ -632,7 +634,7 @@ class SnapshotReader:
                 found.leases = held_leases(lease_store(settings))
                 found.leases_complete, found.read_at["leases"] = True, found.at
             except (RedisUnavailable, SettingsError) as error:
-                _note(found, before, "Redis", error_line(error))
+                _note(found, before, "Redis", error)
                 found.leases = held_leases(None)
                 found.leases_note = "Redis is unavailable; these are the leases of open runs in the database."
         except (HousekeepingError, PeeweeException):  # the database is noted already, or will be
@@ -676,16 +678,16 @@ def _noting(found: Snapshot, before: Snapshot, server: str, database_name: str |
     try:
         yield
     except (HousekeepingError, PeeweeException) as error:
+        _note(found, before, server, error, database_name)
+
+
+def _note(found: Snapshot, before: Snapshot, server: str, error: Exception, database_name: str | None = None) -> None:
+    if server not in found.unavailable:
         is_named = database_name is None or isinstance(error, DatabaseUnavailable)
         text = error_line(error) if is_named else f"{server}: {error_line(error)}"
-        _note(found, before, server, text, database_name)
-
-
-def _note(found: Snapshot, before: Snapshot, server: str, error: str, database_name: str | None = None) -> None:
-    if server not in found.unavailable:
         earlier = before.unavailable.get(server)
         since = earlier.since if earlier else found.at
-        found.unavailable[server] = Unavailable(server, database_name, error, since)
+        found.unavailable[server] = Unavailable(server, database_name, text, since, isinstance(error, RedisFull))
 
 
 def _shown(found: Snapshot, part: str, key: str) -> str:

@@ -13,7 +13,7 @@ from peewee import EXCLUDED, PeeweeException
 
 from housekeeping.core.errors import DatabaseUnavailable, ServerUnavailable
 from housekeeping.core.logs import counted, format_duration
-from housekeeping.core.redis import reason_rejected, redis_client, shared_redis, translate_redis_errors
+from housekeeping.core.redis import redis_client, shared_redis, translate_redis_errors, why_rejected
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.queries import why_read_only
@@ -161,7 +161,7 @@ class Processes:
 
     every: tuple[Process, ...] = ()
     known: bool = True
-    rejected: str | None = None
+    rejected: ServerUnavailable | None = None
     alone: bool = False
 
     def command(self, kind: Kind) -> str:
@@ -235,7 +235,7 @@ class HeartbeatStore(Protocol):
     def read(self) -> LastHeartbeats:
         """Return the newest heartbeats; invalid entries are skipped."""
 
-    def reason_rejected(self) -> str | None:
+    def why_rejected(self) -> ServerUnavailable | None:
         """Return why the server rejects writes although it answers; None if it accepts them, or is unavailable."""
 
 
@@ -269,8 +269,8 @@ class RedisHeartbeats:
                     found[process_id] = max(0.0, now - at), Heartbeat.model_validate_json(value)
         return found
 
-    def reason_rejected(self) -> str | None:
-        return reason_rejected(self._client, self._namespace)
+    def why_rejected(self) -> ServerUnavailable | None:
+        return why_rejected(self._client, self._namespace)
 
 
 class PostgresHeartbeats:
@@ -303,10 +303,10 @@ class PostgresHeartbeats:
                     found[process_id] = max(0.0, float(age_s)), Heartbeat.model_validate(heartbeat)
             return found
 
-    def reason_rejected(self) -> str | None:
+    def why_rejected(self) -> ServerUnavailable | None:
         with suppress(PeeweeException, DatabaseUnavailable), database.using(MAIN):
             why = why_read_only()
-            return None if why is None else f"PostgreSQL rejects writes: {why}"
+            return None if why is None else DatabaseUnavailable(f"PostgreSQL rejects writes: {why}")
         return None  # full databases are detected elsewhere
 
 
@@ -326,7 +326,7 @@ def read_processes(store: HeartbeatStore | None, now: datetime) -> Processes:
     """
     if store is None:
         return UNKNOWN
-    if (rejected := store.reason_rejected()) is not None:
+    if (rejected := store.why_rejected()) is not None:
         return replace(UNKNOWN, rejected=rejected)  # all of them would look dead
     try:
         last = store.read()

@@ -510,7 +510,7 @@ class GraphReader:
     def refuse_problems(self, graph: Graph, *, checks_rights: bool) -> None:
         """Raise DependentsRefused for the first kind of problem that a run would meet."""
         # First, because the line to add to undecided links repeats these names.
-        self.refuse_unfit_names(graph, self._decisions, "dependents")
+        self.refuse_unfit_names(graph, self._decisions)
         self._refuse_undecided(graph)
         if checks_rights:
             self.refuse_missing_rights(self.needed_rights(graph))  # first, because it names unreadable tables
@@ -527,11 +527,12 @@ class GraphReader:
         one = len(undecided) == 1
         raise DependentsRefused(
             f"{counted(len(undecided), 'link')} {'has' if one else 'have'} no decision: {found}",
-            f'decide "delete", "clear" or "keep" for {"it" if one else "each"}: dependents={_written(lines)}',
+            f'decide "delete", "clear" or "keep" for {"it" if one else "each"}',
+            lines,
         )
 
-    def refuse_unfit_names(self, graph: Graph, names: Iterable[str], mapping: str) -> None:
-        """Raise DependentsRefused if a mapping names a link or table that does not exist."""
+    def refuse_unfit_names(self, graph: Graph, names: Iterable[str]) -> None:
+        """Raise DependentsRefused for a name that is that of no link or table."""
         # Also of links that are not reached, because their parents stay.
         known = {name for edges in self._edges.values() for edge in edges for name in self._names_of(edge)}
         for name in names:
@@ -540,7 +541,7 @@ class GraphReader:
                 near = difflib.get_close_matches(name, links, n=1)
                 fitting = ", ".join(dict.fromkeys(each.name for each in graph.links)) or "none"
                 raise DependentsRefused(
-                    f"{mapping} names {name!r}, which matches no link",
+                    f"no link has the name {name!r}",
                     f"did you mean {near[0]!r}?"
                     if near
                     else f"the links are {fitting}; declare one without a foreign key in references",
@@ -560,7 +561,8 @@ class GraphReader:
             if link.temporal and link.decision != "keep":
                 raise DependentsRefused(
                     f"{link.name} is a foreign key with a PERIOD, so that its rows may refer to rows that stay",
-                    f'decide "keep": dependents={{"{link.name}": "keep"}}',
+                    'decide "keep"',
+                    {link.name: "keep"},
                 )
             if link.decision == "clear":
                 fixed = [each for each in link.cleared or link.columns if facts.columns[each].not_null]
@@ -569,7 +571,8 @@ class GraphReader:
                     raise DependentsRefused(
                         f"{link.name} cannot be cleared, because {column} is NOT NULL",
                         f"ALTER TABLE {link.table} ALTER COLUMN {column} DROP NOT NULL, or decide "
-                        f'"delete" or "keep" for it: dependents={{"{link.name}": "delete"}}',
+                        '"delete" or "keep" for it',
+                        {link.name: "delete"},
                     )
             if link.decision != "keep":
                 try:
@@ -681,11 +684,6 @@ def names_of(table: TableFacts, edge: _Edge | Link) -> tuple[str, ...]:
 def without_spaces(name: str) -> str:
     """Return the name of a link without spaces around its commas."""
     return ",".join(each.strip() for each in name.split(","))
-
-
-def _written(decisions: Mapping[str, Decision]) -> str:
-    pairs = ", ".join(f'"{name}": "{decision}"' for name, decision in decisions.items())
-    return f"{{{pairs}}}"
 
 
 def _called(reference: Reference) -> str:

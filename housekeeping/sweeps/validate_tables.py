@@ -151,7 +151,7 @@ def stages_of(sweep: Sweep) -> tuple[Stage, ...]:
     try:
         stages = sweep.stages_for_run()
     except DependentsRefused as error:
-        raise DependentsRefused(f"{sweep.name}: {error.problem}", error.way_out) from None
+        raise DependentsRefused(f"{sweep.name}: {error.problem}", error.advice, error.decisions) from None
     if sweep.texts.checked == catalog_version():
         return stages
     for stage in stages:

@@ -89,7 +89,7 @@ def test_each_attempt_says_exactly_what_is_missing_until_it_is_right(do: Do) -> 
         'dependents={"orders": "delete", "team": "delete", "invoice.order_id": "keep", "shipment.item_id": "keep"}'
     )
     assert third.startswith("1 link has no decision: attachment.owner_id (references account, a Reference); decide")
-    assert fourth == "dependents names 'shipments', which matches no link; did you mean 'shipment'?"
+    assert fourth == "no link has the name 'shipments'; did you mean 'shipment'?"
     assert fifth.startswith("login has no primary key; ALTER TABLE login ADD COLUMN id bigint GENERATED ALWAYS AS")
     assert sixth.startswith("team.owner_id cannot be cleared, because owner_id is NOT NULL; ALTER TABLE team ALTER")
     assert len({link.link.table for link in planned.dependents}) == 11

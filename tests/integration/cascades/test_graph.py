@@ -136,7 +136,7 @@ def test_without_dependents_nothing_is_refused(do: Do) -> None:
 def test_name_that_fits_no_link_is_refused(do: Do, name: str, hint: str) -> None:
     do(SHOP)
 
-    assert refusal({name: "delete"}) == f"dependents names {name!r}, which matches no link; {hint}"
+    assert refusal({name: "delete"}) == f"no link has the name {name!r}; {hint}"
 
 
 def test_misspelled_name_is_refused_before_the_link_that_it_leaves_undecided(do: Do) -> None:

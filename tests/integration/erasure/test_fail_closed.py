@@ -307,7 +307,7 @@ def test_table_of_another_database_that_a_reference_leads_to_needs_one(two: Sett
         ({"comment__author_id": Anonymise(author_id=None, text="x" * 21)}, "write a shorter text: its type is"),
         ({"comment__parent_id": None, "comment": Delete(), "comment__author_id": None, "item": None}, '"item": K'),
         ({"comment__parent_id": None, "comment": Anonymise(text="")}, '"comment.parent_id": Anonymise(parent_id=None)'),
-        ({"sesion": Delete()}, "names 'sesion', which matches no link; did you mean 'session'?"),
+        ({"sesion": Delete()}, "no link has the name 'sesion'; did you mean 'session'?"),
     ],
 )
 def test_decision_that_cannot_be_carried_out_is_refused(

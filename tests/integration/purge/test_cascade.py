@@ -69,7 +69,7 @@ def test_link_without_a_decision_is_refused_with_the_option_to_add() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("orders.acount_id", "--decide names 'orders.acount_id', which matches no link; did you mean"),
+        ("orders.acount_id", "--cascade: no link has the name 'orders.acount_id'; did you mean 'orders.account_id'?"),
         ("orders", 'or decide "delete" or "keep" for it: --decide orders.account_id=delete'),
     ],
 )
