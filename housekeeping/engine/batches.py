@@ -3,6 +3,8 @@
 `Batches.process` is the loop, `Batches._process_batch` one batch. A batch that fails is bisected until each row that
 makes it fail is alone; rows behind such rows are processed all the same. After too many of them in a row the run leaves
 the stage and fails, and the next one continues there.
+
+The statement that deletes or changes the rows of a batch is in `sweeps.table_stage`; `commit` adds the ledger to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run of a sweep: gates, lease, ledger row, batches, end. Read `_run` first."""
+"""One run of a sweep: gates, lease, ledger row, batches, end. Read `_run` first, then the loop in `batches`."""
 
 from __future__ import annotations
 

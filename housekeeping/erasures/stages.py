@@ -73,7 +73,7 @@ class Conditions:
         return statement.whole(*statement.rows(branch, key_names(self.reach, branch.table), further))
 
     def left(self, branch: Branch, limit: int) -> int:
-        """Count the rows of a link that are not what they should be yet, up to a limit."""
+        """Count the rows of a link that are still to be deleted or anonymised, up to a limit."""
         if not (branch.deletes or branch.values):
             return 0
         statement = _Statement(self)
@@ -117,7 +117,7 @@ class Conditions:
         return self._known[link]
 
     def waiting(self, branch: Branch) -> list[tuple[Any, ...]]:
-        """Return the values by which rows of another database refer to a row and are not what they should be yet."""
+        """Return the values by which rows of another database refer to a row and are still to be erased."""
         statement, link = _Statement(self), branch.link
         to_do = [_own(branch), statement.waits_for(branch, "t")]
         text, parameters = statement.rows(branch, link.columns, [_joined(" OR ", to_do)])
@@ -195,7 +195,7 @@ class _Statement:
         return f"{name} AS ({text})", [value for _, values in parts for value in values]
 
     def waits_for(self, branch: Branch, alias: str) -> Sql:
-        """Return the condition that a row of a link has dependents with which something is left to do."""
+        """Return the condition that a row of a link has dependents that are still to be deleted or anonymised."""
         found, has_more = list[Sql](), False
         for below in self._reach.below(branch.table) if _leads_down(branch) else ():
             if not below.is_local:
@@ -216,7 +216,7 @@ class _Statement:
         return [_among(below, own, waiting)] if waiting else []
 
     def _waits_for_deeper(self, table: Table, alias: str) -> Sql:
-        """Return the condition that a row has dependents, at any depth, with which something is left to do.
+        """Return the condition that a row has dependents, at any depth, that are still to be deleted or anonymised.
 
         Each row of the recursion has the number of its table, and the values to which its dependents refer.
         """
@@ -272,7 +272,7 @@ def _leads_down(branch: Branch) -> bool:
 
 
 def _own(branch: Branch, alias: str = "t") -> Sql:
-    """Return the condition that a row of a link itself is not what it should be yet."""
+    """Return the condition that a row of a link is itself still to be deleted or anonymised."""
     return ("TRUE", []) if branch.deletes else _differs(branch, alias) if branch.values else _NOTHING
 
 
@@ -341,8 +341,8 @@ def _differs(branch: Branch, alias: str = "t") -> Sql:
 class WriteValues:
     """Action that writes the new values of a link into its rows.
 
-    Those of other links are written along into rows that belong to the subject by several links, such as a message to
-    oneself. So a row is counted once.
+    A row may belong to the subject by several links, such as a message to oneself. It gets the values of all of them at
+    once, so that it is counted once.
     """
 
     conditions: Conditions
@@ -404,7 +404,7 @@ class _WithoutIdentity:
         return {"table": self.model._meta.table_name}
 
     def _recorded(self, result: BatchResult) -> BatchResult:
-        """Return the result without keys, with its own rows counted by table as well."""
+        """Return the result for the ledger: its position withheld, the rows of the stage's table counted by table."""
         own = {kind: result.counts.get(name) for kind, name in _OWN.items() if result.counts.get(name)}
         dependents = result.counts.get(DETAILS, {}).get("dependents", {})
         if own:

@@ -1,7 +1,8 @@
 """Deduplication: at most one live message for the same work.
 
 `Deduplication` has the hooks in the life of a message. Before them, the steps choose what happens to a message's key
-when the message is sent, delayed, due, retried or requeued, and when it ends. `keys` does it in Redis.
+when the message is sent, delayed, due, retried or requeued, and when it ends. `keys` does it in Redis; at the end of a
+message, `Admission` in `delivery` does it in one script with the lease and the completion.
 """
 
 from __future__ import annotations

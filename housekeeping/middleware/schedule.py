@@ -1,9 +1,9 @@
 """Schedules: actors that run at ticks, each tick with at most one message and exactly one outcome.
 
-Once a minute, when called by periodiq, `Schedule` decides whether to send an actor's latest tick. `TickStore` claims
-it, and records in Redis that it was missed, or which message may run. `TickRecorder` writes the ledger rows of ticks
-that start no run, such as skipped and missed ones, and keeps rows that cannot be written yet. Runs of sweeps write
-their own rows.
+Once a minute, when called by periodiq, `Schedule.is_due` decides whether to send an actor's latest tick. `TickStore`
+claims it, and records in Redis that it was missed, or which message may run. `TickRecorder` writes the ledger rows of
+ticks that start no run, such as skipped and missed ones, and keeps rows that cannot be written yet. Runs of sweeps
+write their own rows.
 """
 
 from __future__ import annotations

@@ -155,14 +155,14 @@ class Pending:
 
 @dataclass(slots=True)
 class Window:
-    """Rows of one table that depend on rows of the window below, by one link.
+    """Rows of one table that depend by one foreign key on rows of the window below it on the stack.
 
     Attributes:
-      link: None for the parents, on which all other rows depend.
+      link: The foreign key; None for the stale rows at the bottom of the stack, the parents.
       columns: The columns of `rows`; the key first.
-      rows: None for a row that is done, or left for this run.
-      owners: The row of the window below that each row depends on, by its number; ``-1 - number``: of this window.
-      pending: Links by which dependents may be left.
+      rows: The values of each row, by its number; None once it is deleted, changed or skipped in this run.
+      owners: The number of the row below that each row depends on; ``-1 - number`` for a row of this window.
+      pending: Foreign keys by which some of these rows may still have dependents.
       is_tree: Whether its rows may depend on each other.
     """
 
@@ -189,7 +189,7 @@ class Window:
         return self.table.alias if self.link is not None and self.link.where is not None else "t"
 
     def values(self, numbers: Sequence[int]) -> list[Values]:
-        """Return these rows, which are all there, so that a place among them is one among the numbers."""
+        """Return the values of the rows with these numbers, in this order. None of the rows may be done."""
         rows = [self.rows[number] for number in numbers]
         found = [row for row in rows if row is not None]
         assert len(found) == len(numbers)
@@ -237,7 +237,7 @@ class Statements:
     def find(
         self, link: Link, window: Window, numbers: Sequence[int], limit: int, without: Sequence[Values] = ()
     ) -> list[tuple[Any, ...]]:
-        """Return the dependents of these rows of a window: the place among `numbers` from 1, then the columns.
+        """Return the dependents of these rows of a window: the position in `numbers`, from 1, then the columns.
 
         With a link of a table to itself, the first column is followed by the key of the row it depends on, which is
         NULL if that is the given row, and their own dependents follow.
@@ -286,7 +286,7 @@ class Statements:
             handle.execute_sql(f"CLOSE {cursor}", ())
 
     def having(self, link: Link, window: Window, numbers: Sequence[int], *, with_held: bool = True) -> list[int]:
-        """Return the places, from 1, of the rows that have a dependent by the link."""
+        """Return which of these rows have a dependent by the link, as positions in `numbers` that begin with 1."""
         given, values = self._given_owners(link, window, numbers)
         source, conditions, further = self._dependents(link, "c", (), with_held=with_held)
         on = [f"c.{sql_name(each)} = u.v{number}" for number, each in enumerate(link.columns)]
@@ -434,7 +434,7 @@ class Statements:
     ) -> tuple[list[str], str]:
         """Return the CTEs that delete or clear rows of a table, and SQL that is false if one is not archived.
 
-        The CTE ``gone`` has their keys.
+        The CTE ``gone`` has the keys of these rows.
 
         Parameters:
           clearing: The link that is cleared; None to delete the rows.
@@ -478,7 +478,7 @@ class Statements:
         return ctes, f"{is_whole} AND {now} = {_texts(columns)}"
 
     def change_free(self, window: Window, rows: Sequence[Values]) -> list[int]:
-        """Delete or clear the locked rows without dependents. Return their places, from 1."""
+        """Delete or clear the locked rows without dependents. Return their positions, from 1."""
         table = window.table
         given, values = table.given(table.key, rows)
         keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
@@ -501,7 +501,7 @@ class Statements:
     def free(
         self, table: CascadeTable, rows: Sequence[Values], without: Mapping[tuple[str, str], Sequence[Values]]
     ) -> list[int]:
-        """Return the places, from 1, of the rows that exist and have no dependents besides these."""
+        """Return the positions, from 1, of the rows that exist and have no dependents except each other."""
         given, values = table.given(table.key, rows)
         same = " AND ".join(f"t.{sql_name(each)} = u.v{number}" for number, each in enumerate(table.key))
         conditions = []
@@ -534,7 +534,7 @@ class Statements:
         return int(rows)
 
     def lock(self, of_database: str, parts: Sequence[tuple[Sql, int]]) -> list[list[int]]:
-        """Lock the rows of these queries, one query after another. Return the places of the locked rows, from 1.
+        """Lock the rows of these queries, one query after another. Return the positions of the locked rows, from 1.
 
         Parameters:
           parts: The queries with the number of their rows. They are the CTEs ``l0``, ``l1`` and so on.
@@ -646,7 +646,7 @@ def _locks(parts: Sequence[tuple[Sql, int]]) -> tuple[list[str], list[Any]]:
 
 
 def _places_of(number: int) -> str:
-    """Return SQL of the places that a CTE of `_locks` has; NULL if they are as many as its parameter says."""
+    """Return SQL of the positions of the rows that a CTE of `_locks` has locked; NULL if it has locked all."""
     return f"CASE WHEN (SELECT count(*) FROM l{number}) < %s THEN ARRAY(SELECT n FROM l{number}) END"
 
 
@@ -669,7 +669,7 @@ def _texts(names: Sequence[str]) -> str:
 
 
 def _places(found: list[int] | None, rows: int) -> list[int]:
-    """Return the places that a statement has found, which returns NULL instead of a list of all places."""
+    """Return the positions that a statement has found. Its answer is NULL if it has found all."""
     return list(range(1, rows + 1)) if found is None else found
 
 

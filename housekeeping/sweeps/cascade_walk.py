@@ -45,7 +45,7 @@ _RowId = tuple[_TableId, Values]
 class Unit:
     """Rows that depend on each other in a circle, so that one statement deletes all of them.
 
-    It is deleted with the lowest of them on the stack. The others are set aside when they are reached.
+    The walk reaches the row that is lowest on the stack last, and deletes them then. It sets the others aside before.
 
     Attributes:
       places: The rows on the stack.
@@ -80,10 +80,10 @@ class Outcome:
 
     Attributes:
       done: Numbers of the rows that were deleted or cleared.
-      ends: Places of the first and the last row of the chunk that had dependents, which were changed unseen.
-      aside: The rows that went with them in circles.
+      ends: Positions in the chunk of the first and the last row whose dependents were changed without being read.
+      aside: Further rows of the circles that these rows belong to, which were deleted with them.
       unchanged: Numbers of the rows that PostgreSQL left as they were, without an error.
-      gone: Rows of the chain that are locked by others, moved, fresh or deleted.
+      gone: Rows on which the chunk depends and that are locked, deleted or no longer stale, or depend on other rows.
     """
 
     done: list[int] = field(default_factory=list)
@@ -131,8 +131,8 @@ class Walk:
         their kept dependents took long.
       last: Keys of parents that the next run processes after all others: those that took long, and those with rejected
         dependents.
-      counts, failures: What has happened since the last commit without a change of the database.
-      last_noted: Those that the ledger has.
+      counts, failures: What to record with the next commit, besides the changes of its batch.
+      last_noted: Those of `last` that the ledger has.
       sees_all: Whether the run has begun at the front of the stage.
       keys_noted: Number of keys of blocked parents that the run has noted.
       unreachable: The error of a database that could not be reached.
@@ -204,7 +204,7 @@ class Walk:
         return found
 
     def forget_missing(self) -> None:
-        """Forget the parents to process last that a run over all rows has not found."""
+        """Forget which parents to process last, except those that this run has found. Use it after a complete run."""
         self.last = {key: None for key in self.last if key in self._still_last}
 
     def _process_last(self, parent: Values) -> None:
@@ -282,7 +282,7 @@ class Walk:
         found: dict[int, Link],
         seen: dict[_TableId, set[Values]],
     ) -> Generator[tuple[Window, list[int]], None, None]:
-        """Add the parents, `roots`, of rows with kept dependents. Yield the pages to look below, with their parents."""
+        """Add the parents of rows with kept dependents to `roots`. Yield the rows to look below, with their parents."""
         for link in window.table.links:
             live = [number for number, root in enumerate(roots) if root not in found]
             if link not in leading or not live:
@@ -655,7 +655,7 @@ class Walk:
         self._drop({(0, root)})
 
     def reject(self, level: int, number: int) -> int | None:
-        """Note that a row was rejected. Return its parent if this is the first row of it that was."""
+        """Note that a row was rejected. Return its parent if no other row of this parent was rejected before."""
         assert self.group is not None
         _, root = self.root_of((level, number))
         is_first = root not in self.group.rejected

@@ -1,4 +1,8 @@
-"""Data of the pages, shared by all readers: the latest snapshot and other values, at most two seconds old."""
+"""Data of the pages, shared by all readers: the latest snapshot and other values, at most two seconds old.
+
+A page calls `SnapshotCache.current`. `insight.status.SnapshotReader` reads the servers in another thread. If that takes
+longer than a page waits, it shows the last snapshot.
+"""
 
 from __future__ import annotations
 
