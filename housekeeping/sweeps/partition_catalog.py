@@ -19,7 +19,14 @@ from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalErr
 
 from housekeeping.core.clock import limit_ms
 from housekeeping.core.errors import DeclarationError
-from housekeeping.database.catalog import escaped, foreign_keys_to, quoted, quoted_name, table_if_visible
+from housekeeping.database.catalog import (
+    escaped,
+    foreign_keys_to,
+    quoted,
+    quoted_name,
+    role_without_rows,
+    table_if_visible,
+)
 from housekeeping.database.connection import database
 from housekeeping.database.errors import is_conflict, is_timeout, sqlstate
 from housekeeping.database.queries import Recorder
@@ -298,10 +305,13 @@ _REFERRED: Final = ("23503", "2BP01", "23001")
 _ALONE: Final = "hashtextextended('housekeeping partitions of ' || %s, 0)"
 #: The limit of each wait for a lock so far, and a new one.
 _LIMIT: Final = "current_setting('lock_timeout'), set_config('lock_timeout', %s,"
+#: A partition that another session has detached and attached again may have other bounds, or another table.
 _STATE: Final = f"""
 SELECT CASE WHEN NOT relispartition THEN 'detached' WHEN {_PENDING} THEN 'pending' ELSE 'attached' END
 FROM pg_class LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
-WHERE pg_class.oid = %s AND pg_class.oid = to_regclass(%s)
+WHERE pg_class.oid = %s AND pg_class.oid = to_regclass(%s) AND (
+    NOT relispartition OR (inhparent = to_regclass(%s) AND pg_get_expr(relpartbound, pg_class.oid) = %s)
+)
 """  # noqa: S608 - of a constant
 _FREED: Final = """
 SELECT sum(pg_total_relation_size(each))::bigint
@@ -324,9 +334,13 @@ def is_referred(error: BaseException) -> bool:
     return sqlstate(error) in _REFERRED
 
 
-def state_of(partition: Partition) -> Literal["attached", "pending", "detached"] | None:
-    """Return the current state of the partition, ``pending`` while it is being detached; None if it is gone."""
-    row: Any = database.execute_sql(_STATE, (partition.id, partition.name)).fetchone()
+def state_of(table: PartitionedTable, partition: Partition) -> Literal["attached", "pending", "detached"] | None:
+    """Return the current state of the partition, ``pending`` while it is being detached.
+
+    None if it is gone: dropped, renamed, or attached with other bounds or to another table.
+    """
+    identity = (partition.id, partition.name, table.name, partition.bounds)
+    row: Any = database.execute_sql(_STATE, identity).fetchone()
     return None if row is None else row[0]
 
 
@@ -390,21 +404,29 @@ def _execute(sql: str, parameters: Any = None) -> None:
     database.execute_sql(sql, parameters)
 
 
-#: A view, and another object that uses the partition: a function, or a table with a column of its type.
-_DEPENDENTS: Final = """
+#: The partition, its partitions, and theirs. `pg_partition_tree` leaves out one that is being detached.
+_PARTS: Final = """
+WITH RECURSIVE part (id) AS (
+    SELECT %s::oid UNION SELECT inhrelid FROM part JOIN pg_inherits ON inhparent = part.id
+)
+"""
+#: What prevents the drop of a partition: its owner, a foreign table below it, a view, and another object that uses it
+#: or one below it: a function, or a table with a column of its type.
+_DEPENDENTS: Final = f"""{_PARTS}
 SELECT (
+    SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = %s AND NOT pg_has_role(relowner, 'USAGE')
+), min(parts.oid::regclass::text) FILTER (WHERE relkind = 'f'), min((
     SELECT min(ev_class::regclass::text) FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
-    WHERE classid = 'pg_rewrite'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = partition.oid
+    WHERE classid = 'pg_rewrite'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = parts.oid
         AND ev_class <> refobjid
-), (
+)), min((
     SELECT min(pg_describe_object(classid, objid, objsubid)) FROM pg_depend
     WHERE deptype = 'n' AND classid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND (
-        (refclassid = 'pg_class'::regclass AND refobjid = partition.oid)
+        (refclassid = 'pg_class'::regclass AND refobjid = parts.oid)
         OR (refclassid = 'pg_type'::regclass AND refobjid = reltype)
     )
-)
-FROM pg_class AS partition WHERE oid = %s
-"""
+)) FROM part JOIN pg_class AS parts ON parts.oid = part.id
+"""  # noqa: S608 - of a constant
 
 
 def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
@@ -426,11 +448,24 @@ def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
             return f"rows of {key.table} refer to it (foreign key {key.name})"
     if not drops:
         return None
-    row: Any = database.execute_sql(_DEPENDENTS, (partition.id,)).fetchone()
-    view, dependent = row or (None, None)
+    row: Any = database.execute_sql(_DEPENDENTS, (partition.id, partition.id)).fetchone()
+    owner, foreign, view, dependent = row
+    if owner is not None:
+        return f"only {owner}, its owner, can drop it"
+    if foreign is not None:
+        return f"it contains the foreign table {foreign}"
     if view is not None:
         return f"the view {view} reads it"
     return f"{dependent} depends on it" if dependent is not None else None
+
+
+#: A partition below it that is being detached; reads of the partition leave out its rows, and a drop would not. The
+#: bounds of the partition decide most comparisons with its time, without reading it.
+_BEFORE_ROWS: Final = f"""{_PARTS}
+SELECT set_config('constraint_exclusion', 'on', true), (
+    SELECT min(inhrelid::regclass::text) FROM part JOIN pg_inherits ON inhparent = part.id WHERE {_PENDING}
+)
+"""  # noqa: S608 - of a constant
 
 
 def reason_of_rows(model: type[Model], partition: Partition, conditions: Mapping[str, Any]) -> str | None:
@@ -439,9 +474,11 @@ def reason_of_rows(model: type[Model], partition: Partition, conditions: Mapping
     Parameters:
       conditions: Reason -> condition of the rows that keep it.
     """
-    if conditions:
-        # The bounds of the partition decide most comparisons with its time, without reading it.
-        _execute("SELECT set_config('constraint_exclusion', 'on', true)")
+    row: Any = database.execute_sql(_BEFORE_ROWS, (partition.id,)).fetchone()
+    if row[1] is not None:
+        return f"{row[1]}, a partition of it, is being detached"
+    if conditions and (role := role_without_rows(partition.id)) is not None:
+        return f"policies hide its rows from {role}"
     for why, condition in conditions.items():
         query: Any = model.select(SQL("1")).from_(_Rows(model, partition.name)).where(condition).limit(1)
         sql, parameters = database.get_sql_context().sql(query).query()

@@ -162,6 +162,8 @@ _COUNTED: Final = {
 }
 #: Reason of a partition whose rows could not be checked in time.
 _UNCHECKED: Final = "its rows could not be checked within statement_timeout"
+#: Reason of a partition that is not the one that the run has read.
+_CHANGED: Final = "another session has dropped or changed it"
 
 
 def _result(partition: Partition, what: What, reason: str | None = None, freed: int = 0) -> BatchResult:
@@ -301,13 +303,15 @@ class PartitionStage:
                 return partition, _result(partition, "stays", reason)
             batch.time_is_up()  # sends a heartbeat if the check took long
             if not partition.is_detached and (partition.pending or self.table.detaches_concurrently):
-                self.detach_first(partition, batch.check)
+                return partition, self.detach_first(partition, batch.check)
         except PeeweeException as error:
-            return partition, _result_of(error, partition)
+            return partition, self._result_of(error, partition)
         return partition, None
 
-    def detach_first(self, partition: Partition, check: Callable[[], None]) -> None:
+    def detach_first(self, partition: Partition, check: Callable[[], None]) -> BatchResult | None:
         """Record and detach the partition concurrently, or complete its detachment, in transactions of their own.
+
+        Returns its result if another session has taken it over; None if it is detached.
 
         Parameters:
           check: Raises if another run may have begun. It begins no detachment meanwhile.
@@ -315,7 +319,7 @@ class PartitionStage:
         table, lock_timeout = self.table, self.action.lock_timeout
         partition.is_recorded = True
         # Another session's detachment makes the attempt fail, and the next one looks again.
-        if partition.pending or (partition.attempts and catalog.state_of(partition) == "pending"):
+        if partition.pending or (partition.attempts and catalog.state_of(table, partition) == "pending"):
             with database.atomic(), catalog.waiting_at_most(lock_timeout):
                 catalog.be_alone(table)
                 check()
@@ -324,9 +328,12 @@ class PartitionStage:
         else:
             with catalog.alone(table, lock_timeout):
                 check()
+                if catalog.state_of(table, partition) is None:
+                    return _result(partition, "gone", _CHANGED)
                 catalog.record_detachment(self.worker, table, partition)
                 catalog.detach_concurrently(table, partition)
         partition.detached_by = self.worker
+        return None
 
     def apply(self, batch: Batch, prepared: tuple[Partition | None, BatchResult | None]) -> BatchResult:
         """Drop or release the partition in the batch's transaction, after its rows were checked once more."""
@@ -351,7 +358,7 @@ class PartitionStage:
         except _Stays as stays:
             return _result(partition, "stays", str(stays))
         except PeeweeException as error:
-            return _result_of(error, partition)
+            return self._result_of(error, partition)
 
     def _remove(self, partition: Partition, reason: str | None = None) -> BatchResult:
         """Drop or release the partition in a savepoint, with a limit on each wait.
@@ -370,9 +377,9 @@ class PartitionStage:
             else:
                 # The lock that detaching needs, so that the partition can no longer change.
                 catalog.change(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE")
-            state = catalog.state_of(partition)
+            state = catalog.state_of(table, partition)
             if state is None:
-                return _result(partition, "gone", "another session has dropped it")
+                return _result(partition, "gone", _CHANGED)
             was_recorded = catalog.forget_detachment(partition)
             if is_detached and (state != "detached" or not was_recorded):
                 return _result(partition, "gone", "its record was removed, or it was attached again")
@@ -392,6 +399,19 @@ class PartitionStage:
                 # Its range has another partition by now, or rows in the DEFAULT partition.
                 raise _Stays(f"{reason}, but it cannot be attached again: {error_line(error)}") from error
             return _result(partition, "attached", reason)
+
+    def _result_of(self, error: PeeweeException, partition: Partition) -> BatchResult:
+        """Return what an error says about the partition; raise it if it concerns the whole run."""
+        if catalog.is_busy(error):
+            return _result(partition, "busy", error_line(error))
+        if catalog.is_gone(error):
+            state = catalog.state_of(self.table, partition)
+            if state is not None and (state == "detached") is partition.is_detached:
+                raise error  # the partition is there; the predicate reads a table that is not
+            return _result(partition, "gone", error_line(error))
+        if catalog.is_referred(error):
+            return _result(partition, "stays", error_line(error))
+        raise error
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         """Log what became of the partition. One that was locked is tried again."""
@@ -469,17 +489,3 @@ class PartitionStage:
                 return False
             time.sleep(_LOOK_S)
         return True
-
-
-def _result_of(error: PeeweeException, partition: Partition) -> BatchResult:
-    """Return what an error says about the partition; raise it if it concerns the whole run."""
-    if catalog.is_busy(error):
-        return _result(partition, "busy", error_line(error))
-    if catalog.is_gone(error):
-        state = catalog.state_of(partition)
-        if state is not None and (state == "detached") is partition.is_detached:
-            raise error  # the partition is there; the predicate reads a table that is not
-        return _result(partition, "gone", error_line(error))
-    if catalog.is_referred(error):
-        return _result(partition, "stays", error_line(error))
-    raise error

@@ -166,3 +166,40 @@ def test_record_stays_while_another_run_detaches(months: None, lose_lease: LoseL
     assert (zombie.outcome, successor.count("skipped_partitions")) == ("lost_lease", 2)
     assert detached[0] and detached[1] == ["events_09"]
     assert last.counts["dropped_partitions"] == 2 and tables() == KEPT
+
+
+_OCTOBER = "FOR VALUES FROM ('2025-10-01') TO ('2025-11-01')"
+_JANUARY = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
+_PARENT = "SELECT inhparent::regclass::text FROM pg_inherits WHERE inhrelid = to_regclass('events_10')"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["DROP TABLE events_10", f"CREATE TABLE events_10 PARTITION OF events {_JANUARY}"],
+        [
+            "ALTER TABLE events DETACH PARTITION events_10",
+            "TRUNCATE events_10",
+            f"ALTER TABLE events ATTACH PARTITION events_10 {_JANUARY}",
+        ],
+        [
+            "ALTER TABLE events DETACH PARTITION events_10",
+            "CREATE TABLE events_of_others (LIKE events) PARTITION BY RANGE (happened_at)",
+            f"ALTER TABLE events_of_others ATTACH PARTITION events_10 {_OCTOBER}",
+        ],
+    ],
+    ids=["created again", "with other bounds", "of another table"],
+)
+def test_partition_that_another_session_replaces_is_left_alone(either_way: None, statements: list[str]) -> None:
+    """The run has read the catalog, and is at the partition before."""
+
+    def replace_it() -> None:
+        for statement in statements:
+            database.execute_sql(statement)
+
+    with at_step(PartitionStage, "prepare", "after", at_number(1, replace_it)):
+        result = run(sweep())
+
+    assert (result.outcome, result.counts["dropped_partitions"]) == ("done", 1), result.error
+    assert database.execute_sql(_PARENT).fetchone() is not None
+    assert recorded() == [] and "events_09" not in tables()

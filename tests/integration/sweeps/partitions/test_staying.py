@@ -6,17 +6,21 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg2
 import pytest
 from peewee import BigIntegerField
+from psycopg2.extensions import connection as Connection
 
-from housekeeping import BaseModel
+from housekeeping import BaseModel, Settings
 from housekeeping.testing.stubs import ManualClock
 from tests.faults import at_number, at_step, instead_of_pauses
 from tests.integration.conftest import Locked
+from tests.integration.roles import connected_as_a_role
 from tests.integration.sweeps.partitions.events import (
     NOW,
     ROWS,
     Event,
+    concurrently,
     exported,
     partitions,
     recorded,
@@ -24,7 +28,7 @@ from tests.integration.sweeps.partitions.events import (
     sweep,
     tables,
 )
-from tests.internals.database import database
+from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
 from tests.internals.insight import plan
 from tests.internals.sweeps import PartitionStage
@@ -91,6 +95,85 @@ def test_partition_that_something_names_is_only_detached(either_way: None, user:
     assert planned == {"events_09": reason, "events_10": None}
     assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"], stayed) == (1, 1, True)
     assert detached.counts["detached_partitions"] == 1
+
+
+def _divide() -> None:
+    """Replace the first partition by one with two partitions of its own, and a row in each."""
+    database.execute_sql("DROP TABLE events_09")
+    database.execute_sql(
+        "CREATE TABLE events_09 PARTITION OF events FOR VALUES FROM ('2025-09-01') TO ('2025-10-01') "
+        "PARTITION BY RANGE (id)"
+    )
+    for name, bounds in {"odd": "FROM (1) TO (2)", "even": "FROM (2) TO (3)"}.items():
+        database.execute_sql(f"CREATE TABLE events_09_{name} PARTITION OF events_09 FOR VALUES {bounds}")
+    database.execute_sql("INSERT INTO events VALUES (1, '2025-09-05', true), (2, '2025-09-05', false)")
+
+
+def test_view_of_a_partition_below_keeps_the_partition(either_way: None) -> None:
+    _divide()
+    database.execute_sql("CREATE VIEW odd AS SELECT * FROM events_09_odd")
+
+    planned, result = _reasons(), run(sweep())
+
+    assert planned["events_09"] == "the view odd reads it"
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+
+
+@concurrently
+@pytest.mark.parametrize("given", [{}, {"hold": lambda row: row.exported == False}], ids=["by age", "with a hold"])  # noqa: E712
+def test_partition_below_that_is_being_detached_keeps_the_partition(
+    months: None, admin: Connection, locked: Locked, given: dict[str, Any]
+) -> None:
+    """Reads of the partition do not see its rows."""
+    _divide()
+    with locked("SELECT FROM events_09"), admin.cursor() as cursor:
+        cursor.execute("SET lock_timeout = 300")
+        with pytest.raises(psycopg2.errors.LockNotAvailable):
+            cursor.execute("ALTER TABLE events_09 DETACH PARTITION events_09_even CONCURRENTLY")
+
+    planned, result = _reasons(**given), run(sweep(**given))
+
+    assert planned["events_09"] == "events_09_even, a partition of it, is being detached"
+    assert (result.counts["dropped_partitions"], result.counts["skipped_partitions"]) == (1, 1)
+    assert database.execute_sql("SELECT id FROM events_09_even").fetchall() == [(2,)]
+
+
+_POLICIES = "ALTER TABLE events_09 ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+
+
+@pytest.mark.parametrize(
+    ("given", "statement", "reason"),
+    [
+        (
+            {},
+            "ALTER TABLE events_09 OWNER TO {owner}; GRANT ALL ON events_09 TO {role}",
+            "only {owner}, its owner, can drop it",
+        ),
+        ({"stale": exported}, _POLICIES, "policies hide its rows from {role}"),
+        ({"hold": exported}, _POLICIES, "policies hide its rows from {role}"),
+    ],
+    ids=["of another owner", "stale and policies", "hold and policies"],
+)
+def test_partition_that_its_role_cannot_drop_or_read_stays(
+    postgres: Database,
+    settings: Settings,
+    admin: Connection,
+    either_way: None,
+    given: dict[str, Any],
+    statement: str,
+    reason: str,
+) -> None:
+    with connected_as_a_role(postgres, settings, admin, {}) as role, admin.cursor() as cursor:
+        cursor.execute("SELECT current_user::text")
+        (owner,) = cursor.fetchone() or ("",)
+        for table in ("events", *tables()):
+            cursor.execute(f"ALTER TABLE {table} OWNER TO {role}")
+        cursor.execute(statement.format(owner=owner, role=role))
+        planned, result = _reasons(**given)["events_09"], run(sweep(**given))
+        stayed = "events_09" in partitions()
+
+    assert result.outcome == "done" and result.counts["skipped_partitions"] >= 1, result.error
+    assert (planned, stayed) == (reason.format(owner=owner, role=role), True)
 
 
 def test_view_created_after_the_check_keeps_its_partition(either_way: None) -> None:
