@@ -93,7 +93,7 @@ class DeadLetter:
             message: Message[Any] = Message.decode(self.body)
         except (DecodeError, RecursionError) as error:
             return None, error_line(error.__cause__ or error)
-        wrong = wrong_type(message)
+        wrong = wrong_type(message, self.body)
         return (None, wrong) if wrong else (message, "")
 
     @property

@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from numbers import Number
 from threading import Thread
 from types import FrameType
 from typing import Any, Final
@@ -217,12 +218,23 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def are_exceptions(throws: object) -> bool:
-    """Return whether ``isinstance`` accepts the value of an option ``throws``. Otherwise Dramatiq's thread ends."""
+#: Options with which Dramatiq calculates.
+_NUMBERS: Final = ("max_age", "max_backoff", "max_retries", "min_backoff", "retries", "time_limit")
+
+
+def wrong_option(options: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the name of an option of an actor or message that breaks Dramatiq, and what it should be; else None.
+
+    Dramatiq ignores a limit that is no number, and loses a retry. With other ``throws`` its thread ends at the first
+    error of the actor, and the message is lost.
+    """
+    for name in _NUMBERS:
+        if name in options and not isinstance(options[name], Number | None):
+            return name, "a number"
     with suppress(TypeError):
-        isinstance(None, throws)  # type: ignore[arg-type]
-        return True
-    return False
+        isinstance(None, options.get("throws") or ())
+        return None
+    return "throws", "an exception class, or a tuple of them"
 
 
 def exception_of(message: MessageProxy) -> BaseException | None:

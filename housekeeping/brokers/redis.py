@@ -23,13 +23,13 @@ from dramatiq.errors import ConnectionClosed, DecodeError
 
 from housekeeping.brokers.dramatiq_internals import (
     RedisConsumer,
-    are_exceptions,
     body_of_dead_letter,
     change_class,
     dispatch_arguments,
     dispatch_script,
     exception_of,
     forked_with,
+    wrong_option,
 )
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
@@ -44,6 +44,9 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     "kwargs": dict,
     "options": dict,
 }
+#: Deepest nesting of a message. Python reads JSON that is nested almost as deeply as its stack allows, which is 1000
+#: frames. A thread that logs such a message, or enqueues it again, would end, and lose the message.
+_DEEPEST: Final = 500
 
 
 def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
@@ -52,7 +55,7 @@ def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
         message: Message[Any] = Message.decode(body)
     except DecodeError as error:
         return None, error_line(error.__cause__ or error)
-    if wrong := wrong_type(message):
+    if wrong := wrong_type(message, body):
         return None, wrong
     if message.queue_name != queue_name:
         return None, f"it says that its queue is {message.queue_name!r}"
@@ -67,7 +70,7 @@ def time_of(ms: float) -> datetime | None:
         return None
 
 
-def wrong_type(message: Message[Any]) -> str:
+def wrong_type(message: Message[Any], body: bytes) -> str:
     """Return which part of a message is invalid, or an empty text.
 
     Note: It leaves out the value, which may be a password.
@@ -78,9 +81,18 @@ def wrong_type(message: Message[Any]) -> str:
             return f"its {name} is of type {type(part).__name__}"
     if not is_storable(message.message_id):
         return "its message_id contains a NUL character or a lone surrogate"
-    throws = message.options.get("throws")
-    # Dramatiq's thread would end at the first error of the actor, and the message would be lost.
-    return f"its option throws is of type {type(throws).__name__}" if throws and not are_exceptions(throws) else ""
+    if wrong := wrong_option(message.options):
+        return f"its option {wrong[0]} is of type {type(message.options[wrong[0]]).__name__}"
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _is_deep([*message.args, message.kwargs, message.options]):
+        return f"it is nested more than {_DEEPEST} levels deep"
+    return ""
+
+
+def _is_deep(values: list[Any]) -> bool:
+    for _ in range(_DEEPEST):
+        nested = [each.values() if isinstance(each, dict) else each for each in values if isinstance(each, dict | list)]
+        values = [inner for each in nested for inner in each]
+    return bool(values)
 
 
 def is_storable(text: str) -> bool:
@@ -146,7 +158,7 @@ class ReliableRedisBroker(RedisBroker):
             broker.maintenance_chance = MAINTENANCE_SCALE
         if type(broker) is RedisBroker:
             change_class(broker, ReliableRedisBroker)
-            broker._prepare()  # type: ignore[attr-defined]
+            broker._prepare()
 
     @property
     def consumer_class(self) -> type[RedisConsumer]:

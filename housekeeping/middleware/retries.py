@@ -41,9 +41,9 @@ from housekeeping.brokers.dramatiq_internals import (
     Skip,
     SkipDelivery,
     StoreUnavailable,
-    are_exceptions,
     exception_of,
     store_exceptions,
+    wrong_option,
 )
 from housekeeping.core import telemetry
 from housekeeping.core.cron import Cron
@@ -484,11 +484,9 @@ class Retries(dramatiq.middleware.Retries):
         given = actor.options.get("rediscovered", False)
         if not isinstance(given, bool):
             raise InvalidOption(f"{actor.actor_name}: rediscovered is {given!r}; it should be True or False")
-        throws = actor.options.get("throws")
-        if throws and not are_exceptions(throws):
-            raise InvalidOption(
-                f"{actor.actor_name}: throws is {throws!r}; it should be an exception class, or a tuple of them"
-            )
+        if wrong := wrong_option(actor.options):
+            name, right = wrong
+            raise InvalidOption(f"{actor.actor_name}: {name} is {actor.options[name]!r}; it should be {right}")
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         self.clear_waiting_mark(broker, message)

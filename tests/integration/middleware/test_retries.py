@@ -229,11 +229,17 @@ def test_failed_message_with_an_object_of_a_middleware_is_a_dead_letter(broker: 
     assert [message.message_id for message in queued(broker, "default.XQ")] == [sent.message_id]
 
 
-def test_exceptions_that_dramatiq_cannot_check_are_refused(broker: RedisBroker) -> None:
-    with pytest.raises(
-        InvalidOption, match=r"^failing: throws is .*; it should be an exception class, or a tuple of them"
-    ):
-        failing(broker, throws=[KeyError])
+@pytest.mark.parametrize(
+    ("option", "value", "right"),
+    [
+        ("throws", [KeyError], "an exception class, or a tuple of them"),
+        ("time_limit", "60000", "a number"),
+        ("max_retries", timedelta(1), "a number"),
+    ],
+)
+def test_option_that_breaks_dramatiq_is_refused(broker: RedisBroker, option: str, value: Any, right: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"^failing: {option} is .*; it should be {right}$"):
+        failing(broker, **{option: value})
 
 
 def test_requeued_message_uses_no_retry(broker: RedisBroker) -> None:  # R5, L4

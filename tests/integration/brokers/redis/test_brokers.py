@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from datetime import timedelta
+from typing import Any
 
 import dramatiq
 import pytest
@@ -14,7 +15,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 
 from housekeeping import Settings, install
-from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working
+from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, queued, working
 from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.brokers import redis as redis_broker
 from tests.internals.core import shared_redis
@@ -34,6 +35,11 @@ def with_part(name: str, part: object) -> bytes:
     return json.dumps({**good, name: part}).encode()
 
 
+def nested(levels: int) -> list[Any]:
+    """Return an empty list within other lists."""
+    return [nested(levels - 1)] if levels > 1 else []
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -49,6 +55,8 @@ def with_part(name: str, part: object) -> bytes:
         with_part("message_id", "\ud800"),
         with_part("options", {"redis_message_id": "\ud800"}),
         with_part("options", {"redis_message_id": "poison", "throws": ["ValueError"]}),
+        with_part("options", {"redis_message_id": "poison", "time_limit": "60000"}),
+        with_part("args", [nested(501)]),
         with_part("message_timestamp", "now"),
         with_part("kwargs", []),
     ],
@@ -57,6 +65,16 @@ def test_unreadable_message_affects_no_other(  # B3
     broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert_affects_no_other(broker, body, caplog)
+
+
+def test_deeply_nested_arguments_are_processed(broker: RedisBroker) -> None:  # B3
+    ran: list[Any] = []
+    dramatiq.actor(broker=broker, actor_name="work")(ran.append).send(nested(500))
+
+    with working(broker):
+        eventually(lambda: not queued(broker))
+
+    assert ran == [nested(500)]
 
 
 def test_message_of_another_queue_affects_no_other(  # B3
