@@ -81,11 +81,12 @@ def may_concern_all_rows(error: BaseException, *, has_changed_rows: bool) -> boo
     """Return whether a row error may be that of every row: a slow database, or a statement that is wrong by itself.
 
     Parameters:
-      has_changed_rows: Whether the statement has changed rows in this run, so that it is not wrong by itself.
+      has_changed_rows: Whether the statement has changed rows in this run, so that its triggers are right for some.
     """
     if not isinstance(error, PeeweeException) or kind_of(error) is Kind.ROW:
         return False
-    return kind_of(error) is not Kind.STATEMENT or not has_changed_rows
+    # A right, a column or a table may also be gone since the rows were changed.
+    return kind_of(error) is not Kind.STATEMENT or not has_changed_rows or is_of_statement_alone(error)
 
 
 class NoRowSucceeded(Exception):

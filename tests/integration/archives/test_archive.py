@@ -116,6 +116,23 @@ def test_column_added_during_a_run_stops_it(archive: None, urls: Urls, settings:
     assert "got another column during the run" in str(result.error)
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("ALTER TABLE old_tickets ALTER COLUMN price TYPE int[] USING NULL", "price"),
+        ("ALTER TABLE old_tickets DROP COLUMN price", "price"),
+        ("DROP TABLE old_tickets", "old_tickets"),
+    ],
+)
+def test_archive_that_no_longer_fits_fails_the_run_and_no_row(archive: None, change: str, text: str) -> None:
+    changes = iter([change])
+
+    result = run_sweep(sweep(), clock=CLOCK, on_batch=lambda counts: database.execute_sql(next(changes, "SELECT 1")))
+
+    assert result.outcome == "failed" and text in str(result.reason)
+    assert (result.counts["deleted_rows"], result.counts.get("failed", 0), len(rows())) == (2, 0, 5)
+
+
 def test_trigger_that_keeps_rows_out_of_the_archive_stops_the_run(archive: None, plant: Plant) -> None:
     plant("INSERT ON old_tickets", "true", "RETURN NULL")
 

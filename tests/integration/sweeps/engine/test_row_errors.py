@@ -295,6 +295,22 @@ def test_missing_right_fails_the_run_and_no_row(
     assert len([sql for sql in statements if "DELETE" in sql or "EXECUTE" in sql]) < 20
 
 
+@pytest.mark.direct_only(reason="it gives a session another role")
+def test_right_that_is_revoked_during_a_run_fails_it_and_no_row(
+    postgres: Database, settings: Settings, admin: Connection, add_statuses: AddStatuses
+) -> None:
+    add_statuses(ROWS, DUE)
+
+    with connected_as_a_role(postgres, settings, admin, {"user_statuses": ("SELECT", "UPDATE", "DELETE")}) as role:
+        result = run_sweep(
+            SMALL, on_batch=lambda counts: Tables(admin).do(f"REVOKE DELETE ON user_statuses FROM {role}")
+        )
+
+    assert (result.outcome, result.reason) == ("failed", "database: permission denied for table user_statuses")
+    assert result.counts.get("failed", 0) == Rejection.select().count() == 0
+    assert 0 < UserStatus.select().count() < ROWS
+
+
 @pytest.mark.parametrize(
     ("condition", "text"),
     [("1 / (user_id - user_id) = 1", "division by zero"), ("no_such_column = 1", 'column "no_such_column"')],
