@@ -91,20 +91,24 @@ def use_pooler(connection: Any, options: str) -> None:
     The name is the transaction's ``application_name``. `StatementInProgress` finds the server process by it, because
     the process id that libpq knows is not the server's.
     """
-    name = (
-        str(connection.info.dsn_parameters.get("application_name", "")).encode()[:_NAME_LENGTH].decode(errors="ignore")
-    )
-    connection.transaction_name = f"{name} {uuid4().hex[:12]}"
-    settings = {"datestyle": "ISO"} | read_options(options) | {"application_name": connection.transaction_name}
+    name = str(connection.info.dsn_parameters.get("application_name", "")).encode()[:_NAME_LENGTH]
+    connection.transaction_name = f"{name.decode(errors='ignore')} {uuid4().hex[:12]}"
+    settings = {"datestyle": "ISO"} | ({"transaction_timeout": "0"} if connection.server_version >= 170_000 else {})
+    settings |= read_options(options) | {"application_name": connection.transaction_name}
     statements = [_set_local(name, value) for name, value in settings.items()]
     connection.transaction_settings = sql.SQL("").join(statements).as_string(connection).encode(connection.encoding)
     connection.cursor_factory = PooledCursor
 
 
+#: Lifts a limit for whole transactions, which PostgreSQL 16 would reject in ``options``, unless the URL sets it.
+_PROBE: Final = """SELECT pg_backend_pid(), (SELECT set_config(name, '0', false) FROM pg_settings
+WHERE name = 'transaction_timeout' AND source <> 'client' AND pg_backend_pid() = %s)"""
+
+
 def leads_to_pooler(connection: Any) -> bool:
-    """Return whether a pooler is between the connection and the server; one round trip."""
+    """Return whether a pooler is between the connection and the server; one round trip. Set up a direct one."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
+        cursor.execute(_PROBE, (connection.info.backend_pid,))
         return bool(cursor.fetchone()[0] != connection.info.backend_pid)
 
 
@@ -220,8 +224,6 @@ class Database(PostgresqlDatabase):
     ``BEGIN`` is sent together with the transaction's first statement, which saves a round trip. So code that does not
     use `execute_sql` must call `connection()` or `cursor()` within the transaction, not before it.
 
-    Through a pooler, the startup parameter ``options`` is sent as settings of each transaction.
-
     Parameters:
       prepared_statements: Whether connections are direct, so that they keep settings and prepared statements.
 
@@ -273,7 +275,7 @@ class Database(PostgresqlDatabase):
                 raise
             self._rejects_options = True
             return None
-        if self.prepared_statements == "auto" and leads_to_pooler(connection):
+        if leads_to_pooler(connection) and self.prepared_statements == "auto":
             use_pooler(connection, self.connect_params.get("options", ""))
         return connection
 

@@ -11,14 +11,14 @@ import psycopg2
 import pytest
 from dramatiq.middleware import Shutdown
 from peewee import InterfaceError, OperationalError, PostgresqlDatabase, fn
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, make_dsn
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.faults import at_step, once
 from tests.internals.core import DatabaseUnavailable, LostLease, SettingsError
-from tests.internals.database import Database, connect_to, database, translate_postgres_errors
+from tests.internals.database import Database, PreparedStatements, connect_to, database, translate_postgres_errors
 from tests.internals.embedded import embedded
 from tests.session_settings import set_in_session
 
@@ -197,6 +197,42 @@ def test_statements_and_waits_have_timeouts(postgres: Database, setting: str) ->
     (limit,) = postgres.execute_sql(f"SELECT setting::int FROM pg_settings WHERE name = '{setting}'").fetchone()
 
     assert 0 < limit <= 60_000
+
+
+@pytest.fixture
+def limited_role(postgres: Database, admin: Connection) -> Iterator[str]:
+    """A role whose transactions may take 50 ms."""
+    if postgres.server_version < 170000:
+        pytest.skip("transaction_timeout is new in PostgreSQL 17")
+    with admin.cursor() as cursor:
+        cursor.execute("CREATE ROLE limited LOGIN; ALTER ROLE limited SET transaction_timeout = '50ms'")
+        yield "limited"
+        cursor.execute("DROP ROLE limited")
+
+
+@pytest.mark.parametrize("prepared_statements", ["auto", "on", "off"])
+def test_limit_of_a_role_for_transactions_is_lifted(
+    settings: Settings, limited_role: str, prepared_statements: PreparedStatements
+) -> None:
+    url = make_dsn(settings.require_database_url(), user=limited_role)
+    connected = connect_to(url, prepared_statements)
+
+    with connected.atomic():
+        connected.execute_sql("SELECT pg_sleep(0.1)")
+        shown = connected.execute_sql("SHOW transaction_timeout").fetchone()
+    connected.close()
+
+    assert shown == ("0",)
+
+
+def test_limit_of_the_url_for_transactions_stays(settings: Settings, limited_role: str) -> None:
+    connected = connect_to(f"{settings.database_url}%20-ctransaction_timeout%3D1234")
+
+    with connected.atomic():
+        shown = connected.execute_sql("SHOW transaction_timeout").fetchone()
+    connected.close()
+
+    assert shown == ("1234ms",)
 
 
 @pytest.mark.direct_only(reason="a pooler takes no options at the start")

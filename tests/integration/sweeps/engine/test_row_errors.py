@@ -301,10 +301,11 @@ def test_right_that_is_revoked_during_a_run_fails_it_and_no_row(
 ) -> None:
     add_statuses(ROWS, DUE)
 
+    def revoke(counts: Any) -> None:
+        Tables(admin).do(f"REVOKE DELETE ON user_statuses FROM {role}")
+
     with connected_as_a_role(postgres, settings, admin, {"user_statuses": ("SELECT", "UPDATE", "DELETE")}) as role:
-        result = run_sweep(
-            SMALL, on_batch=lambda counts: Tables(admin).do(f"REVOKE DELETE ON user_statuses FROM {role}")
-        )
+        result = run_sweep(SMALL, on_batch=revoke)
 
     assert (result.outcome, result.reason) == ("failed", "database: permission denied for table user_statuses")
     assert result.counts.get("failed", 0) == Rejection.select().count() == 0
