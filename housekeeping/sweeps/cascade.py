@@ -528,7 +528,7 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
     if window.table.circular and not window.clears:
         outcome = _delete_together(walk, window, chunk, locked)
     else:
-        places = walk.statements.change_free(window, window.values(locked)) if locked else []
+        places = walk.statements.change_free(window, locked) if locked else []
         outcome = Outcome([locked[place - 1] for place in places])
         outcome.unchanged = _unchanged(walk, window, sorted(set(locked) - set(outcome.done)))
     outcome.gone = gone
@@ -555,12 +555,13 @@ def _chain(walk: Walk, chunk: Chunk) -> list[tuple[Any, int]]:
         numbers = chain[level]
         of, is_own = walk.stack[level], level == chunk.level
         following = chunk.link if is_own else walk.stack[level + 1].link
+        own = of.clearing.columns if of.clearing else ()
         sql = walk.statements.locked(
             of,
             of.values(numbers),
             "UPDATE" if is_own and chunk.link is None else "SHARE",
             below=f"l{level - 1}" if level else "",
-            above=following.parent_columns if following else (),
+            above=following.parent_columns if following else own,
         )
         parts.append((sql, len(numbers)))
     return parts

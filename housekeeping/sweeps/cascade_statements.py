@@ -400,12 +400,9 @@ class Statements:
         alias, table = window.alias, window.table
         columns = table.key if below else window.columns
         given, values = table.given(columns, rows)
-        key = [f"{alias}.{sql_name(each)} = u.v{number}" for number, each in enumerate(table.key)]
-        same = [
-            f"{alias}.{sql_name(each)} IS NOT DISTINCT FROM u.v{number}"
-            for number, each in enumerate(columns)
-            if number >= len(table.key)
-        ]
+        own = [f"{alias}.{sql_name(each)}" for each in columns]
+        same = [f"{each} = u.v{number}" for number, each in enumerate(own[: len(table.key)])]
+        same += [f"{own[n]} IS NOT DISTINCT FROM u.v{n}" for n in range(len(table.key), len(own))]
         if below:
             assert window.link is not None
             same.append(_refers(window.link, alias, below))
@@ -415,10 +412,9 @@ class Statements:
         ctid = f", {alias}.ctid" if table.plain else ""
         keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
         referenced = "".join(f", {alias}.{sql_name(each)} AS r{number}" for number, each in enumerate(above))
-        where = f" WHERE {' AND '.join(same)}" if same else ""
         return (
-            f"SELECT u.n, {keys}{referenced}{ctid} FROM {given} JOIN {table.sql} AS {alias} ON {' AND '.join(key)}"
-            f"{where} FOR {lock} OF {alias} SKIP LOCKED",
+            f"SELECT u.n, {keys}{referenced}{ctid} FROM {given} JOIN {table.sql} AS {alias} ON {' AND '.join(same)} "
+            f"FOR {lock} OF {alias} SKIP LOCKED",
             values,
         )
 
@@ -429,8 +425,7 @@ class Statements:
         chosen: str,
         numbered: str,
         suffix: str = "",
-        *,
-        with_keys: bool = True,
+        referenced: str = "",
     ) -> tuple[list[str], str]:
         """Return the CTEs that delete or clear rows of a table, and SQL that is false if one is not archived.
 
@@ -441,13 +436,14 @@ class Statements:
           numbered: Name of a CTE with the keys of the rows and their numbers. The archive has later ones as earlier, so
             that a restore brings them back after those that they depend on.
           suffix: Follows the names of the CTEs.
-          with_keys: Whether ``gone`` has keys where no archive needs them.
+          referenced: Name of a CTE with the values that cleared rows referred to. A row to which a trigger gives one of
+            them again is not in ``gone``.
         """
         archive, columns = self._archives.get(table.model, (None, ()))
         names = ", ".join(map(sql_name, columns))
         keys = [f"t.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key)]
         whole = [f"t.{sql_name(each)}" for each in columns]
-        returned = ", ".join(keys if clearing else [*keys, *whole]) if with_keys or archive is not None else "1"
+        returned = ", ".join(keys if clearing else [*keys, *whole])
         ctes, source, key = [], f"gone{suffix}", table.numbered_key
         if clearing is None:
             ctes.append(f"gone{suffix} AS (DELETE FROM {table.sql} AS t WHERE {chosen} RETURNING {returned})")
@@ -459,7 +455,10 @@ class Statements:
                 before = f"SELECT {', '.join([*keys, *whole])} FROM {table.sql} AS t WHERE {chosen}"
                 ctes.append(f"before{suffix} AS MATERIALIZED ({before})")
                 source = f"before{suffix} JOIN gone{suffix} USING ({key})"
-            ctes.append(f"gone{suffix} AS (UPDATE {table.sql} AS t SET {written} WHERE {chosen} RETURNING {returned})")
+            returned += f", {_refers(clearing, 't', referenced)} AS still"
+            changed = f"UPDATE {table.sql} AS t SET {written} WHERE {chosen} RETURNING {returned}"
+            ctes.append(f"written{suffix} AS ({changed})")
+            ctes.append(f"gone{suffix} AS (SELECT * FROM written{suffix} WHERE NOT still)")
         if archive is None:
             return ctes, "TRUE"
         added = [ARCHIVED_AT, ARCHIVED_BY_RUN]
@@ -477,26 +476,28 @@ class Statements:
         is_whole = f"(SELECT count(*) FROM archived{suffix}) = (SELECT count(*) FROM gone{suffix})"
         return ctes, f"{is_whole} AND {now} = {_texts(columns)}"
 
-    def change_free(self, window: Window, rows: Sequence[Values]) -> list[int]:
+    def change_free(self, window: Window, numbers: Sequence[int]) -> list[int]:
         """Delete or clear the locked rows without dependents. Return their positions, from 1."""
-        table = window.table
-        given, values = table.given(table.key, rows)
-        keys = ", ".join(f"u.v{number} AS k{number}" for number in range(len(table.key)))
+        table, cleared = window.table, window.clearing
+        columns = [*table.key, *(cleared.columns if cleared else ())]
+        given, values = table.given(columns, _picked(window, numbers, columns))
+        width = len(table.key)
+        names = [f"u.v{n} AS {f'k{n}' if n < width else f'r{n - width}'}" for n in range(len(columns))]
         conditions = [_among(table, f"SELECT {table.numbered_key} FROM given")]
         for link in () if window.clears else table.links:
             if is_local(link):
                 condition, parameters = self.is_free(link, "t")
                 conditions.append(condition)
                 values += parameters
-        ctes, is_archived = self.change(table, window.clearing, " AND ".join(conditions), "given")
+        ctes, is_archived = self.change(table, cleared, " AND ".join(conditions), "given", referenced="given")
         sql = (
-            f"WITH given AS MATERIALIZED (SELECT u.n, {keys} FROM {given}), {', '.join(ctes)} "
-            f"SELECT CASE WHEN (SELECT count(*) FROM gone) < {len(rows)} "
+            f"WITH given AS MATERIALIZED (SELECT u.n, {', '.join(names)} FROM {given}), {', '.join(ctes)} "
+            f"SELECT CASE WHEN (SELECT count(*) FROM gone) < {len(numbers)} "
             f"THEN ARRAY(SELECT n FROM given JOIN gone USING ({table.numbered_key})) END, {is_archived}"
         )
         ((found, is_archived_whole),) = _rows(table.database, sql, values)
         _require(is_archived_whole, table)
-        return _places(found, len(rows))
+        return _places(found, len(numbers))
 
     def free(
         self, table: CascadeTable, rows: Sequence[Values], without: Mapping[tuple[str, str], Sequence[Values]]
@@ -582,7 +583,7 @@ class Statements:
         else:
             ctes, values = _locks(parts)
             chosen = _chosen_of(changed.table, own)
-            changes, is_archived = self.change(changed.table, changed.clearing, chosen, own, with_keys=False)
+            changes, is_archived = self.change(changed.table, changed.clearing, chosen, own, referenced=own)
             ctes, most = [*ctes, *changes], parts[-1][1]
         numbers = {**{f"l{number}": rows for number, (_, rows) in enumerate(parts)}, own: most, "gone": most}
         complete = " AND ".join(f"(SELECT count(*) FROM {name}) = %s" for name in numbers)
@@ -595,11 +596,11 @@ class Statements:
         self, link: Link, parts: Sequence[tuple[Sql, int]], most: int
     ) -> tuple[tuple[list[str], str], list[Any]]:
         """Return the CTEs that change dependents unseen, SQL that is false if a row is not archived, and parameters."""
-        table = self.of_link(link)
+        table, above = self.of_link(link), f"l{len(parts) - 1}"
         # Without locks, which are nearly a third of the WAL, a row that was changed meanwhile is checked again by the
         # condition of the change alone, and a cleared one is archived as it was before.
-        is_archived_before = link.decision == "clear" and table.model in self._archives
-        locks = bool(table.holds) or link.where is not None or is_archived_before
+        is_archived = table.model in self._archives
+        locks = bool(table.holds) or link.where is not None or (is_archived and link.decision == "clear")
         ctes, values = _locks(parts)
         alias = "c" if link.where is None else table.alias
         conditions = [f"{alias}.{sql_name(each)} = o.r{number}" for number, each in enumerate(link.columns)]
@@ -607,7 +608,6 @@ class Statements:
         for text, parameters in self._not_held(table, alias):
             conditions.append(text)
             values += parameters
-        is_archived = table.model in self._archives
         columns = [f"{alias}.ctid"] if table.plain else []
         if is_archived or not table.plain:
             columns += [f"{alias}.{sql_name(each)} AS k{number}" for number, each in enumerate(table.key)]
@@ -617,15 +617,15 @@ class Statements:
         # The rows come in the order of those that they depend on, and LIMIT makes PostgreSQL read no more of them.
         ctes.append(
             f"own AS MATERIALIZED (SELECT o.n AS owner{number}, c.* "
-            f"FROM (SELECT n, {referenced} FROM l{len(parts) - 1} ORDER BY n) AS o "
+            f"FROM (SELECT n, {referenced} FROM {above} ORDER BY n) AS o "
             f"CROSS JOIN LATERAL (SELECT {', '.join(columns)} FROM {table.sql} AS {alias} "
             f"WHERE {' AND '.join(conditions)} LIMIT %s{skipping}) AS c LIMIT %s)"
         )
         cleared = link if link.decision == "clear" else None
         chosen = _chosen_of(table, "own")
         if not locks:
-            chosen += f" AND {_refers(link, 't', f'l{len(parts) - 1}')}"
-        changes, is_whole = self.change(table, cleared, chosen, "own", with_keys=False)
+            chosen += f" AND {_refers(link, 't', above)}"
+        changes, is_whole = self.change(table, cleared, chosen, "own", referenced=above)
         return ([*ctes, *changes], is_whole), [*values, most, most]
 
 

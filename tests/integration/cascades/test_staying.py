@@ -201,6 +201,32 @@ def test_row_that_a_trigger_keeps_fails_alone(accounts: None, plant: Plant) -> N
     }
 
 
+@pytest.mark.parametrize("comments", [1, 3, 40])
+def test_column_that_a_trigger_restores_blocks_its_parent(
+    accounts: None, plant: Plant, monkeypatch: pytest.MonkeyPatch, comments: int
+) -> None:
+    monkeypatch.setattr("housekeeping.sweeps.cascade_walk.WINDOW", 10)
+    execute(f"INSERT INTO comment SELECT n, 2 FROM generate_series(11, {9 + comments}) AS n")
+    plant("UPDATE ON comment", "OLD.author_id = 2", "NEW.author_id = 2")
+
+    result = run_sweep(sweep(), clock=CLOCK)
+
+    assert (result.outcome, result.counts["failed"], result.counts["blocked"]) == ("done", comments, 1)
+    assert (result.counts["cleared_dependents"], ids("account")) == (2, {"account": [2, 4]})
+    assert result.counts["details"]["blocked"]["comment"]["keys"] == {"2": NOW.isoformat()}
+
+
+@pytest.mark.parametrize("comments", [1, 40])
+def test_column_that_a_trigger_gives_another_parent_is_cleared(accounts: None, plant: Plant, comments: int) -> None:
+    execute(f"INSERT INTO comment SELECT n, 2 FROM generate_series(11, {9 + comments}) AS n")
+    plant("UPDATE ON comment", "NEW.author_id IS NULL", "NEW.author_id = 4")
+
+    result = run_sweep(sweep(), clock=CLOCK)
+
+    assert (result.outcome, result.counts["failed"], ids("account")) == ("done", 0, {"account": [4]})
+    assert result.counts["cleared_dependents"] == 2 + comments
+
+
 def test_event_of_a_parent_follows_its_own_commit(accounts: None) -> None:
     closed, seen = events.event("shop.account_deleted"), []
 
