@@ -425,7 +425,8 @@ def throttled_tables(stages: Sequence[Stage], now: datetime) -> list[str]:
     """Return the tables that the stages' statements use, quoted for SQL."""
     queries = [query for each in stages if isinstance(each, Explainable) for query in each.explain_queries(now)]
     models = {query.model for query in queries} | {each.model for each in stages if isinstance(each, PartitionStage)}
-    return sorted({quoted_name(model) for model in models})
+    dependents = {name for each in stages if (graph := getattr(each, "graph", None)) for name in graph.tables}
+    return sorted({quoted_name(model) for model in models} | dependents)
 
 
 @dataclass(frozen=True, slots=True)

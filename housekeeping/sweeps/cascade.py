@@ -11,17 +11,17 @@ statement, which sees every dependent that was committed before the locks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Final, Self
 
-from peewee import SQL, Column, EnclosedNodeList, Model, PeeweeException, Query, Tuple
+from peewee import Column, Model, PeeweeException, Query
 
 from housekeeping.core.errors import RowNotChanged
-from housekeeping.database.catalog import escaped, key_of, table_ids
+from housekeeping.database.catalog import key_of, table_ids
 from housekeeping.database.connection import database, handle_of
 from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import CompiledQuery
@@ -34,7 +34,6 @@ from housekeeping.sweeps.stage import (
     Batch,
     BatchResult,
     ExpectedChange,
-    ExplainQuery,
     Failure,
     Position,
     merged,
@@ -147,22 +146,6 @@ class CascadeStage(TableStage):
 
     def is_position(self, position: Position) -> bool:
         return not str(position[0]).startswith(_ROW_OF) and super().is_position(position)
-
-    def explain_queries(self, now: datetime) -> list[ExplainQuery]:
-        """Return the queries of the parents, and of the dependents by each link."""
-        return [*super().explain_queries(now), *self._explained()]
-
-    def _explained(self) -> Iterator[ExplainQuery]:
-        for graph, link in self._changed_links():
-            model, parent = graph.model_of(link.table), graph.model_of(link.parent, link.parent_database)
-            table, above = (each._meta.table for each in (model, parent))
-            owners = parent.select(*(Column(above, each) for each in link.parent_columns)).limit(1)
-            columns = [Column(table, each) for each in link.columns]
-            hanging: Any = columns[0] == owners if len(columns) == 1 else Tuple(*columns) == owners
-            if link.where is not None:
-                hanging &= EnclosedNodeList([SQL(escaped(link.where))])
-            found = model.select(*key_of(model)).where(hanging)
-            yield ExplainQuery(f"the query of {link.name}", found, model)
 
     def _changed_links(self) -> list[tuple[Graph, Link]]:
         """Return the links by which rows of this database are changed, with the graph; none before it is read."""

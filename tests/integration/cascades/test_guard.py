@@ -94,6 +94,38 @@ def test_missing_index_of_a_large_table_stops_the_first_run(do: Do, action: Dele
     assert ended(sweep) == ("done", None)
 
 
+NOTES = """
+CREATE TABLE note (id bigint PRIMARY KEY, order_id bigint REFERENCES orders (id) ON DELETE CASCADE);
+INSERT INTO orders VALUES (1, 1), (2, 50);
+"""
+
+
+def test_missing_index_of_a_large_table_at_any_depth_stops_the_first_run(do: Do) -> None:
+    do(f"{NOTES}; INSERT INTO note SELECT n, 2 FROM generate_series(1, 30000) AS n; ANALYZE note")
+
+    text = str(plan(closed).unconfirmed)
+
+    assert text.startswith("note has about 30,000 rows and no index by which dependents are found")
+    assert ended() == ("skipped", "unconfirmed")
+
+
+def test_rows_of_a_table_at_any_depth_count(do: Do) -> None:
+    do(f"{NOTES}; CREATE INDEX ON note (order_id); INSERT INTO note SELECT n, 1 FROM generate_series(1, 2000) AS n")
+
+    assert str(plan(closed).unconfirmed).startswith("2,000 of about 2,000 rows of note are stale")
+    assert ended() == ("skipped", "unconfirmed")
+
+
+def test_missing_index_is_one_finding_of_doctor(do: Do) -> None:
+    do("INSERT INTO orders SELECT n, 50 FROM generate_series(1, 30000) AS n; DROP INDEX orders_account_id_idx")
+
+    found = [each for each in stages.examine_stages(Settings.load(), {closed.name: closed}) if "orders" in each.text]
+
+    assert [(each.subject, each.way_out) for each in found] == [
+        ("dependents of account", "CREATE INDEX CONCURRENTLY ON orders (account_id)")
+    ]
+
+
 def test_confirmed_run_does_without_the_index(do: Do) -> None:
     do("INSERT INTO orders SELECT n, 50 FROM generate_series(1, 30000) AS n; DROP INDEX orders_account_id_idx")
 

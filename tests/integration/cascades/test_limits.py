@@ -143,6 +143,47 @@ def test_large_parent_is_continued_after_the_others(postgres: Database, caplog: 
     assert (result.outcome, ids("account")) == ("done", {"account": [9]})
 
 
+def test_run_works_on_as_many_parents_as_a_batch_has_rows(postgres: Database) -> None:
+    shop.create()
+    shop.fill(accounts=10, orders=2, items=2, open_accounts=0)
+    begun: list[int] = []
+
+    def count(_: Any) -> None:
+        rows = "SELECT count(*) FROM item JOIN orders ON orders.id = order_id WHERE account_id = account.id"
+        begun.append(value(f"SELECT count(*) FROM account WHERE ({rows}) < 4"))
+
+    run_sweep(sweep(), clock=ManualClock(NOW), on_batch=count)
+
+    assert max(begun) == 3
+
+
+def test_batches_of_dependents_grow(postgres: Database) -> None:
+    shop.create()
+    shop.fill(accounts=1, orders=1, items=1000, open_accounts=0)
+    left: list[int] = []
+
+    run_sweep(
+        sweep(batch=10, batch_takes=timedelta(seconds=1)),
+        clock=ManualClock(NOW),
+        on_batch=lambda _: left.append(value("SELECT count(*) FROM item")),
+    )
+
+    sizes = [before - after for before, after in zip([1000, *left], left, strict=False) if before > after]
+    # The comment was a batch of its own.
+    assert (sizes[:4], max(sizes)) == ([20, 50, 100, 200], 200)
+
+
+def test_throttle_looks_at_the_tables_of_dependents(accounts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    watch_statements(
+        monkeypatch, lambda sql: asked.append(sql) if "pg_stat_replication" in sql else None, with_values=True
+    )
+
+    run_sweep(sweep(), clock=ManualClock(NOW))
+
+    assert asked and all(each in asked[0] for each in ("account", "orders", "item", "comment"))
+
+
 def test_narrowed_batches_have_fewer_rows(accounts: None) -> None:
     operators.switch(Override("shop.closed_accounts", "narrow", batch_size=1))
     sizes: list[int] = []
