@@ -20,7 +20,7 @@ _ELSEWHERE: Final = ("workers", "embedded", "cli")
 #: Events of log calls whose event is not a literal.
 _SAID: Final[dict[str, tuple[str, ...]]] = {
     "event": ("Message cannot be enqueued yet; retrying", "Group member cannot be counted yet; retrying"),
-    "otherwise": ("Could not read the ledger", "Could not count the backlog"),
+    "otherwise": ("Could not read the ledger",),
     "trouble": ("Heartbeats cannot be sent; retrying", "Alerts cannot be evaluated; retrying"),
     "request.sweep.start_message": (),  # on the worker's page
     "self.row_log.level": (),

@@ -522,9 +522,11 @@ def send_alerts(sweep: Sweep, result: RunResult, clock: Clock) -> None:
     others = _limits_of(sweep) if result.run_id is not None and result.reason != UNCONFIRMED else ()
     for name in {*others, *active}:
         telemetry.ALARM.set(name in active, sweep.name, name)
+    # The line of the run's end has its failure, which may be why the backlog cannot be counted.
+    said = {"last_run", *(("unseen", LATE) if seen.uncounted and seen.uncounted in str(result.reason) else ())}
     for alert in alerts:
-        # The line of the run's end has its failure. Runs with one argument fail while those with others succeed.
-        if alert.name != "last_run" and (alert.name != "failed_runs" or result.exit_code):
+        # Runs with one argument fail while those with others succeed.
+        if alert.name not in said and (alert.name != "failed_runs" or result.exit_code):
             logger.warning("Alert", alarm=alert.name, text=alert.text, limit=alert.limit, value=alert.value)
 
 
@@ -551,7 +553,6 @@ def _observe_end(sweep: Sweep, result: RunResult, clock: Clock) -> Observation:
                 late = late_alert(sweep, clock.now()) if waiting.rows else None
                 seen = replace(seen, waiting=waiting, late=late)
         except Exception as error:  # a predicate may raise anything
-            logger.warning("Could not count the backlog", error=error_line(error))
             seen = replace(seen, uncounted=error_line(error))
     return seen
 

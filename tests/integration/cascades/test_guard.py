@@ -182,6 +182,15 @@ def test_breaker_counts_dependents(do: Do, share: float, outcome: str) -> None:
     assert ended(sweep)[0] == outcome
 
 
+def test_reason_of_a_refused_run_is_logged_once(do: Do, caplog: pytest.LogCaptureFixture) -> None:
+    do("CREATE TABLE invoice (id bigint PRIMARY KEY, account_id bigint REFERENCES account (id))")
+    caplog.set_level("INFO")
+
+    run_sweep(closed)
+
+    assert [each.message for each in caplog.records if "has no decision" in str(vars(each))] == ["Run ended"]
+
+
 def test_undecided_link_fails_plan_run_and_doctor_before_any_change(do: Do) -> None:
     do("CREATE TABLE invoice (id bigint PRIMARY KEY, account_id bigint REFERENCES account (id))")
 
