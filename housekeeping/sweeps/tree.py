@@ -6,8 +6,8 @@ the number of dependents.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
@@ -185,14 +185,31 @@ class Branch:
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``dependents`` in ``housekeeping plan --json``."""
-        of_link = "name table columns parent decision on_delete where indexed large database"
-        own = "rows is_exact at_most batches is_new referenced_rows sampled_rows level text way_out"
+        link = self.link
         return {
             "stage": self.stage.name,
             "depth": len(self.path),
-            **{name: getattr(self.link, name) for name in of_link.split()},
+            "name": link.name,
+            "table": link.table,
+            "columns": link.columns,
+            "parent": link.parent,
+            "decision": link.decision,
+            "on_delete": link.on_delete,
+            "where": link.where,
+            "indexed": link.indexed,
+            "large": link.large,
+            "database": link.database,
             "path": self.path_in_words,
-            **{name.removeprefix("is_"): getattr(self, name) for name in own.split()},
+            "rows": self.rows,
+            "exact": self.is_exact,
+            "at_most": self.at_most,
+            "batches": self.batches,
+            "new": self.is_new,
+            "referenced_rows": self.referenced_rows,
+            "sampled_rows": self.sampled_rows,
+            "level": self.level,
+            "text": self.text,
+            "way_out": self.way_out,
         }
 
     def _effect(self) -> str:
@@ -401,7 +418,8 @@ def _with_sample(branch: Branch, now: datetime) -> Branch:
         held, of_hold = _held(branch, now)
         # Names come from the catalog, quoted by PostgreSQL.
         sql = f"SELECT count(*), count(*) FILTER (WHERE EXISTS ({found}{held})) FROM ({rows}) AS sample"  # noqa: S608
-        row = _fetch(sql, [*of_hold, *values])[0]
+        with _in_time():
+            row: Any = database.execute_sql(sql, [*of_hold, *values]).fetchone()
     except Exception as error:
         if is_connection_lost(error):
             raise
@@ -476,16 +494,13 @@ def backlog_of_dependents(stage: TableStage, now: datetime, stale: Backlog) -> B
 
 def _counted_in_time(stage: TableStage, graph: Graph, now: datetime, roots: int) -> tuple[dict[Link, int], bool]:
     try:
-        with database.atomic() as savepoint:
-            shorten_time_limits(_TIME)
-            found = count_dependents(stage, graph, now, roots, COUNTED)
-            savepoint.rollback()  # restores the limits
+        with _in_time():
+            return count_dependents(stage, graph, now, roots, COUNTED)
     except PeeweeException as error:
         if not is_timeout(error):
             raise
         logger.debug("Dependents could not be counted", error=error_line(error))
         return {}, False
-    return found
 
 
 def count_dependents(
@@ -554,12 +569,13 @@ def _rows_below(number: int, link: Link, above: Sequence[int], graph: Graph) -> 
     return escaped(sql)
 
 
-def _fetch(sql: str, parameters: Sequence[Any]) -> list[Any]:
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Run the block with a limited time for each statement, in a savepoint that is rolled back."""
     with database.atomic() as savepoint:
         shorten_time_limits(_TIME)
-        rows: list[Any] = database.execute_sql(sql, parameters).fetchall()
+        yield
         savepoint.rollback()  # restores the limits
-    return rows
 
 
 def _joined(path: Sequence[Link]) -> str:
