@@ -168,6 +168,25 @@ def test_several_links_composite_keys_and_schemas_are_followed(do: Do, settings:
     assert (found.links[2].columns, found.links[2].parent_columns) == (("item", "day"), ("id", "Day"))
 
 
+def test_name_with_a_schema_is_all_links_of_that_table(do: Do, settings: Settings) -> None:
+    other = f"{settings.namespace}_other"
+    do(
+        f"CREATE SCHEMA {other};"
+        f"CREATE TABLE {other}.mail (id bigint PRIMARY KEY, seller bigint REFERENCES account (id),"
+        " buyer bigint REFERENCES account (id));"
+        "CREATE TABLE mail (id bigint PRIMARY KEY, account_id bigint REFERENCES account (id))"
+    )
+
+    found = graph({f"{other}.mail": "clear", "mail.account_id": "delete"})
+    do(f"DROP SCHEMA {other} CASCADE")
+
+    assert lines(found) == [
+        "account <- mail.account_id delete",
+        f"account <- {other}.mail.buyer clear",
+        f"account <- {other}.mail.seller clear",
+    ]
+
+
 def test_trees_and_circles_end(do: Do) -> None:
     do(
         "CREATE TABLE folder (id bigint PRIMARY KEY, account_id bigint REFERENCES account (id) ON DELETE CASCADE,"

@@ -157,6 +157,15 @@ def test_new_table_is_named_by_plan_doctor_and_the_next_run(do: Do, caplog: pyte
     assert (len(logged), "photo" in logged[0]) == (1, True)
 
 
+def test_rows_of_a_new_table_are_deleted_along(do: Do) -> None:
+    ended()
+    do(f"{PHOTOS}; INSERT INTO photo SELECT n, n FROM generate_series(101, 105) AS n")
+
+    result = run_sweep(closed)
+
+    assert (result.outcome, result.counts["deleted_rows"], result.counts["deleted_dependents"]) == ("done", 10, 5)
+
+
 def test_new_table_with_many_dependents_needs_a_confirmation(do: Do) -> None:
     ended()
     do(f"{PHOTOS}; INSERT INTO photo SELECT n, n % 10 + 101 FROM generate_series(1, 2000) AS n")

@@ -56,6 +56,16 @@ def test_blocked_parent_keeps_the_time_of_its_first_run(accounts: None) -> None:
     assert Run.get_by_id(result.run_id).counts == result.counts
 
 
+def test_blocked_parent_is_known_to_each_worker_by_itself(accounts: None) -> None:
+    execute("CREATE TABLE bill (account_id bigint REFERENCES account); INSERT INTO bill VALUES (1)")
+    run_sweep(sweep({"bill": "keep"}), clock=CLOCK)
+    later = NOW + timedelta(days=1)
+
+    result = run_sweep(replace(sweep({"bill": "keep"}), name="shop.others"), clock=ManualClock(later))
+
+    assert result.counts["details"]["blocked"]["bill"]["keys"] == {"1": later.isoformat()}
+
+
 def test_ledger_names_at_most_100_blocked_parents(accounts: None) -> None:
     execute("CREATE TABLE bill (account_id bigint REFERENCES account); CREATE INDEX ON bill (account_id)")
     execute("INSERT INTO account SELECT n, '2020-01-01' FROM generate_series(100, 249) AS n")
@@ -130,6 +140,25 @@ def test_hold_of_another_sweep_keeps_a_dependent_and_what_it_depends_on(
         "orders": [3, 7, 8],
         "item": [5, 6, 13, 14, 15, 16],
     }
+
+
+@pytest.mark.parametrize("table", ["item", "comment"])
+def test_hold_of_a_leaf_keeps_it_with_what_it_depends_on(
+    accounts: None, housekeeping_settings: Settings, table: str
+) -> None:
+    held = Sweep("shop.held", Rows(table, stale=lambda row: row.id < 0, hold=lambda row: row.id == 2, action=Delete()))
+    known = configured_sweeps(housekeeping_settings, [sweep(), held])
+
+    result = run_sweep(known["shop.closed_accounts"], clock=CLOCK)
+
+    kept = {"item": {"account": [1, 4], "orders": [1, 7, 8], "item": [2, 13, 14, 15, 16]}}
+    assert (result.outcome, result.counts["failed"]) == ("done", 0)
+    assert ids("account", "orders", "item") == kept.get(
+        table, {"account": [2, 4], "orders": [7, 8], "item": [13, 14, 15, 16]}
+    )
+    assert database.execute_sql("SELECT author_id FROM comment WHERE id = 2").fetchone() == (
+        (2,) if table == "comment" else (None,)
+    )
 
 
 def test_own_hold_keeps_a_row_that_depends_on_another_one(accounts: None) -> None:
