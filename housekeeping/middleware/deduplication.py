@@ -201,16 +201,22 @@ def step_of_known_message(
     delivery: Delivery | None,
     delay: int | None,
     ttl: timedelta,
+    sees_copies: bool,
 ) -> KeyStep | None:
-    """Return the step for a message that was enqueued before and is now requeued, retried or due."""
+    """Return the step for a message that was enqueued before and is now requeued, retried or due.
+
+    Parameters:
+      sees_copies: Whether the keys know the copies of their messages, because the queues are on the same Redis.
+    """
     state = message.options.get(DEDUP_STATE)
-    if delivery is None and state == WHEN_DUE and delay is None:
+    due = delivery is None and delay is None
+    if due and state == WHEN_DUE:
         return claim_step(key, message, config, ttl)
-    if config.until_executed:
-        if delivery is None and delay is None:
-            return None
+    if due and not (sees_copies and state == CLAIMED):
+        return None
+    if due or config.until_executed:
         message.options[DEDUP_STATE] = CLAIMED
-        requeued = delivery is not None and message.options.get("retries", 0) == delivery.retries
+        requeued = delivery is None or message.options.get("retries", 0) == delivery.retries
         return key_step(
             "retain",
             key,
@@ -345,7 +351,8 @@ class Deduplication(Middleware):
         ttl = config.ttl + timedelta(milliseconds=delay) if delay else config.ttl
         if DEDUP_STATE in message.options or delivery is not None:
             try:
-                step = step_of_known_message(key_of(actor, message, config), message, config, delivery, delay, ttl)
+                key, sees_copies = key_of(actor, message, config), self.keys.see_copies
+                step = step_of_known_message(key, message, config, delivery, delay, ttl, sees_copies)
                 if step is not None:
                     self._take(step, message)
             except SkipEnqueue:

@@ -17,8 +17,6 @@ local function step(KEYS, given) --[[step]] end
 local now, body, copy, message_id = unpack(ARGV, 2)
 local messages = KEYS[2] .. ":" .. given.dispatch[3] .. ".msgs"
 given.step.message_id = message_id
--- A delayed copy is replaced by another one when it is due, and the key is not told.
-local bodies = string.sub(messages, -8) == ".DQ.msgs" and "" or messages
 -- The sender got no answer to its first attempt.
 if redis.call("hexists", messages, copy) == 1 then return "" end
 local function waits()
@@ -27,7 +25,7 @@ local function waits()
 end
 local waiting, queued, holder = waits()
 if not holder and given.step.state then
-    take(KEYS[1], message_id, copy, bodies, given.step)
+    take(KEYS[1], message_id, copy, messages, given.step)
     enqueue(copy, body, now)
     return ""
 end
@@ -35,7 +33,7 @@ if given.once and waiting and queued and redis.call("hexists", messages, queued)
 local prevented_by = step({KEYS[1]}, given.step)
 if type(prevented_by) == "string" and prevented_by ~= "" then return prevented_by end
 enqueue(copy, body, now)
-if waits() then redis.call("hset", KEYS[1], "queued", copy, "bodies", bodies) end
+if waits() then redis.call("hset", KEYS[1], "queued", copy, "bodies", messages) end
 return ""
 
 --- enqueue

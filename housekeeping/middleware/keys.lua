@@ -12,9 +12,9 @@
 -- run     the token of the delivery that runs, or has ended and owes a rerun
 -- again   set if a rerun after this run is wanted
 -- queued  the id in Redis of the message's copy, where the queue is on the same Redis
--- bodies  the Redis key of the hash with that copy; "" for a delayed copy. The copy is there until the message is
---         acknowledged, after its key was freed. A key whose copy is gone has outlived its message, for example in a
---         failover of Redis, and the next message takes it.
+-- bodies  the Redis key of the hash with that copy. The copy is there until the message is acknowledged, after its key
+--         was freed, or is due, when the key gets its next copy. A key whose copy is gone has outlived its message, for
+--         example in a failover of Redis or an emptied queue, and the next message takes it.
 -- mark    the Redis key of the mark that a running message renews. A second delivery runs without a copy.
 -- tick    the token of the waiting copy's claim, for a message of a tick. Such a message may be in the queue twice.
 --
@@ -38,7 +38,7 @@ local function free()
     holder, its_state, run = false, false, false
 end
 local function holder_has_ended()
-    if not queued or (bodies or "") == "" or redis.call("hexists", bodies, queued) == 1 then return false end
+    if not queued or redis.call("hexists", bodies, queued) == 1 then return false end
     return not mark or redis.call("exists", mark) == 0
 end
 if holder and holder ~= message_id and holder_has_ended() then free() end
@@ -68,8 +68,8 @@ end
 return ""
 
 --- retain
--- Keep the key for a message that goes back to the queue. Returns "", or the message's own id if another delivery has
--- completed it and the retry has nothing to do.
+-- Keep the key for a message that is due, or goes back to the queue. Returns "", or the message's own id if another
+-- delivery has completed it and the retry has nothing to do.
 -- run: the token of the run; nil: it did not run.
 -- rerun_still_wanted: whether a requested rerun is kept until after the next run. A failed run starts over, so it needs
 -- no rerun. A requeued run resumes where it stopped and still needs it.

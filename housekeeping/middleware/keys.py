@@ -416,10 +416,15 @@ class DeduplicationKeys:
         """Tell where the queues are, so that a new message can take the key of a message that has left them."""
         self._queues = namespace
 
+    @property
+    def see_copies(self) -> bool:
+        """Whether a key knows the copy of its message in the queue, because both are on the same Redis."""
+        return bool(self._queues)
+
     def copy_of(self, message: MessageProxy) -> dict[str, str]:
         """Return the id in Redis of a delivered message and the Redis key of its queue's bodies, by their names."""
         copy = message.options.get("redis_message_id")
-        return {"copy": copy, "bodies": f"{self._queues}:{message.queue_name}.msgs"} if self._queues and copy else {}
+        return {"copy": copy, "bodies": f"{self._queues}:{message.queue_name}.msgs"} if self.see_copies and copy else {}
 
     def take(self, step: KeyStep) -> str:
         """Execute a step without enqueueing; return the id of the message that prevents it, or an empty string.

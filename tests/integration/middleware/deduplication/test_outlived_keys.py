@@ -112,6 +112,24 @@ def test_key_of_a_message_that_was_flushed_stops_no_other(broker: RedisBroker, s
     assert "duplicate_of" not in work.send().options
 
 
+@pytest.mark.parametrize("retried", [False, True])
+def test_key_of_a_delayed_message_that_was_flushed_stops_no_other(
+    broker: RedisBroker, step_worker: StepWorker, retried: bool
+) -> None:
+    # D4
+    work = declared(broker, [], fail, **executed(including_scheduled=True))
+    if retried:
+        work.send()
+        step_worker.run()
+    else:
+        work.send_with_options(delay=3_600_000)
+    assert "duplicate_of" in work.send().options
+
+    broker.flush("default")
+
+    assert "duplicate_of" not in work.send().options
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_end_of_a_message_is_recorded_when_redis_answers_again(
     broker: RedisBroker, step_worker: StepWorker, redis_client: redis.Redis, settings: Settings, fails: bool
