@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.processes import eventually, started
+from tests.command_processes import CommandProcesses
 from tests.installation import Installation
 from tests.integration.security.secrets_everywhere import (
     COMMANDS,
@@ -31,19 +31,10 @@ _HOUSEKEEPING = [sys.executable, "-m", "housekeeping"]
 _AWAY = "127.0.0.1:1"
 
 
-def _output(arguments: str, environment: dict[str, str], folder: Path) -> str:
+def _output(processes: CommandProcesses, arguments: str, environment: dict[str, str], folder: Path) -> str:
     """Return a command's complete output."""
-    ended = subprocess.run(
-        [*_HOUSEKEEPING, *arguments.split()],
-        env=environment,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    return ended.stdout
+    ended = processes.run(arguments.split(), environment, folder, timeout_s=120)
+    return ended.stdout + ended.stderr
 
 
 def _ledger(installation: Installation) -> str:
@@ -54,7 +45,7 @@ def _ledger(installation: Installation) -> str:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_no_command_shows_a_secret(installation: Installation, line: str) -> None:
-    said = _output(line, installation.environment | of(installation), installation.folder)
+    said = _output(installation.processes, line, installation.environment | of(installation), installation.folder)
 
     assert said and WORD not in said
     assert WORD not in _ledger(installation)
@@ -62,9 +53,9 @@ def test_no_command_shows_a_secret(installation: Installation, line: str) -> Non
 
 @pytest.mark.parametrize("line", COMMANDS_AWAY)
 def test_no_command_shows_a_secret_while_servers_are_unavailable(
-    environment: dict[str, str], tmp_path: Path, line: str
+    command_processes: CommandProcesses, environment: dict[str, str], tmp_path: Path, line: str
 ) -> None:
-    said = _output(line, environment | of_nowhere(), tmp_path)
+    said = _output(command_processes, line, environment | of_nowhere(), tmp_path)
 
     assert "Connection refused" in said
     assert WORD not in said
@@ -85,7 +76,7 @@ def test_no_command_shows_a_secret_while_the_broker_is_unavailable(
 ) -> None:
     environment = installation.environment | of(installation) | {f"{PREFIX}BROKER_URL": url}
 
-    said = _output(line, environment, installation.folder)
+    said = _output(installation.processes, line, environment, installation.folder)
 
     assert "did not answer" in said
     assert WORD not in said
@@ -105,9 +96,9 @@ def test_no_command_shows_a_secret_while_the_broker_is_unavailable(
     ],
 )
 def test_invalid_setting_is_named_without_its_secret(
-    environment: dict[str, str], tmp_path: Path, name: str, value: str
+    command_processes: CommandProcesses, environment: dict[str, str], tmp_path: Path, name: str, value: str
 ) -> None:
-    said = _output("--debug list", environment | {f"{PREFIX}{name}": value}, tmp_path)
+    said = _output(command_processes, "--debug list", environment | {f"{PREFIX}{name}": value}, tmp_path)
 
     assert f"{PREFIX}{name}" in said
     assert WORD not in said
