@@ -88,7 +88,8 @@ def family_of(module: ModuleType) -> Family:
     come from the declarations. ``DISABLED`` names the workers that run only where the settings enable them.
 
     Raises:
-      SettingsError: The module has no sweeps, kept tables or subjects, or one of these names has another type.
+      SettingsError: The module has no sweeps, kept tables or subjects, one of these names has another type, or
+        ``DISABLED`` names none of its sweeps.
     """
     sweeps, kept = _globals_of(module, "SWEEPS", Sweep), _globals_of(module, "KEPT", Kept)
     subjects: Sequence[Subject] = ()
@@ -98,7 +99,12 @@ def family_of(module: ModuleType) -> Family:
         subjects = _globals_of(module, "SUBJECTS", Subject)
     if not (sweeps or kept or subjects):
         raise SettingsError(f"{module.__name__} has no sweeps; it should have a Sweep, or SWEEPS, a tuple of them")
-    disabled = getattr(module, "DISABLED", ())
+    disabled = _globals_of(module, "DISABLED", str) if hasattr(module, "DISABLED") else ()
+    names = [each.name for each in sweeps]
+    for name in disabled:
+        if name not in names:
+            text = f"{module.__name__}.DISABLED names {name!r}, which is none of its sweeps"
+            raise SettingsError(f"{text}; they are {', '.join(names)}")
     family = declared_by(module.__name__, [_disabled(each) if each.name in disabled else each for each in sweeps])
     return replace(
         family,
@@ -142,6 +148,18 @@ def declared_by(name: str, sweeps: Iterable[Sweep]) -> Family:
                 models[known_as] = table.model
                 rights[known_as] = tuple(dict.fromkeys((*rights.get(known_as, ()), *rights_for(table))))
     return Family(name, each_once, models, rights)
+
+
+def declared_tables(family: Family) -> dict[type[Model], str]:
+    """Return the declared name of each model's table. Several models of the family's sweeps may be of one table."""
+    of_sweeps = {
+        stage.model
+        for sweep in family.sweeps
+        for stage in sweep.known_stages()
+        if isinstance(stage, TableStage | PartitionStage)
+    }
+    others = {model: name for model in of_sweeps if (name := _declared.get(model)) in family.models}
+    return others | {model: name for name, model in family.models.items()}
 
 
 def rights_for(table: TableStage | PartitionStage) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from housekeeping.engine.registry import (
     Family,
     FamilySetup,
     declared_by,
+    declared_tables,
     each_once,
     family_of,
     imported,
@@ -290,7 +291,7 @@ def _bind_tables(family: Family, settings: Settings) -> None:
                 raise SettingsError(f'{where}["tables"] names {table!r}; {known}')
             if names.setdefault(table, name) != name:
                 raise SettingsError(f"{where} calls {table} {name!r}, another worker calls it {names[table]!r}")
-    for table, model in models.items():
+    for model, table in declared_tables(family).items():
         *schema, name = names.get(table, table).split(".")
         meta: Any = model._meta
         meta.schema = schema[0] if schema else None

@@ -94,6 +94,11 @@ def test_several_modules_are_separated_by_commas(written: Written) -> None:
         ),
         (f"{ONE}stale=print, order=UserSession.token, action=Delete()))", "UserSession.token is no name of a column"),
         (f"{ONE}stale=print, order='expired_at', action=Delete()))", "UserSession has no column 'expired_at'"),
+        (
+            "one = sweep('shop.one')\nDISABLED = ('shop.on',)",
+            "'shop.on', which is none of its sweeps; they are shop.one",
+        ),
+        ("one = sweep('shop.one')\nDISABLED = 'shop.one'", "DISABLED is 'shop.one'; it should be a tuple of str"),
         (f"{ONE}stale=print, action=Delete))", r"action should be Delete\(\), with brackets"),
     ],
 )
@@ -164,6 +169,16 @@ def test_table_can_have_another_name(written: Written) -> None:
 
     assert (elsewhere, (meta.schema, meta.table_name)) == (("app", "sessions"), (None, "user_session"))
     assert [*families(given(module))[-2].models] == ["user_session"]
+
+
+def test_table_has_one_name_for_all_models_of_it(written: Written) -> None:
+    second = "class Same(UserSession):\n    class Meta:\n        table_name = 'user_session'"
+    module = written(f"{second}\none = sweep('shop.one')\ntwo = sweep('shop.two', Same)")
+
+    configured = configured_sweeps(given(module, **{"shop.one": {"table": "sessions"}}))
+
+    stages: list[Any] = [stage for name in ("shop.one", "shop.two") for stage in configured[name].known_stages()]
+    assert [stage.model._meta.table_name for stage in stages] == ["sessions", "sessions"]
 
 
 def test_sweep_on_a_built_in_table_uses_its_configured_name() -> None:
