@@ -42,6 +42,7 @@ _KINDS: Final = {
     "40": Kind.CONFLICT,  # serialization failure, deadlock
     "57014": Kind.TIMEOUT,  # statement_timeout, or a person who cancels
     "55P03": Kind.TIMEOUT,  # lock_timeout
+    "0A": Kind.STATEMENT,  # not supported, such as a batch of a table with a rule
     "42": Kind.STATEMENT,
     "3D": Kind.STATEMENT,
     "3F": Kind.STATEMENT,

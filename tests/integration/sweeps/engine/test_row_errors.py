@@ -329,6 +329,17 @@ def test_condition_that_cannot_be_read_fails_the_run_and_no_row(
     assert result.counts.get("failed", 0) == 0
 
 
+def test_table_with_a_rule_fails_the_run_and_no_row(add_statuses: AddStatuses, admin: Connection) -> None:
+    add_statuses(ROWS, DUE)
+    logged = "CREATE RULE logged AS ON DELETE TO user_statuses DO ALSO INSERT INTO log VALUES (1)"
+    Tables(admin).do(f"CREATE TABLE log (id bigint); {logged}")
+
+    result = run_sweep(SMALL)
+
+    assert result.outcome == "failed" and "rules are not supported" in str(result.reason)
+    assert result.counts.get("failed", 0) == Rejection.select().count() == 0
+
+
 def test_stage_that_cannot_be_read_does_not_keep_the_next(add_statuses: AddStatuses) -> None:
     add_statuses(ROWS, DUE)
     conditions = {"unreadable": "1 / (user_id - user_id) = 1", "good": "user_id > 0"}
