@@ -51,6 +51,13 @@ _LOCK_TIMEOUT: Final = "55P03"
 _DISK_FULL: Final = "53100"
 #: SQLSTATE of a missing right.
 NO_RIGHT: Final = "42501"
+_MISSING: Final = "housekeeping doctor names missing rights, tables and columns"
+#: SQLSTATE -> the command that shows the cause of the error.
+_WAYS_OUT: Final = {
+    **dict.fromkeys((NO_RIGHT, "42P01", "42703", "3F000"), _MISSING),
+    "57014": "housekeeping doctor --database shows what slows the database, housekeeping doctor names missing indexes",
+    _LOCK_TIMEOUT: "housekeeping doctor --database shows which session holds the lock",
+}
 
 
 def kind_of(error: PeeweeException) -> Kind:
@@ -70,6 +77,12 @@ def sqlstate(error: BaseException) -> str | None:
     """Return PostgreSQL's five-character code of the error; None if it did not come from the server."""
     code: str | None = getattr(getattr(error, "orig", None), "pgcode", None)
     return code
+
+
+def with_way_out(error: BaseException) -> str:
+    """Return the error in one line, with the command that shows its cause if there is one."""
+    code = sqlstate(error)
+    return error_line(error) + (f"; {_WAYS_OUT[code]}" if code in _WAYS_OUT and not is_raised(error) else "")
 
 
 def is_raised(error: BaseException) -> bool:
@@ -139,9 +152,13 @@ _BEFORE: Final = "\n\nDuring handling of the above exception, another exception 
 _LONGEST_CAUSE: Final = 300  # characters
 _LOOKED_AT: Final = 2000  # characters of an error's text
 _SHORTEST_VALUE: Final = 4  # characters; a shorter value may be part of any word
-#: What differs from record to record: quoted names (the last quote may be cut off), paths, words that hold a digit.
+#: What differs from record to record: quoted values (the last quote may be cut off), paths, words that hold a digit.
+#: The name that PostgreSQL quotes after its kind is not specific to a record, unless it has a digit, as a partition's.
 _OF_ONE_RECORD: Final = re.compile(
-    r"""(?<!\w)'(?:[^'\\]|\\.)*(?:'(?!\w)|$) | "(?:[^"\\]|\\.)*(?:"|$) | `[^`]*(?:`|$) | \S*/\S* | \w*\d\w*""",
+    r"""
+    (?P<name> \b(?:relation|table|column|schema|sequence|view|type|role)\ "[^"\d]*" )
+    | (?<!\w)'(?:[^'\\]|\\.)*(?:'(?!\w)|$) | "(?:[^"\\]|\\.)*(?:"|$) | `[^`]*(?:`|$) | \S*/\S* | \w*\d\w*
+    """,
     re.VERBOSE,
 )
 
@@ -187,7 +204,11 @@ def without_values(line: str, kind: str = "") -> str:
     Parameters:
       kind: Text before the line, which stays as it is.
     """
-    return in_one_line(kind + _OF_ONE_RECORD.sub("...", shortened(line, _LOOKED_AT)), _LONGEST_CAUSE)
+    return in_one_line(kind + _OF_ONE_RECORD.sub(_kept_name, shortened(line, _LOOKED_AT)), _LONGEST_CAUSE)
+
+
+def _kept_name(found: re.Match[str]) -> str:
+    return found["name"] or "..."
 
 
 def _broken_rule(error: PeeweeException) -> str | None:

@@ -35,7 +35,7 @@ from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import WaitTimes, current_message, report, wait_times, withhold
 from housekeeping.core.threads import task_canceled
 from housekeeping.database.connection import database
-from housekeeping.database.errors import cause_of, is_disk_full, is_unreachable
+from housekeeping.database.errors import cause_of, is_disk_full, is_unreachable, with_way_out
 from housekeeping.engine import CLOCK_SKEWS, RunRequest, RunResult, RunState, alerts, initial_counts
 from housekeeping.engine.batches import Batches
 from housekeeping.engine.failures import Rejections, due_for_report
@@ -435,7 +435,7 @@ def _close_row(request: RunRequest, state: RunState, run_id: int) -> None:
     """Close the run's row and set its end, which differs if the last batch or another run has closed it."""
     error = state.error
     # A shutdown is no error.
-    text = None if error is None or isinstance(error, Shutdown) else error_line(error)
+    text = None if error is None or isinstance(error, Shutdown) else with_way_out(error)
     extra: Counts = {name: state.counts[name] for name in _COUNTS_OF_A_BROKEN_RUN if name in state.counts}
     assert state.outcome is not None
     try:

@@ -17,6 +17,8 @@ from tests.internals.database import cause_of, error_in
         ("cannot lock ref 'refs/heads/a", {}, "cannot lock ref ..."),
         (r"no location 'a\'b' here", {}, "no location ... here"),
         ('key "7f3a" is gone', {}, "key ... is gone"),
+        ('relation "audit_log" does not exist', {}, 'relation "audit_log" does not exist'),
+        ('relation "audit_2026" does not exist', {}, "relation ... does not exist"),
         ("order 17 is gone", {}, "order ... is gone"),
         ("Unable to delete file /srv/a/b: Is a directory", {}, "Unable to delete file ... Is a directory"),
         ("the invoice INVOICE-A is void", {"number": "INVOICE-A"}, "the invoice ... is void"),

@@ -289,8 +289,10 @@ def test_missing_right_fails_the_run_and_no_row(
     with connected_as_a_role(postgres, settings, admin, {"user_statuses": ("SELECT", "UPDATE")}):
         statements.clear()
         result = run_sweep(SMALL)
+        error = Run.get_by_id(result.run_id).error
 
     assert (result.outcome, result.reason) == ("failed", "database: permission denied for table user_statuses")
+    assert str(error).endswith("user_statuses; housekeeping doctor names missing rights, tables and columns")
     assert (result.counts.get("failed", 0), Rejection.select().count()) == (0, 0)
     assert len([sql for sql in statements if "DELETE" in sql or "EXECUTE" in sql]) < 20
 
