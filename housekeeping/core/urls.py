@@ -86,6 +86,8 @@ def _host(text: str) -> tuple[str, int]:
 AMQP: Final = ("amqp://", "amqps://")
 #: The part of a login that is shown: the scheme, and a user without characters that should have been escaped.
 _LOGIN: Final = re.compile(r"(?P<scheme>[\s\[{\"]*[a-z][a-z0-9+.-]*://)(?:[\w.~%+-]*:)?", re.IGNORECASE)
+#: A limit of PostgreSQL without a unit that ends almost every statement.
+_TOO_SHORT: Final = re.compile(r"((?:statement|lock)_timeout)=([1-9]\d{0,2})(?!\w)")
 _ESCAPES: Final = "in a user or password, / is written %2F, : %3A, @ %40, a space %20"
 
 
@@ -136,6 +138,9 @@ def well_formed_for_libpq(url: str) -> bool:
         parameters = parse_dsn(url)
     except psycopg2.ProgrammingError:
         return False
+    if (short := _TOO_SHORT.search(parameters.get("options", ""))) is not None:
+        name, number = short.groups()
+        raise ValueError(f"a URL in which {name} has a unit, such as {name}%3D30s: {number} is in milliseconds")
     # A slash in a password ends the login for libpq, which reads what follows as the name of the database.
     authority, _, path = url.partition("://")[2].partition("/")
     if "@" in path.partition("?")[0] or re.search(r"\s", authority):

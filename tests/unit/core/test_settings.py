@@ -50,6 +50,11 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
         ("DATABASE_URL", "mysql://host/db", "a URL such as postgresql://"),
         ("DATABASE_URL", "postgresql://host:port/db", "a URL such as postgresql://"),
         ("DATABASE_URL", "postgresql://host/db?nosuch=1", "a URL such as postgresql://"),
+        (
+            "DATABASE_URL",
+            "postgresql://host/db?options=-cstatement_timeout%3D1",
+            "a URL in which statement_timeout has",
+        ),
         ("REDIS_URL", "localhost:6379", "a URL such as redis://"),
         ("REDIS_URL", "redis://host:99999/0", "a URL such as redis://"),
         ("BROKER_URL", "http://host", "a URL such as redis://"),
