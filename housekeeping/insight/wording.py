@@ -104,9 +104,11 @@ def describe_requeue(result: LetterResult) -> str:
 
 
 def format_age(value: datetime, now: datetime) -> str:
-    """Return how long ago a time was, or how far ahead it is: ``3 h ago``, ``in 20 h``."""
+    """Return how long ago a time was, or how far ahead it is: ``3 h ago``, ``just now``, ``in 20 h``."""
     seconds = (now - value).total_seconds()
-    return f"in {format_duration(-seconds)}" if seconds < -_CLOCK_NOISE else f"{format_duration(seconds)} ago"
+    if abs(seconds) <= _CLOCK_NOISE:
+        return "just now"
+    return f"in {format_duration(-seconds)}" if seconds < 0 else f"{format_duration(seconds)} ago"
 
 
 State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]

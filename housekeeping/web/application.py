@@ -39,7 +39,14 @@ from housekeeping.database.connection import close_databases, database
 from housekeeping.insight.alerts import ALERTS, advice, format_numbers, help_for, topic
 from housekeeping.insight.status import WorkerStatus
 from housekeeping.insight.trends import format_progress
-from housekeeping.insight.wording import format_run_counts, format_time, format_value, lost_holder, outcome_in_words
+from housekeeping.insight.wording import (
+    format_age,
+    format_run_counts,
+    format_time,
+    format_value,
+    lost_holder,
+    outcome_in_words,
+)
 from housekeeping.ledger.alerts import Acknowledged, Alert, AlertKey, acknowledge, describe_acknowledged
 from housekeeping.ledger.operators import record_action
 from housekeeping.ledger.schema import run_label
@@ -152,8 +159,7 @@ def _ago(value: Any, now: datetime | None = None) -> Markup:
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
         return Markup("-")
-    seconds = ((now or SYSTEM_CLOCK.now()) - value).total_seconds()
-    text = f"{format_duration(seconds)} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
+    text = format_age(value, now or SYSTEM_CLOCK.now())
     return Markup(f'<time class="ago" datetime="{value.isoformat(timespec="seconds")}">{text}</time>')
 
 

@@ -80,7 +80,6 @@ const clock = document.getElementById("at");
 let shownAt = performance.now();
 
 function inWords(seconds) {
-  if (seconds < 0.9995) return `${Math.round(Math.max(0, seconds) * 1000)} ms`;
   const units = [["s", 1, 60], ["min", 60, 60], ["h", 3600, 48], ["d", 86400, Infinity]];
   const [unit, size] = units.find(([, size, limit]) => Math.round((seconds / size) * 10) / 10 < limit);
   return `${(seconds / size).toLocaleString("en", { maximumFractionDigits: 1 })} ${unit}`;
@@ -92,7 +91,8 @@ function showAges() {
   clock.textContent = `${now.toISOString().slice(0, 19).replace("T", " ")} UTC`;
   for (const each of document.querySelectorAll("time.ago")) {
     const seconds = (now - Date.parse(each.dateTime)) / 1000;
-    each.textContent = seconds < 0 ? `in ${inWords(-seconds)}` : `${inWords(seconds)} ago`;
+    const age = seconds < 0 ? `in ${inWords(-seconds)}` : `${inWords(seconds)} ago`;
+    each.textContent = Math.abs(seconds) <= 1 ? "just now" : age;
   }
 }
 

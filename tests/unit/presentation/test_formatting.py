@@ -58,7 +58,7 @@ def test_only_a_run_that_ended_well_had_nothing_to_do(outcome: str | None, count
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(7200, "2 h ago"), (0, "0 ms ago"), (-1, "0 ms ago"), (-1.1, "in 1.1 s"), (-72_000, "in 20 h")],
+    [(7200, "2 h ago"), (1, "just now"), (0, "just now"), (-1, "just now"), (-1.1, "in 1.1 s"), (-72_000, "in 20 h")],
 )
 def test_age_of_a_future_time_says_how_far_ahead_it_is(seconds: float, shown: str) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
