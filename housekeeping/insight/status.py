@@ -562,15 +562,16 @@ class SnapshotReader:
         }
 
     def _date_outages(self, found: Snapshot, before: Snapshot) -> None:
-        """Set the time of the last answer of each unavailable server, as far as known.
+        """Set the time of the last answer of each unavailable server; of the first failure if that answer is old.
 
         The processes of the installation read all servers every half minute. An outage that the last reading has not
         found is newer than that reading.
         """
         new = [each for server, each in found.unavailable.items() if server not in before.unavailable]
+        recent = {server: at for server, at in before.read_at.items() if found.at - 2 * INTERVAL < at}
         for each in new:
-            each.since = before.read_at.get(each.server, each.since)
-        unknown = [each for each in new if each.server not in before.read_at]
+            each.since = recent.get(each.server, each.since)
+        unknown = [each for each in new if each.server not in recent]
         if unknown and MAIN in found.clocks:
             with _noting(found, before, database_server(MAIN), MAIN), database.using(MAIN), translate_postgres_errors():
                 evaluated_at = last_evaluation()

@@ -54,13 +54,17 @@ def test_outage_keeps_the_time_of_its_beginning(settings: Settings, reader: Snap
     assert later.unavailable["Redis"].since == first.unavailable["Redis"].since
 
 
-def test_outage_dates_from_the_last_answer(settings: Settings, reader: SnapshotReader) -> None:
+@pytest.mark.parametrize(("age_s", "is_recent"), [(0, True), (70, False)])
+def test_outage_dates_from_the_last_answer_unless_it_is_old(
+    settings: Settings, reader: SnapshotReader, age_s: int, is_recent: bool
+) -> None:
     before = reader.read(None)
+    before.read_at = {server: at - timedelta(seconds=age_s) for server, at in before.read_at.items()}
 
     during = without_redis(settings).read(before)
 
     [alert] = [each for each in during.alerts if each.name == "unavailable"]
-    assert during.unavailable["Redis"].since == before.at == alert.since
+    assert during.unavailable["Redis"].since == (before.at if is_recent else during.at) == alert.since
 
 
 @pytest.mark.parametrize(("age_s", "is_known"), [(20, True), (70, False)])
