@@ -187,7 +187,7 @@ def test_running_and_silent_runs_are_distinguished(sweep: Sweep, recorded: Recor
 @pytest.mark.parametrize(
     ("sent", "outcome", "said"),
     [
-        (True, "waiting", "it was sent, and no worker has taken it"),
+        (True, "waiting", "it was sent, and no run of it has begun"),
         (False, "not_sent", "no scheduler has sent it"),
         (None, "unknown", "whether it was sent is unknown"),
     ],
