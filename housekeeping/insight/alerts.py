@@ -56,13 +56,14 @@ ALERTS: Final = {
     "no_worker": Help(
         "No worker",
         "No living worker process serves a queue that has scheduled workers or waiting messages.",
-        f"{_START[NO_WORKER]}, or find out why it ended: its last log lines, the kernel log (out of memory). "
-        "Nothing is lost: messages wait, and those of a killed worker run again.",
+        f"{_START[NO_WORKER]}, or restart one that hangs. Find out why: its last log lines, the kernel log (out of "
+        "memory). Nothing is lost: messages wait, and those of a killed worker run again.",
     ),
     "no_scheduler": Help(
         "No scheduler",
         "No scheduler has been alive for two periods of the shortest schedule, and for at least two minutes.",
-        f"{_START[NO_SCHEDULER]}, or find out why it ended. It sends the latest missed tick.",
+        f"{_START[NO_SCHEDULER]}, or restart one that hangs. It sends the latest missed tick. Find out why: its last "
+        "log lines.",
     ),
     "stuck": Help(
         "Stuck run",
@@ -250,6 +251,8 @@ def _causes(
         yield "", UNAVAILABLE, server_of(sweep.database)
     if alert.name in _FAILING | _OF_PROCESSES:
         yield from active.outages
+    elif alert.name == "unseen":  # pending uploads are in Redis
+        yield from (key for key in active.outages if active[key].text in alert.text)
     if sweep is None:
         if alert.name == SATURATED:
             stuck = [each for each in active.values() if each.name == "stuck" and _queue(each, sweeps) == alert.subject]

@@ -121,6 +121,13 @@ def test_unreadable_rows_explain_a_breaker_that_could_not_count(value: float | N
     assert found["shop.w1/breaker"] == cause
 
 
+@pytest.mark.parametrize(("error", "cause"), [("text of unavailable", "/unavailable"), ("no column x", "")])
+def test_redis_explains_rows_that_cannot_be_counted_because_of_it(error: str, cause: str) -> None:
+    uncounted = replace(alert("unseen", "shop.w1"), text=f"the backlog cannot be counted: {error}")
+
+    assert causes(uncounted, alert("unavailable", subject="Redis"))["shop.w1/unseen"] == cause
+
+
 def test_stuck_run_explains_the_busy_threads_and_what_waits_for_them() -> None:
     waiting = [alert("overdue", f"shop.w{number}", minutes_ago=1) for number in range(2, 60)]
 
@@ -139,7 +146,7 @@ def test_dead_scheduler_is_one_group_and_one_sentence_for_sixty_workers() -> Non
     assert [(group.name, group.caused) for group in groups] == [("no_scheduler", "overdue (60)"), ("failed_rows", "")]
     assert headline(*found) == (
         "No scheduler, since 2026-11-20 11:55:00 UTC, 5 min ago. Start housekeeping scheduler "
-        "(without Redis: housekeeping serve), or find out why it ended. This explains 60 other alerts. "
+        "(without Redis: housekeeping serve), or restart one that hangs. This explains 60 other alerts. "
         "Then look at 1 more alert."
     )
 
