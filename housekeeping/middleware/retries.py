@@ -13,6 +13,7 @@ continues with the other message.
 from __future__ import annotations
 
 import functools
+import logging
 import random
 import sys
 import threading
@@ -473,6 +474,9 @@ class Retries(dramatiq.middleware.Retries):
             max_backoff=given.max_backoff,
             retry_when=given.retry_when,
         )
+        # Dramatiq logs its own delay, even if no retry follows.
+        self.logger = logging.getLogger(f"{__name__}.Retries")
+        self.logger.addFilter(_tells_no_delay)
         self._own_delays = (given.min_backoff, given.max_backoff) == (DEFAULT_MIN_BACKOFF, DEFAULT_MAX_BACKOFF)
         self._waiting = RedisLeaseStore(client, namespace, kind="retry")
 
@@ -534,6 +538,9 @@ class Retries(dramatiq.middleware.Retries):
             logger.warning("Not retried, because a retry of this actor is waiting", job_status="retry_waits")
             return
         enqueue_reliably(broker, message, int(delay.total_seconds() * 1000))
+        logger.info(
+            "Message will be retried", delay_s=round(delay.total_seconds(), 3), retries=message.options["retries"]
+        )
         telemetry.RETRIES.add(message.actor_name)
 
     def _another_waits(self, mark: str, message_id: str, delay: timedelta) -> bool:
@@ -546,6 +553,10 @@ class Retries(dramatiq.middleware.Retries):
     def _mark(broker: Broker, message: Message[Any] | MessageProxy) -> str:
         """Return the name of the mark of a waiting retry, made of actor and arguments. Ticks share one mark."""
         return f"{message.actor_name}:{message_digest(broker.get_actor(message.actor_name), message)}"
+
+
+def _tells_no_delay(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Retrying message")
 
 
 def next_delay(options: Mapping[str, Any], retries: int, exception: BaseException) -> timedelta | None:

@@ -60,12 +60,17 @@ def test_first_retry_comes_after_15_seconds(broker: RedisBroker) -> None:  # R1
     assert timedelta(seconds=15) <= delay < timedelta(seconds=60)
 
 
-def test_late_retry_of_a_scheduled_actor_waits_no_longer_than_its_period(broker: RedisBroker) -> None:  # R1
+def test_late_retry_of_a_scheduled_actor_waits_no_longer_than_its_period(  # R1
+    broker: RedisBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     actor = failing(broker, schedule="* * * * *")
 
     delay = delay_of_the_retry(broker, lambda: actor.send_with_options(retries=10))
 
     assert timedelta(seconds=59) < delay < timedelta(seconds=100)
+    [line] = [record for record in caplog.records if "retr" in record.getMessage().lower()]
+    assert (vars(line)["delay_s"], vars(line)["retries"]) == (60, 11)
 
 
 def test_late_retry_of_rediscovered_work_waits_ten_minutes(broker: RedisBroker) -> None:  # R1
