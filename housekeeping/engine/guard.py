@@ -36,7 +36,7 @@ from housekeeping.core.logs import counted, error_line
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.database.catalog import escaped, quoted_name
 from housekeeping.database.connection import database, time_limit
-from housekeeping.database.errors import is_timeout, is_unavailable
+from housekeeping.database.errors import is_of_statement_alone, is_timeout, is_unavailable
 from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import Counts, Outcome, RunRow, RunStart
@@ -243,6 +243,8 @@ class RowGuard:
                 return of_table if most is None else min(most, of_table), stale
             return None if most is None else (most, count(limit=most))
         except CountFailed as error:
+            if error.__cause__ is not None and is_of_statement_alone(error.__cause__):
+                raise error.__cause__ from None  # as `_share_of`
             logger.warning("Breaker could not count the stale rows", error=str(error))
             return most or 0, None
 

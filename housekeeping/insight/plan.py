@@ -437,8 +437,10 @@ def _examined(gate: Gate) -> Check:
             if is_unavailable(error):
                 raise
             found = error if is_timeout(error) else classify_error(error)
-            of_ledger = isinstance(found, SchemaMissing) or isinstance(gate, OverrideGate)
-            return Check("ledger" if of_ledger else "rows", "unknown", error_line(found))
+            of_ledger, said = isinstance(found, SchemaMissing) or isinstance(gate, OverrideGate), error_line(found)
+            if isinstance(error, ProgrammingError) and not (of_ledger or isinstance(gate, LockGate | ThrottleGate)):
+                return Check("rows", "fails", said, said)  # the run would fail with the same error
+            return Check("ledger" if of_ledger else "rows", "unknown", said)
 
 
 def _schedule_check(
@@ -464,8 +466,7 @@ def _uncounted(sweep: Sweep, clock: Clock | None, error: PeeweeException) -> Pla
     """Return the plan of a worker whose rows cannot be read. Its number of rows is unknown."""
     with translate_postgres_errors():
         now, stages = clock.now() if clock else database_now(), stages_of(sweep)
-        none = Backlog(0, exact=False)
-        unknown = [(StagePlan(each.name, none, {}), Batching.of(sweep, each, 0)) for each in stages]
+        unknown = [(StagePlan(each.name, Backlog(0, exact=False), {}), Batching.of(sweep, each, 0)) for each in stages]
         warnings = [f"the {sweep.unit}s could not be counted: {error_line(error)}"]
         planned = Plan(sweep.name, now, unknown, warnings=warnings, unit=sweep.unit)
         if is_lock_timeout(error):
@@ -484,11 +485,10 @@ def _counted(sweep: Sweep, argument: Any, clock: Clock | None, limit: int, decla
         branches = sampled_branches(sweep, stages, now, declared, read_known_tables(sweep, stages))
         branches = counted_branches(branches, {each.name: each.stale for each in found}, now)
         triggers = triggers_of(stages, now)
-        warnings = [
-            line for each, made in zip(stages, found, strict=True) for line in warnings_of(sweep, each, made, now)
-        ]
+        pairs = list(zip(stages, found, strict=True))
+        warnings = [line for each, made in pairs for line in warnings_of(sweep, each, made, now)]
         warnings += [hint for each in stages if (hint := hint_of(each, now)) is not None]
-    passes = [(made, Batching.of(sweep, each, made.stale.rows)) for each, made in zip(stages, found, strict=True)]
+    passes = [(made, Batching.of(sweep, each, made.stale.rows)) for each, made in pairs]
     rows_per_s, limit_per_s = None, sweep.limits.rows_per_s
     with suppress(ProgrammingError), translate_postgres_errors():  # before `housekeeping init`
         rows_per_s = pace(sweep, last_ended(sweep))

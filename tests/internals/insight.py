@@ -24,7 +24,7 @@ from housekeeping.insight.causes import read_causes
 from housekeeping.insight.coverage import CoveredTable, read_coverage
 from housekeeping.insight.erasures import ReceiptChanged, verified
 from housekeeping.insight.load import DatabaseLoad, LockWait, read_loads
-from housekeeping.insight.plan import Batching, Plan, PurgePlan, dry_run, plan, plan_purge, with_alerts
+from housekeeping.insight.plan import Batching, Plan, PurgePlan, dry_run, forecast_now, plan, plan_purge, with_alerts
 from housekeeping.insight.status import (
     WorkerStatus,
     worker_statuses,

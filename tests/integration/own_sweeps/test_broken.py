@@ -17,10 +17,11 @@ from housekeeping import BaseModel, Delete, Rows, Settings, Sweep, UtcDateTimeFi
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.internals.cli import workers_table
 from tests.internals.core import DeclarationError, SchemaMissing
-from tests.internals.database import Database, restore_declared_key
+from tests.internals.database import ClockSkew, Database, restore_declared_key
 from tests.internals.doctor import stages, tables, tables_of, users_of
 from tests.internals.engine import declared_by, run_sweep
-from tests.internals.insight import plan, translate_table_errors, worker_status
+from tests.internals.insight import forecast_now, plan, translate_table_errors, worker_status
+from tests.internals.ledger import NOW, Run
 from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
 
@@ -173,6 +174,19 @@ def test_missing_table_of_an_own_sweep_is_not_made_by_init(baskets: None) -> Non
         'shop.nowhere: relation "nowhere" does not exist; create the table, or name yours in '
         'HOUSEKEEPING_WORKERS["shop.nowhere"]["tables"]'
     )
+
+
+def test_run_of_a_dropped_table_would_fail_and_does(baskets: None, settings: Settings) -> None:
+    nowhere, error = sweep("shop.nowhere", lambda row, now: row.touched_at < now, Nowhere), "does not exist"
+    past = {"worker": nowhere.name, "trigger": "cli", "outcome": "done", "counts": {"deleted_rows": 5}}
+    for _ in range(20):  # enough for a breaker
+        Run.create(**past, started_at=NOW, heartbeat_at=NOW, finished_at=NOW)
+
+    found = forecast_now(nowhere, ClockSkew(datetime.now(UTC), timedelta()), settings)
+    result = run_sweep(nowhere)
+
+    assert found.in_words == f'a run now would fail before its first change (relation "nowhere" {error})'
+    assert (result.outcome, "breaker" in result.counts) == ("failed", False) and error in str(result.reason)
 
 
 @pytest.fixture

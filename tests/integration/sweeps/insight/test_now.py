@@ -298,7 +298,7 @@ def test_pause_names_its_user_its_reason_and_its_end(statuses: None, settings: S
     assert text.startswith(f"{WORKER.name} is paused until 2090-01-02 03:04:00 UTC: a migration (set by ann@db1, ")
 
 
-def test_check_that_cannot_be_made_is_unknown(statuses: None, settings: Settings, processes: None) -> None:
+def test_run_without_a_column_of_the_ledger_would_fail(statuses: None, settings: Settings, processes: None) -> None:
     def first_run(sweep: Sweep) -> Sweep:
         return changed(sweep, name="shop.statuses", first_run=True)
 
@@ -306,4 +306,4 @@ def test_check_that_cannot_be_made_is_unknown(statuses: None, settings: Settings
 
     found = plan(first_run(WORKER), settings=settings)
 
-    assert found.in_words == "it is unknown whether a run now would start (rows)"
+    assert found.in_words == "a run now would fail before its first change (column t1.counts does not exist)"
