@@ -26,7 +26,9 @@ T = TypeVar("T")
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 
 #: Errors of a command, or of a script with arguments that it cannot use. Redis before 7 names the script differently.
-_REJECTED: Final = re.compile("WRONGTYPE|@?user_script:|Error running script")
+_REJECTED: Final = re.compile(
+    r"(?:Command # .* of pipeline caused error: )?(?:WRONGTYPE|@?user_script:|Error running script)", re.DOTALL
+)
 #: The run continues without a replica after that. One that works answers within milliseconds.
 _REPLICATED_MS: Final = 1000
 #: KEYS[1] is a sorted set with the time of each call that was allowed. ARGV: a unique name for this call, the maximum

@@ -13,7 +13,7 @@ from peewee import EXCLUDED, PeeweeException
 
 from housekeeping.core.errors import DatabaseUnavailable, ServerUnavailable
 from housekeeping.core.logs import counted, format_duration
-from housekeeping.core.redis import redis_client, shared_redis, translate_redis_errors, why_rejected
+from housekeeping.core.redis import is_rejection, redis_client, shared_redis, translate_redis_errors, why_rejected
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.queries import why_read_only
@@ -330,8 +330,11 @@ def read_processes(store: HeartbeatStore | None, now: datetime) -> Processes:
         return replace(UNKNOWN, rejected=rejected)  # all of them would look dead
     try:
         last = store.read()
-    except (ServerUnavailable, PeeweeException):
-        return UNKNOWN  # other reads of the caller report the server as unavailable
+    except (ServerUnavailable, PeeweeException) as error:
+        # Other reads of the caller report a server that does not answer.
+        return replace(
+            UNKNOWN, rejected=error if isinstance(error, ServerUnavailable) and is_rejection(error) else None
+        )
     every = [Process(heartbeat, now - timedelta(seconds=age_s), age_s) for age_s, heartbeat in last.values()]
     alone = isinstance(store, PostgresHeartbeats)
     return Processes(tuple(sorted(every, key=lambda each: each.age_s)), alone=alone)

@@ -101,6 +101,7 @@ def test_full_redis_is_the_alert_and_no_process_looks_dead(settings: Settings, r
         ("default", ["REPLICAOF 127.0.0.1 1"], "is not a primary, but a replica"),
         ("default", ["CONFIG SET min-replicas-to-write 1"], "Not enough good replicas to write"),
         ("reader", ["ACL SETUSER reader on nopass ~* +@read +client"], "reader has no permissions"),
+        ("default", ["SET {}:process_heartbeats x"], "WRONGTYPE"),
     ],
 )
 @pytest.mark.usefixtures("reader")
@@ -109,7 +110,7 @@ def test_redis_that_rejects_writes_is_named_and_no_process_looks_dead(
 ) -> None:
     with embedded.start(postgres=False) as servers, redis.Redis.from_url(servers.redis_url) as client:
         for each in commands:
-            client.execute_command(*each.split())
+            client.execute_command(*each.format(settings.namespace).split())
         url = f"unix://{user}:@{servers.redis_url.removeprefix('unix://')}"
         rejecting = settings.model_copy(update={"redis_url": url, "broker_url": None})
         Run.create(worker=sweep.name, trigger="schedule", outcome="done", message_id="m", **PAST)
@@ -118,7 +119,7 @@ def test_redis_that_rejects_writes_is_named_and_no_process_looks_dead(
 
     [root] = [each for each in found.alerts if each.cause is None]
     assert (root.name, root.subject, root.severity) == ("unavailable", "Redis", "critical")
-    assert str(root).startswith("Redis rejects writes: ") and why in str(root) and not found.processes.known
+    assert str(root).startswith("Redis rejects ") and why in str(root) and not found.processes.known
 
 
 def test_full_disk_explains_the_failed_runs(reader: SnapshotReader) -> None:
