@@ -57,6 +57,10 @@ LIFE: Final = OF_DEDUPLICATION + "life"
 _BROKEN: Final = (DeadLetterRefused, ValueError, TypeError, KeyError, AttributeError)
 NAME_WIDTH: Final = 60  # characters of an id, a name or the arguments in a list
 _ERROR_WIDTH: Final = 200
+_UNDECLARED: Final = (
+    "the worker process that took it does not declare this actor: restart it with the sender's code and settings, then "
+    "requeue"
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,8 @@ class DeadLetter:
     @property
     def error(self) -> str | None:
         """Return the error of the innermost cause; without a traceback, why the message cannot be read, or None."""
-        return error_in(self.traceback or "") or self.unreadable or None
+        found = error_in(self.traceback or "") or self.unreadable or None
+        return f"{found}; {_UNDECLARED}" if found and found.startswith("dramatiq.errors.ActorNotFound: ") else found
 
     def as_json(self) -> dict[str, Any]:
         """Return the letter as lists show it, with secrets masked."""

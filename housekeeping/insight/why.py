@@ -163,8 +163,8 @@ _MADE_UP: Final = (
     "The next scheduler that starts catches up the latest tick (HOUSEKEEPING_CATCH_UP) and records the others as missed"
 )
 _NOT_TAKEN: Final = (
-    "and no run of it has begun: its message waits in the queue, or for a retry after a server did not answer. Look at "
-    "the queues in `housekeeping status`"
+    "and no run of it has begun: its message waits in the queue, or for a retry after a server did not answer, or is a "
+    "dead letter. Look at the queues in `housekeeping status`"
 )
 
 #: What started a run, by its trigger.
