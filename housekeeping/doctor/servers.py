@@ -22,7 +22,7 @@ from housekeeping.database.queries import database_now
 from housekeeping.engine.alerts import NO_SCHEDULER, process_alerts
 from housekeeping.ledger import history, schema
 from housekeeping.ledger.outbox import OVERDUE
-from housekeeping.ledger.processes import heartbeat_store, read_processes
+from housekeeping.ledger.processes import PostgresHeartbeats, heartbeat_store, read_processes
 from housekeeping.ledger.schema import OutboxRow
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.values import Finding, Level
@@ -73,7 +73,16 @@ def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, 
     except SchemaMissing:
         return  # the PostgreSQL check reports it
     now = database_now()
-    processes = read_processes(heartbeat_store(settings), now)
+    store = heartbeat_store(settings)
+    if not isinstance(store, PostgresHeartbeats):
+        beside = [each.name for each in read_processes(PostgresHeartbeats(), now).schedulers if each.alive]
+        if beside:
+            text = (
+                f"{', '.join(beside)} runs without Redis: it sends the same ticks, and their leases exclude no run here"
+            )
+            way_out = "stop that housekeeping serve, or all workers and schedulers that have HOUSEKEEPING_REDIS_URL"
+            yield Finding("error", "processes", "serve", text, way_out)
+    processes = read_processes(store, now)
     waiting = {name: each.waiting for name, each in lengths.items()}
     ever_ran = history.any_by_a_worker_process()
     alerts = process_alerts(sweeps.values(), processes, waiting, now, settings.timezone, ever_ran=ever_ran)

@@ -19,7 +19,7 @@ from tests.integration.doctor.conftest import Found
 from tests.internals.core import PREFIX, how_to_install, redis_client
 from tests.internals.database import Database, connect_to, database
 from tests.internals.doctor import _memory, _persistence, doctor, servers
-from tests.internals.ledger import Run, use_database
+from tests.internals.ledger import Heartbeat, PostgresHeartbeats, Run, use_database
 from tests.internals.workers import configured_sweeps
 from tests.pgbouncer_server import PgBouncer
 from tests.session_settings import set_in_session
@@ -52,6 +52,16 @@ def test_missing_worker_and_scheduler_are_warnings(found: Found) -> None:
         "worker": "no worker has sent a heartbeat yet: start `housekeeping worker`",
         "scheduler": "no scheduler has sent a heartbeat yet: start `housekeeping scheduler`",
     }
+
+
+@pytest.mark.parametrize(("is_stopped", "names"), [(False, ["a:8"]), (True, [])])
+def test_serve_beside_redis_is_an_error(found: Found, is_stopped: bool, names: list[str]) -> None:
+    beat = Heartbeat(kind="scheduler", host="a", pid=8, version="1", up_s=60.0, stopped=is_stopped)
+    PostgresHeartbeats().write("serve", beat)
+
+    errors = [each.text for each in found("error") if (each.area, each.subject) == ("processes", "serve")]
+
+    assert [text.partition(" runs without Redis")[0] for text in errors] == names
 
 
 INDEXES = {
