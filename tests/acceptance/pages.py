@@ -118,8 +118,9 @@ class Reader:
             _empty_tables()
         kept = self.folder / "environment"
         # Exported variables hold for the next blocks; every setting must exist.
-        check = f"{sys.executable} -c 'from housekeeping.core.settings import Settings; Settings.load()'"
-        self._said = in_a_shell(f"{_SERVE}{text}\n{check}\nenv -0 > {kept}", self.environment, self.folder)
+        check = f"{sys.executable} -c 'from housekeeping.core.settings import Settings; Settings.load()'\n"
+        end = f"{check if 'export ' in text else ''}env -0 > {kept}"
+        self._said = in_a_shell(f"{_SERVE}{text}\n{end}", self.environment, self.folder)
         self.environment = dict(one.split("=", 1) for one in kept.read_text().split("\0") if "=" in one)
 
     def _serve(self, command: str) -> None:

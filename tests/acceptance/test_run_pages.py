@@ -1,4 +1,4 @@
-"""Pages of the runs, the processes and the charts in a real browser, among a hundred thousand runs."""
+"""Pages of the runs, the processes and the charts in a real browser, among ten thousand runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.acceptance.browser import FITS, Wait, looks, misfits, violations
 from tests.acceptance.test_dashboard import browser as browser
 from tests.acceptance.test_dashboard import one_browser as one_browser
 from tests.acceptance.test_dashboard import wait as wait
-from tests.integration.many_runs import RUNS, many_runs
+from tests.integration.many_runs import many_runs
 from tests.integration.web.serving import serving_in_a_thread
 from tests.internals.database import Database
 from tests.internals.ledger import Run
@@ -27,12 +27,13 @@ from tests.internals.workers import configured_sweeps
 
 pytestmark = pytest.mark.slow
 
+RUNS = 10_000
 PAGES = ("/runs", "/runs?outcome=nonsense", f"/runs/{RUNS - 1_000}", "/processes", "/charts?range=week")
 
 
 @pytest.fixture
 def dashboard(postgres: Database, settings: Settings, redis_client: redis.Redis) -> Iterator[str]:
-    many_runs(postgres)
+    many_runs(postgres, runs=RUNS)
     with serving_in_a_thread(create_app(settings, configured_sweeps(settings), "a-token", open_to_read=True)) as port:
         yield f"http://127.0.0.1:{port}"
 

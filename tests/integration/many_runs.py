@@ -10,11 +10,13 @@ from tests.internals.ledger import Run
 
 RUNS: Final = 100_000
 WORKERS: Final = 60
-#: The time between two runs; all of them are within a week.
-APART: Final = timedelta(seconds=6)
+#: The time within which all of them are.
+WEEK: Final = timedelta(seconds=600_000)
 
 
-def many_runs(postgres: Database, end: datetime | None = None, *, worker: str = "shop.worker_") -> datetime:
+def many_runs(
+    postgres: Database, end: datetime | None = None, *, worker: str = "shop.worker_", runs: int = RUNS
+) -> datetime:
     """Write the runs ``shop.worker_0`` to ``shop.worker_59``; return when the last one began.
 
     One in a thousand failed or was lost, one in twenty was skipped, the last twenty are open. One in 5,000 was started
@@ -33,7 +35,7 @@ def many_runs(postgres: Database, end: datetime | None = None, *, worker: str = 
         """jsonb_build_object('deleted_rows', mod(n, 100), 'batches', 1, 'out_of_time', false), n::text, """
         "'host-' || mod(n, 4), 100 + mod(n, 4), mod(n, 500), true "
         "FROM (SELECT n, %s::timestamptz - (%s - n) * %s::interval AS t FROM generate_series(1, %s) AS n) AS made",
-        (worker, WORKERS, RUNS - 20, RUNS - 20, end, RUNS, APART, RUNS),
+        (worker, WORKERS, runs - 20, runs - 20, end, runs, WEEK / runs, runs),
     )
     postgres.execute_sql(f'ANALYZE "{Run._meta.schema}".runs')
     return end
