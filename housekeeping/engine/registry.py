@@ -158,7 +158,7 @@ def declared_tables(family: Family) -> dict[type[Model], str]:
         for stage in sweep.known_stages()
         if isinstance(stage, TableStage | PartitionStage)
     }
-    others = {model: name for model in of_sweeps if (name := _declared.get(model)) in family.models}
+    others = {model: _declared[model] for model in of_sweeps if _declared.get(model) in family.models}
     return others | {model: name for name, model in family.models.items()}
 
 
