@@ -147,17 +147,15 @@ class CascadeStage(TableStage):
     def is_position(self, position: Position) -> bool:
         return not str(position[0]).startswith(_ROW_OF) and super().is_position(position)
 
-    def _changed_links(self) -> list[tuple[Graph, Link]]:
-        """Return the links by which rows of this database are changed, with the graph; none before it is read."""
-        if (graph := self.graph) is None:
-            return []
-        return [(graph, each) for each in graph.links if each.decision != "keep" and each.database == graph.database]
-
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return statements that need the rights of a run; without a graph, only those on parents. Executes none."""
         root: Any = self.model
         found: list[Any] = [root.select(*self.key).where(self.stale(now)).for_update(), root.delete()]
-        for graph, link in self._changed_links():
+        if (graph := self.graph) is None:
+            return found
+        for link in graph.links:
+            if link.decision == "keep" or link.database != graph.database:
+                continue
             model: Any = graph.model_of(link.table)
             found.append(model.select(*key_of(model)).for_update())
             if link.decision == "delete":

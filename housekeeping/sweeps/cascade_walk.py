@@ -345,7 +345,9 @@ class Walk:
         except PeeweeException as error:
             if is_local(link) or not is_unavailable(error):
                 raise
-            self.give_up(error, {self.root_of((below, number)) for number in live})
+            # The run ends with the error, once it is done with the other parents.
+            self.unreachable = error
+            self._drop({self.root_of((below, number)) for number in live})
             return
         is_whole, key = len(found) < most, len(table.key)
         recurses = self.statements.recurses(link)
@@ -520,7 +522,7 @@ class Walk:
                 upper = {owners[number] for number in waiting}
                 below.update(each for each in upper if each >= 0)
                 waiting = {-1 - each for each in upper if each < 0} - current
-                current = current | waiting
+                current |= waiting
             others = current - own if at == level else current
             if others:
                 found[at] = sorted(others)
@@ -620,11 +622,6 @@ class Walk:
                 if number in here or (level > 0 and above in dropped):
                     dropped.add((level, number))
                     self.forget(level, number)
-
-    def give_up(self, error: BaseException, parents: set[Place]) -> None:
-        """Skip parents, because a database with dependents is unavailable. The run ends with the error."""
-        self.unreachable = error
-        self._drop(parents)
 
     def postpone_largest(self) -> None:
         """Remove the parent with the most rows in the top window from the group, to process it last.
