@@ -328,8 +328,8 @@ def run(
     A run does not start if this machine's clock is over a minute from the database's. --force overrides that, too: the
     database's clock decides which rows are stale.
 
-    Exit status: 0 if the outcome is done, partial or skipped, also after Ctrl-C; 1 if it failed, or would fail; 130
-    after a second Ctrl-C (143 after a second SIGTERM).
+    Exit status: 0 if the outcome is done, partial or skipped, also after Ctrl-C; 1 if it failed, or would fail; 2 if
+    its declaration is refused; 130 after a second Ctrl-C (143 after a second SIGTERM).
     """
     settings, sweeps = load_workers(with_schema=False)
     sweep = find_worker(sweeps, name)
