@@ -12,6 +12,7 @@ from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
 from tests.integration.archives.tickets import create_archives
 from tests.integration.cascades.shop import NOW, execute, ids, sweep, value
+from tests.integration.conftest import Plant
 from tests.internals.database import database
 from tests.internals.engine import restoration_of, run_sweep
 from tests.session_settings import NEEDS_SESSION
@@ -90,6 +91,18 @@ def test_cleared_column_with_a_new_value_stays_as_it_is(schema: str) -> None:
     assert dry.counts["restored"] == run.counts["archived_rows"]
     assert result.counts["conflicts"] == 1
     assert value("SELECT author_id FROM comment WHERE id = 2") == 4
+
+
+def test_column_that_a_trigger_restores_is_not_archived(archive: str, plant: Plant) -> None:
+    of = _archiving(True, schema=archive)
+    create_archives(of)
+    plant("UPDATE ON comment", "OLD.author_id = 2", "NEW.author_id = 2")
+
+    result = run_sweep(of, clock=CLOCK)
+
+    assert (result.outcome, result.counts["failed"], ids("account")) == ("done", 1, {"account": [2, 4]})
+    assert ids(f'"{archive}".comment') == {f'"{archive}".comment': [1, 3]}
+    assert result.counts["archived_rows"] == 2 + 18 + 2
 
 
 def test_run_without_its_archives_changes_nothing(schema: str) -> None:
