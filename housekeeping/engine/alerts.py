@@ -235,7 +235,9 @@ def _failed_runs(sweep: Sweep, seen: Observation) -> Iterator[Alert]:
     if found:
         yield Alert("failed_runs", _in_words(sweep, found, number), most, found[0].runs, found[0].since)
     elif len(last) == most and all(map(is_failed, last)):
-        yield Alert("failed_runs", f"{counted(most, 'run')} in a row failed", most, most, _failing_since(seen.ended))
+        why = shortened(_error_of(seen.ended[-1]), _LONGEST_CAUSE)
+        text = f"{counted(most, 'run')} in a row failed, the last one with: {why}"
+        yield Alert("failed_runs", text, most, most, _failing_since(seen.ended))
 
 
 def _in_words(sweep: Sweep, found: Sequence[Failing], number: int) -> str:
@@ -258,9 +260,13 @@ def is_failed(outcome: str | None) -> bool:
 def _last_run(ended: Sequence[EndedRun]) -> Iterator[Alert]:
     last = ended[-1]
     if is_failed(last.outcome):
-        why = error_line(last.error) if isinstance(last.error, BaseException) else last.error
-        text = f"the last run ended as {last.outcome}: {why or last.reason}"
+        text = f"the last run ended as {last.outcome}: {_error_of(last)}"
         yield Alert("last_run", text, since=_failing_since(ended))
+
+
+def _error_of(run: EndedRun) -> str:
+    why = error_line(run.error) if isinstance(run.error, BaseException) else run.error
+    return str(why or run.reason)
 
 
 def _failing_since(ended: Sequence[EndedRun]) -> datetime | None:

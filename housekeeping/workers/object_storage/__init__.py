@@ -370,5 +370,9 @@ def examine() -> Iterator[Finding]:
             yield Finding("fine", sweep.name, f"object store {location}", "can be listed")
         except ObjectStoreUnavailable as error:
             yield Finding(
-                "error", sweep.name, f"object store {location}", str(error), "or switch it off: enabled false"
+                "error",
+                sweep.name,
+                f"object store {location}",
+                str(error),
+                "repair what the error names, or switch it off: enabled false",
             )
