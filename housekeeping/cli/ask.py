@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from typing import Any, Final, get_args
@@ -39,7 +39,7 @@ from housekeeping.database.queries import database_now, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.restore import MOST_ARCHIVED, Undo, undo_of
 from housekeeping.insight.plan import forecast_now, notable
-from housekeeping.insight.why import Explanation, WasSent, explain_run, meaning_of, with_newer_run
+from housekeeping.insight.why import Explanation, Unrecorded, WasSent, explain_run, meaning_of, with_newer_run
 from housekeeping.insight.why import why as explain_tick
 from housekeeping.insight.wording import (
     as_json,
@@ -337,9 +337,8 @@ def why(name: str, tick: str | None) -> None:
         now = clock.server_at
         time, note = (None, None) if tick is None else parse_local_time(tick, now, zone)
         processes = read_processes(heartbeat_store(settings), now)
-        answer = replace(
-            explain_tick(sweep, time, now, zone, _was_sent(settings, name, processes), processes), note=note
-        )
+        was_sent, unrecorded = _was_sent(settings, name, processes), _unrecorded(settings, name, processes)
+        answer = replace(explain_tick(sweep, time, now, zone, was_sent, processes, unrecorded), note=note)
         if tick is None:
             answer = replace(with_newer_run(answer), now=forecast_now(sweep, clock, settings))
     if not print_as_json(answer):
@@ -361,6 +360,22 @@ def _was_sent(settings: Settings, name: str, processes: Processes) -> WasSent:
             return None
 
     return was_sent
+
+
+def _unrecorded(settings: Settings, name: str, processes: Processes) -> Unrecorded:
+    """Return a function that returns the outcome of a tick that waits in Redis for the ledger."""
+
+    def unrecorded(tick: datetime) -> tuple[str, str] | None:
+        if shared_redis.is_replaced(settings) or settings.redis_url is None or not processes.known:
+            return None
+        with suppress(RedisUnavailable, ValueError, LookupError, TypeError), translate_redis_errors():
+            for each in TickStore(redis_client(settings.redis_url), settings.namespace).notes():
+                if (each.kind, each.worker, each.tick) == ("row", name, tick):
+                    row = json.loads(each.value)
+                    return str(row["outcome"]), in_one_line(str(row["reason"]), _ERROR_WIDTH)
+        return None
+
+    return unrecorded
 
 
 def _print(answer: Explanation, sweep: Sweep, now: datetime, zone: tzinfo) -> None:

@@ -178,6 +178,9 @@ _ORIGINS: Final = {
 #: Returns whether a scheduler has sent a tick, by the stored ticks; None if that is unknown.
 WasSent = Callable[[datetime], bool | None]
 
+#: Returns outcome and reason of a tick that the ledger could not store yet; None without one.
+Unrecorded = Callable[[datetime], tuple[str, str] | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -221,13 +224,15 @@ def why(
     zone: tzinfo,
     was_sent: WasSent = lambda tick: None,
     processes: Processes = UNKNOWN,
+    unrecorded: Unrecorded = lambda tick: None,
 ) -> Explanation:
     """Explain a worker's tick.
 
     Parameters:
       tick: The nominal time, any moment of its minute. None for the latest tick, or the last run of a worker without a
         schedule.
-      was_sent: Returns whether a scheduler sent the tick's message; called only for a tick without a ledger row.
+      was_sent: Returns whether a scheduler sent the tick's message; called only for a tick without a ledger row, as
+        `unrecorded`.
     """
     name = sweep.name
     cron = Cron(sweep.schedule, zone) if sweep.schedule else None
@@ -246,7 +251,7 @@ def why(
         return Explanation(name, tick, "not_a_tick", f"{sweep.schedule!r} does not fire at this minute; {nearest}", [])
     if (gap := _gap_around(name, tick, cron)) is not None:
         return Explanation(name, tick, "missed", meaning_of(gap), [gap])
-    return Explanation(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes), [])
+    return Explanation(name, tick, *_without_a_row(sweep, tick, now, was_sent, processes, unrecorded), [])
 
 
 #: Newest actions on a worker, among which the pause of a run is looked up.
@@ -268,7 +273,7 @@ def _pause_of(run: RunRecord) -> str | None:
 
 
 def _without_a_row(
-    sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent, processes: Processes
+    sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent, processes: Processes, unrecorded: Unrecorded
 ) -> tuple[str, str]:
     if not sweep.enabled:
         return "unknown", REASONS["disabled"]
@@ -278,6 +283,9 @@ def _without_a_row(
         return "unknown", "this worker has no schedule: it runs when it is enqueued or run by hand"
     if tick > now:
         return "not_yet", "this tick is in the future"
+    if (row := unrecorded(tick)) is not None:
+        outcome, reason = row
+        return outcome, f"{reason}. The ledger has no row of it yet, because the database did not accept it"
     sent = was_sent(tick)
     no_worker, no_scheduler = no_living_worker(processes, sweep.queue), no_living_scheduler(processes)
     if sent:

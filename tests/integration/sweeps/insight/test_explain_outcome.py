@@ -266,6 +266,12 @@ def test_dead_scheduler_is_named_at_once_with_the_time_of_its_death(
     assert "No scheduler is alive since 2026-11-20 11:59:40 UTC (last heartbeat of a:7" in answer.meaning
 
 
+def test_tick_that_the_full_ledger_cannot_store_says_how_it_ended(sweep: Sweep, recorded: Recorded) -> None:
+    answer = why(sweep, LAST, NOW, UTC, lambda tick: True, unrecorded=lambda tick: ("failed", "disk full: no space"))
+
+    assert (answer.outcome, answer.meaning.partition(". ")[0]) == ("failed", "disk full: no space")
+
+
 @pytest.mark.parametrize("sent", [False, None])
 def test_living_scheduler_is_given_time_to_send(sweep: Sweep, recorded: Recorded, sent: bool | None) -> None:
     soon = replace(sweep, schedule="59 11 * * *")
