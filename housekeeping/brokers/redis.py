@@ -115,6 +115,11 @@ WITH_ACKNOWLEDGMENT: Final = "with_acknowledgment"
 _LUA: Final = read_scripts(__file__)
 
 
+def dispatch_source(broker: RedisBroker) -> str:
+    """Return Dramatiq's script for all commands, with the time of Redis; raises as `dispatch_script`."""
+    return f"{_LUA['clock']}{text(dispatch_script(broker).script)}"
+
+
 class ReliableRedisBroker(RedisBroker):
     """Dramatiq's Redis broker, which loses no message to a lost connection or an unreadable message.
 
@@ -216,20 +221,22 @@ class ReliableRedisBroker(RedisBroker):
             self._nack(keys=[self.namespace], args=dispatch_arguments(self, "nack", queue_name, redis_id, body))
 
     def _dispatch(self, command: str) -> Callable[..., Any]:
-        if command == "enqueue":
-            dispatch: Callable[..., Any] = super()._dispatch(command)
-            return dispatch
-        return lambda queue_name, *args: self._process(
+        script = self._add if command == "enqueue" else self._process
+        return lambda queue_name, *args: script(
             keys=[self.namespace], args=dispatch_arguments(self, command, queue_name, *args)
         )
 
     @functools.cached_property
+    def _add(self) -> Callable[..., Any]:
+        return self.client.register_script(dispatch_source(self))
+
+    @functools.cached_property
     def _process(self) -> Callable[..., Any]:
-        return register_freeing_script(self.client, text(dispatch_script(self).script))
+        return register_freeing_script(self.client, dispatch_source(self))
 
     @functools.cached_property
     def _nack(self) -> Callable[..., Any]:
-        return register_freeing_script(self.client, fill(_LUA["nack"], dispatch=text(dispatch_script(self).script)))
+        return register_freeing_script(self.client, fill(_LUA["nack"], dispatch=dispatch_source(self)))
 
     def _assigned(self, queue_name: str) -> str:
         return f"{self.namespace}:__acks__.{self.broker_id}.{queue_name}"

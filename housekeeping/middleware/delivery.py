@@ -25,10 +25,9 @@ from housekeeping.brokers.dramatiq_internals import (
     Requeue,
     Skip,
     SkipDelivery,
-    dispatch_script,
     fail_message_on_error,
 )
-from housekeeping.brokers.redis import WITH_ACKNOWLEDGMENT, ReliableRedisBroker
+from housekeeping.brokers.redis import WITH_ACKNOWLEDGMENT, ReliableRedisBroker, dispatch_source
 from housekeeping.core.errors import HousekeepingError, RedisUnavailable
 from housekeeping.core.interrupts import LostLease, interrupter
 from housekeeping.core.logs import logger as named_logger
@@ -221,7 +220,7 @@ class Admission(Middleware):
 
     def end_with_acknowledgment(self, broker: ReliableRedisBroker) -> None:
         """End each message together with its acknowledgment, because the broker's queues are on the same Redis."""
-        self._dismiss = self._script_of_end(broker.client, text(dispatch_script(broker).script))
+        self._dismiss = self._script_of_end(broker.client, dispatch_source(broker))
         self._acknowledges = True
 
     @staticmethod

@@ -11,10 +11,10 @@ end
 
 --- one
 -- Change a key and enqueue a message. KEYS: the key, the broker's namespace. once: whether one waiting copy of the message
--- is enough. step: the arguments of the key's script. ARGV: given, the time, the body, the ids of the copy and of the
--- message. Returns the holder's id, or "" when the message is in the queue. Repeating the script changes nothing.
+-- is enough. step: the arguments of the key's script. ARGV: given, the body, the ids of the copy and of the message. Returns
+-- the holder's id, or "" when the message is in the queue. Repeating the script changes nothing.
 local function step(KEYS, given) --[[step]] end
-local now, body, copy, message_id = unpack(ARGV, 2)
+local body, copy, message_id = unpack(ARGV, 2)
 local messages = KEYS[2] .. ":" .. given.dispatch[3] .. ".msgs"
 given.step.message_id = message_id
 -- The sender got no answer to its first attempt.
@@ -26,13 +26,13 @@ end
 local waiting, queued, holder = waits()
 if not holder and given.step.state then
     take(KEYS[1], message_id, copy, messages, given.step)
-    enqueue(copy, body, now)
+    enqueue(copy, body)
     return ""
 end
 if given.once and waiting and queued and redis.call("hexists", messages, queued) == 1 then return message_id end
 local prevented_by = step({KEYS[1]}, given.step)
 if type(prevented_by) == "string" and prevented_by ~= "" then return prevented_by end
-enqueue(copy, body, now)
+enqueue(copy, body)
 if waits() then redis.call("hset", KEYS[1], "queued", copy, "bodies", messages) end
 return ""
 
@@ -40,15 +40,15 @@ return ""
 -- What `one` does with a single message.
 --[[take]]
 local function dispatch(KEYS, ARGV) --[[dispatch]] end
-local function enqueue(copy, body, now)
-    given.dispatch[2], given.dispatch[9], given.dispatch[10] = now, copy, body
+local function enqueue(copy, body)
+    given.dispatch[9], given.dispatch[10] = copy, body
     dispatch({KEYS[2]}, given.dispatch)
 end
 
 --- many
 -- The same for many messages of one queue, without keys or with claims that differ only in key and message id. KEYS: the
 -- broker's namespace, the key of each message. once: as in `one`. step: the shared arguments of the claims; nil without
--- keys. ARGV: given, the time, the bodies, and by the name ids the id of each message, which is also that of its copy.
+-- keys. ARGV: given, the bodies, and by the name ids the id of each message, which is also that of its copy.
 -- Returns the number of each message that was not enqueued, followed by the id of the holder of its key.
 --[[take]]
 local copies, entries, written = {}, {}, 0
@@ -66,13 +66,12 @@ local function dispatch(KEYS, ARGV) --[[dispatch]] end
 local shared, ids, dispatched = given.step, cjson.decode(ARGV[#ARGV]).ids, given.dispatch
 local queue = KEYS[1] .. ":" .. dispatched[3]
 local prevented = {}
-dispatched[2] = ARGV[2]
 local queued = shared and redis.call("hmget", queue .. ".msgs", unpack(ids)) or {}
 for n, message_id in ipairs(ids) do
-    local key, body = KEYS[n + 1], ARGV[n + 2]
+    local key, body = KEYS[n + 1], ARGV[n + 1]
     if key and redis.call("exists", key) == 1 then
         write_bodies(queue .. ".msgs") -- the holder may be an equal call of this bulk
-        local holder = one({key, KEYS[1]}, {"", ARGV[2], body, message_id, message_id}, given)
+        local holder = one({key, KEYS[1]}, {"", body, message_id, message_id}, given)
         if holder ~= "" then
             prevented[#prevented + 1] = n
             prevented[#prevented + 1] = holder

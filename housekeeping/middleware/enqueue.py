@@ -26,12 +26,11 @@ from housekeeping.brokers.dramatiq_internals import (
     SkipEnqueue,
     StoreUnavailable,
     dispatch_arguments,
-    dispatch_script,
     encode,
     enqueues_by_dispatch,
     fail_message_on_error,
 )
-from housekeeping.brokers.redis import ReliableRedisBroker
+from housekeeping.brokers.redis import ReliableRedisBroker, dispatch_source
 from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import error_line
@@ -89,7 +88,7 @@ class RedisQueues:
             "retain": key_scripts.RETAIN,
             "release": key_scripts.RELEASE,
         }
-        lua = text(dispatch_script(broker).script)
+        lua = dispatch_source(broker)
         sources: dict[Kind | None, str] = {kind: with_enqueueing(step, lua) for kind, step in steps.items()}
         sources[None] = lua
         freeing = functools.partial(register_freeing_script, broker.client)
@@ -143,15 +142,15 @@ class RedisQueues:
             args = [*dispatched, message.options["redis_message_id"], encode(message)]
             self._scripts[None, replacing](keys=[namespace], args=args)
             return [""]
-        command, now, *constant = dispatched
+        command, _, *constant = dispatched
         given = _given(command, *constant, step=step and (step.once, *step.shared.items()))
         if step is not None and len(messages) == 1:
-            args = [given, now, encode(message), message.options["redis_message_id"], message.message_id]
+            args = [given, encode(message), message.options["redis_message_id"], message.message_id]
             script = self._scripts[step.kind, replacing]
             return [text(script(keys=[self._prefix + step.key, namespace], args=args))]
         names = [self._prefix + its_step.key for its_step in steps if its_step is not None]
         ids = named(ids=[each.message_id for each in messages])
-        prevented = self._many(keys=[namespace, *names], args=[given, now, *map(encode, messages), ids])
+        prevented = self._many(keys=[namespace, *names], args=[given, *map(encode, messages), ids])
         holders = [""] * len(messages)
         for number, holder in zip(prevented[::2], prevented[1::2], strict=True):
             holders[number - 1] = text(holder)

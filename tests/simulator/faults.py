@@ -40,11 +40,10 @@ _TIMEOUT_S: Final = 5.0  # client timeout for Redis
 _LATE_S: Final = (0.1, 2.0, 4.0, 10.0)
 #: Longer than a sweep's lease, and shorter than the idle-in-transaction timeout.
 _IN_A_TRANSACTION_S: Final = 50.0
-#: Clock steps of a scheduler. Dramatiq's broker takes the time from its clients. A worker whose clock is ahead by more
-#: than the heartbeat timeout takes all others for dead and hands out their messages.
+#: Clock steps of a scheduler.
 _STEPS_S: Final = (-3600.0, -61.0, -7.0, 7.0, 61.0, 3600.0)
-
-_SMALL_STEPS_S: Final = (-20.0, -3.0, 3.0, 20.0)
+#: Differences of a worker's clock, also by more than the broker's heartbeat timeout.
+_SMALL_STEPS_S: Final = (-90.0, -20.0, -3.0, 3.0, 20.0, 90.0)
 
 
 class ScriptedFaults:
@@ -130,7 +129,7 @@ class ScriptedFaults:
             if scheduling:
                 process.clock_offset += self._rng.choice(_STEPS_S)
             else:
-                process.clock_offset = self._rng.choice(_SMALL_STEPS_S)  # at most 40 s from the others
+                process.clock_offset = self._rng.choice(_SMALL_STEPS_S)
         elif kind == "stop":
             self._on_stop(process)
 

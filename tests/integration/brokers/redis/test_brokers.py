@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 
-from housekeeping import Settings, install
+from housekeeping import Settings, enqueue_many, install
 from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, queued, working
 from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.brokers import redis as redis_broker
@@ -168,6 +169,25 @@ def test_busy_process_is_not_considered_dead(broker: RedisBroker) -> None:  # B1
     assert next(consumer) is None
 
     assert broker.client.zscore(f"{broker.namespace}:__heartbeats__", broker.broker_id) is not None
+
+
+@pytest.mark.parametrize("command", ["fetch", "enqueue", "enqueue_many"])
+def test_process_whose_clock_is_ahead_requeues_no_running_message(  # B1
+    broker: RedisBroker, settings: Settings, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    other = installed(settings.model_copy(update={"database_url": None}))
+    actors = [dramatiq.actor(broker=each, actor_name="work")(lambda: None) for each in (broker, other)]
+    actors[0].send()
+    assert next(broker.consume("default", timeout=1)) is not None
+
+    monkeypatch.setattr("dramatiq.common.time", lambda: time.time() + 120)
+    if command == "enqueue":
+        actors[1].send()
+    elif command == "enqueue_many":
+        enqueue_many(actors[1], [()])
+    delivered = list(other.do_fetch("default", 9))
+
+    assert len(delivered) == (command != "fetch")
 
 
 def test_identical_unreadable_messages_are_all_moved(broker: RedisBroker) -> None:  # B3
