@@ -28,6 +28,8 @@ from typing import Any, Final, TypeVar
 
 from dramatiq.threading import Interrupt, raise_thread_exception
 
+from housekeeping.core.threads import free_after_fork
+
 #: Functions of Python's own modules that lock or unlock a lock for their caller. If one is interrupted, the lock stays
 #: locked and all threads wait for it forever: before Python 3.13, a log handler's lock, too.
 _LOCKING: Final = frozenset(
@@ -96,7 +98,7 @@ _LOOKING: Final = frozenset(
 _LOAD_SPECIAL: Final = opcode.opmap.get("LOAD_SPECIAL")
 #: Iterations of a loop until an exception set for the current thread has been raised; one is enough.
 _ITERATIONS: Final = 1000
-_reading_frames: Final = threading.Lock()
+_reading_frames: Final = free_after_fork(threading.Lock())
 
 
 def at_safe_point(thread_id: int, outside: Mapping[str, Any]) -> bool:
@@ -291,7 +293,7 @@ _LONG_PAUSE_S: Final = 0.05
 #: Text of the error that Dramatiq raises in place of an interrupt if the actor's coroutine takes over a second to end.
 _COROUTINE_CONTINUES: Final = "Timed out while waiting for coroutine."
 
-_lock: Final = threading.Lock()
+_lock: Final = free_after_fork(threading.Lock())
 _sections: Final[dict[int, _Section]] = {}  # by thread id
 
 

@@ -1,15 +1,27 @@
-"""Blocking calls of coroutines, in threads of the event loop."""
+"""Blocking calls of coroutines, in threads of the event loop, and locks that forked children can use."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
-from typing import Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+if TYPE_CHECKING:
+    import asyncio
+
+L = TypeVar("L")
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def free_after_fork(lock: L) -> L:
+    """Return a lock of the process, and let it be free in each forked child; the thread that held it is not there."""
+    own: Any = lock
+    os.register_at_fork(after_in_child=own._at_fork_reinit)
+    return lock
+
 
 #: Set once the task that waits for the current call of `in_thread` is canceled. None outside of such calls.
 task_canceled: Final[ContextVar[threading.Event | None]] = ContextVar("task_canceled", default=None)
@@ -31,6 +43,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
       asyncio.CancelledError: The task was canceled. The function may have had its effect; its error is dropped.
       Exception: What the function raises. StopIteration becomes RuntimeError, as in a coroutine.
     """
+    import asyncio  # commands that need only the locks would import it for nothing
+
     canceled = threading.Event()
     context = copy_context()
     context.run(task_canceled.set, canceled)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from peewee import BareField, BigIntegerField, CompositeKey, Field, Model, ProgrammingError
 
+from housekeeping.core.threads import free_after_fork
 from housekeeping.database.connection import BaseModel, database
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Table:
         return any(set(key) <= set(columns) for key in self.keys)
 
 
-_lock: Final = threading.RLock()
+_lock: Final = free_after_fork(threading.RLock())
 #: Numbers of changes to this module's data: a table was read, missing or forgotten, or the fields of a model changed.
 _changes: Final = count(1)
 _last_change = 0

@@ -21,6 +21,7 @@ from housekeeping.core.errors import HandlerFailed, RowNotChanged
 from housekeeping.core.logs import error_line, in_one_line, shortened, to_log_value
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.telemetry import report
+from housekeeping.core.threads import free_after_fork
 from housekeeping.database.connection import database, shorten_time_limits
 from housekeeping.database.errors import (
     Kind,
@@ -302,7 +303,7 @@ def delay_after(times: int) -> timedelta:
 
 #: Worker and cause -> when this process last reported it, by the monotonic clock.
 reported_at: Final[dict[tuple[str, str], float]] = {}
-_reporting: Final = threading.Lock()
+_reporting: Final = free_after_fork(threading.Lock())
 _MOST_REPORTED: Final = 1000
 
 

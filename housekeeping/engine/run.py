@@ -33,7 +33,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.pings import pings
 from housekeeping.core.settings import MAIN
 from housekeeping.core.telemetry import WaitTimes, current_message, report, wait_times, withhold
-from housekeeping.core.threads import task_canceled
+from housekeeping.core.threads import free_after_fork, task_canceled
 from housekeeping.database.connection import database
 from housekeeping.database.errors import cause_of, is_disk_full, is_unreachable, with_way_out
 from housekeeping.engine import CLOCK_SKEWS, RunRequest, RunResult, RunState, alerts, initial_counts
@@ -62,7 +62,7 @@ _LONGEST_TRACEBACK: Final = 10_000  # characters
 _MASKED: Final = 10 * _LONGEST_TRACEBACK  # characters of a huge error text that are searched for passwords
 #: Start of each open run of this process, by worker and run id; in seconds since 1970.
 _open_runs: Final[dict[tuple[str, int], float]] = {}
-_open_runs_lock: Final = threading.Lock()
+_open_runs_lock: Final = free_after_fork(threading.Lock())
 
 
 def run_sweep(

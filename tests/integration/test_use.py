@@ -53,6 +53,41 @@ with lease:
 print("ok")
 """
 
+#: A process that forks while another of its threads has the locks of a run.
+_BUSY_FORKER = """
+import os, signal, threading
+from contextlib import ExitStack
+import housekeeping
+from housekeeping import Delete, Rows, Sweep
+from housekeeping.core import interrupts
+from housekeeping.database import catalog
+from housekeeping.engine import failures, run
+
+held, may_end = threading.Event(), threading.Event()
+
+def hold(*locks):
+    with ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
+        held.set()
+        may_end.wait(60)
+
+housekeeping.use()
+sweep = Sweep("tests.entries", Rows("entries", stale=lambda row: row.id > 0, order="id", action=Delete()))
+locks = catalog._lock, run._open_runs_lock, failures._reporting, interrupts._lock, interrupts._reading_frames
+holder = threading.Thread(target=hold, args=locks)
+holder.start()
+assert held.wait(60)
+if os.fork() == 0:
+    signal.alarm(30)
+    os._exit(housekeeping.run_sweep(sweep).outcome != "done")
+child = os.wait()[1]
+may_end.set()
+holder.join()
+assert os.waitstatus_to_exitcode(child) == 0
+print("ok")
+"""
+
 
 @pytest.fixture(autouse=True)
 def unused(postgres: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +212,18 @@ def test_forked_process_has_connections_and_leases_of_its_own(
     if not has_redis:
         environment = environment | {f"{PREFIX}REDIS_URL": "", f"{PREFIX}BROKER_URL": ""}
 
+    assert_prints_ok(_FORKER, environment)
+
+
+@pytest.mark.usefixtures("sweep")
+def test_sweep_runs_in_a_process_forked_while_a_thread_has_the_locks(environment: dict[str, str]) -> None:
+    assert_prints_ok(_BUSY_FORKER, environment)
+
+
+def assert_prints_ok(script: str, environment: dict[str, str]) -> None:
+    """Run a script in a new process, whose deprecation warnings about forks are ignored."""
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKER],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
         env=environment,
         capture_output=True,
         text=True,
