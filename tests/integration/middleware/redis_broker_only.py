@@ -20,6 +20,7 @@ REASONS: Final = {
     "deduplication/test_outlived_keys.py::test_waiting_key_of_an_ended_message_stops_no_other": _GONE_COPY,
     "deduplication/test_outlived_keys.py::test_key_of_an_ended_run_stops_no_other_message": _GONE_COPY,
     "deduplication/test_outlived_keys.py::test_key_of_a_message_that_was_flushed_stops_no_other": _GONE_COPY,
+    "deduplication/test_outlived_keys.py::test_key_of_a_delayed_message_that_was_flushed_stops_no_other": _GONE_COPY,
     "deduplication/test_outlived_keys.py::test_key_of_a_second_delivery_is_kept_while_it_runs": _GONE_COPY,
     "deduplication/test_limits.py::test_message_costs_no_more_round_trips_than_its_steps": _COUNTED,
     "test_enqueueing.py::test_unavailable_redis_raises_for_senders_other_than_the_scheduler": _RETRY,
