@@ -210,6 +210,7 @@ def limited_role(postgres: Database, admin: Connection) -> Iterator[str]:
         cursor.execute("DROP ROLE limited")
 
 
+@pytest.mark.direct_only(reason="a pooler rejects the options of a direct connection")
 @pytest.mark.parametrize("prepared_statements", ["auto", "on", "off"])
 def test_limit_of_a_role_for_transactions_is_lifted(
     settings: Settings, limited_role: str, prepared_statements: PreparedStatements
