@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from housekeeping.testing.assertions import assert_survives_kill
 from tests.integration.purge.conftest import EXPIRED, Left, purge
 from tests.internals.core import WrongArgument
 from tests.internals.database import Database
 from tests.internals.engine import PurgeRequest, recorded_request, restoration_of, sweep_of
 from tests.internals.insight import plan_purge
 from tests.internals.ledger import history
-from tests.session_settings import NEEDS_SESSION
 
 REQUEST = PurgeRequest(table="sessions", where=EXPIRED, batch_size=4, archive_to="old_sessions")
 
@@ -56,9 +54,3 @@ def test_missing_archive_is_rejected_with_its_statement(sessions: Left) -> None:
 def test_wrong_name_of_an_archive_is_rejected_in_one_line(sessions: Left) -> None:
     with pytest.raises(WrongArgument, match="--archive-to"):
         sweep_of(PurgeRequest(table="sessions", where=EXPIRED, archive_to="a.b.c"))
-
-
-@pytest.mark.slow
-@NEEDS_SESSION
-def test_purge_with_an_archive_survives_kill_at_every_point(archive: None, sessions: Left) -> None:
-    assert_survives_kill(sweep_of(REQUEST), ignoring=["archived_at", "archived_by_run"])

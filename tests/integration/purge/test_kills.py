@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from housekeeping.testing.assertions import assert_survives_kill
 from housekeeping.testing.points import Ended, run_in_process
 from tests.integration.purge.conftest import ADD_SESSIONS, EXPIRED, Left, purge
 from tests.internals.database import Database
-from tests.internals.engine import PurgeRequest, request_of, sweep_of
+from tests.internals.engine import PurgeRequest, request_of
 from tests.internals.ledger import NOW, SILENCE, Override, Run, operators
 from tests.session_settings import NEEDS_SESSION
 
@@ -73,8 +72,3 @@ def test_purge_killed_at_any_point_is_resumed(
         assert (deleted(), sessions()) == (8, [9, 10, 11, 12]), f"not resumed before {points[-1]}"
 
     assert sum("DELETE FROM" in point for point in points) >= 1
-
-
-@NEEDS_SESSION
-def test_purge_survives_kill_at_every_point(sessions: Left) -> None:
-    assert_survives_kill(sweep_of(PurgeRequest(table="sessions", where=EXPIRED, batch_size=4)))

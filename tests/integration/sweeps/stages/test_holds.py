@@ -11,7 +11,7 @@ from peewee import SQL, fn
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Call, Delete, Guard, Sweep
-from housekeeping.testing.assertions import assert_idempotent, assert_survives_kill
+from housekeeping.testing.assertions import assert_idempotent
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import changed
 from tests.integration.pausing import changed_in_the_gap, pausing
@@ -177,9 +177,3 @@ def test_second_run_with_a_hold_changes_nothing(documents: None) -> None:
     assert_idempotent(DOCUMENTS, now=NOW)
 
     assert left() == [2, 5, 6]
-
-
-@pytest.mark.slow
-@NEEDS_SESSION
-def test_rows_on_hold_stay_wherever_the_run_is_killed(documents: None) -> None:
-    assert_survives_kill(changed(DOCUMENTS, rows_per_s=1_000_000, rest=0.001), now=NOW)

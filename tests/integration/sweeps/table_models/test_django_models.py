@@ -15,14 +15,12 @@ from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import parse_dsn
 
 from housekeeping import Call, Delete, Event, Limits, Rows, StateMachine, Sweep, Transition, events
-from housekeeping.testing.assertions import assert_survives_kill
 from tests.declarations import changed, stage_of
 from tests.integration.sweeps.table_models import django_shop as shop
 from tests.internals.core import DeclarationError
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.sweeps import Action, model_of
-from tests.session_settings import NEEDS_SESSION
 
 TOKYO = "tests.integration.sweeps.table_models"
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -150,14 +148,6 @@ def test_event_carries_the_named_columns(tables: None) -> None:
         run_sweep(expired(event=Event(event, session="id", ended="expires_at")))
 
     assert told == [{"session": session.pk, "ended": NOW}]
-
-
-@pytest.mark.slow
-@NEEDS_SESSION
-def test_killed_run_on_uuid_keys_resumes(tables: None) -> None:
-    add_sessions(*(NOW - timedelta(hours=n) for n in range(5)))
-
-    assert assert_survives_kill(expired(batch=2))
 
 
 def test_rows_with_composite_key_in_quoted_schema_are_deleted(order_lines: None, admin: Connection) -> None:
