@@ -194,24 +194,6 @@ def test_help_lists_each_command_in_one_line(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_dramatiq_and_periodiq_print_setting_errors_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    environment["HOUSEKEEPING_DATABASE_URL"] = "mysql://me:hunter2@host/db"
-
-    finished = subprocess.run(
-        [str(Path(sys.executable).with_name("periodiq")), "housekeeping.app"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert finished.returncode == 2
-    assert "housekeeping: HOUSEKEEPING_DATABASE_URL is 'mysql://me:***@host/db'" in finished.stderr
-    assert "Traceback" not in finished.stderr and "hunter2" not in finished.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("shown_by", ["list", "status", "doctor"])
 def test_families_without_tables_are_shown_in_a_line_each(command: Command, shown_by: str) -> None:
     command("init")

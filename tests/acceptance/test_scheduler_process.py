@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import redis
 
 from housekeeping.workers.user_status_cleanup.models import UserStatus
-from tests.acceptance.processes import PATIENCE_S, SCHEDULER, WORKER, eventually, started
-from tests.acceptance.queues import Queues
+from tests.acceptance.processes import SCHEDULER, WORKER, eventually, started
 from tests.internals.database import Database
 from tests.internals.embedded import embedded
-from tests.internals.ledger import Run, runs
+from tests.internals.ledger import Run
 from tests.internals.workers import BUILT_IN
 
 APP = "housekeeping.app"
@@ -72,110 +67,3 @@ def test_invalid_setting_ends_the_process_with_one_line(program: list[str], envi
     assert error_lines[0].startswith("housekeeping: HOUSEKEEPING_CATCH_UP is 'all'; it should be")
     assert "Traceback" not in ended.stderr
     assert ended.returncode == 2
-
-
-def test_invalid_setting_raises_at_import(environment: dict[str, str]) -> None:
-    environment["HOUSEKEEPING_CATCH_UP"] = "all"
-
-    ended = subprocess.run(
-        [sys.executable, "-c", f"from {APP} import broker"], env=environment, capture_output=True, text=True, timeout=60
-    )
-
-    assert "SettingsError: HOUSEKEEPING_CATCH_UP is 'all'" in ended.stderr
-    assert ended.returncode == 1
-
-
-@pytest.mark.slow
-def test_scheduler_catches_up_after_an_outage(  # S4, S5
-    environment: dict[str, str], postgres: Database, queues: Queues, tmp_path: Path
-) -> None:
-    environment["HOUSEKEEPING_WORKERS"] = OTHERS_OFF
-    environment["HOUSEKEEPING_BUILT_IN"] = "all"  # also without their tables
-    runs.record(
-        STATUSES,
-        "skipped",
-        "paused",
-        message_id=None,
-        tick=datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10),
-        trigger="schedule",
-    )
-
-    with started([*SCHEDULER, APP], environment, tmp_path / "scheduler") as scheduler:
-        eventually(lambda: Run.select().count() > 1, scheduler, patience_s=40)
-
-    missed = Run.select().order_by(Run.id.desc()).first()
-    assert (missed.outcome, missed.reason) == ("missed", "no_scheduler")
-    assert missed.counts["missed"] in (9, 10)  # the minute may turn while the scheduler starts
-    assert len(queues.messages("cronjob")) == 1
-
-
-#: periodiq's app, whose process is killed around the enqueue.
-DYING = """
-import os, signal
-from housekeeping.app import broker
-from housekeeping.core.settings import Settings
-from housekeeping.middleware.enqueue import RedisQueues
-
-owner, step = (broker, "put") if Settings.load().on_rabbitmq else (RedisQueues, "_execute")
-enqueue = getattr(owner, step)
-
-def die(*args):
-    if {enqueued}:
-        enqueue(*args)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(owner, step, die)
-"""
-
-
-@pytest.mark.slow
-def test_tick_of_a_scheduler_killed_before_sending_is_caught_up(  # S1, S5
-    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
-) -> None:
-    _kill_and_restart_a_scheduler(environment, postgres, redis_client, queues, tmp_path, enqueued=False)
-
-
-@pytest.mark.slow
-def test_tick_of_a_scheduler_killed_while_sending_runs_once(  # S1, S5
-    environment: dict[str, str], postgres: Database, redis_client: redis.Redis, queues: Queues, tmp_path: Path
-) -> None:
-    _kill_and_restart_a_scheduler(environment, postgres, redis_client, queues, tmp_path, enqueued=True)
-
-
-def _kill_and_restart_a_scheduler(
-    environment: dict[str, str],
-    postgres: Database,
-    redis_client: redis.Redis,
-    queues: Queues,
-    tmp_path: Path,
-    *,
-    enqueued: bool,
-) -> None:
-    postgres.create_tables([UserStatus])
-    (tmp_path / "dying.py").write_text(DYING.format(enqueued=enqueued))
-    others: dict[str, dict[str, object]] = json.loads(OTHERS_OFF)
-    environment["HOUSEKEEPING_WORKERS"] = json.dumps({**others, STATUSES: {"schedule": "0 0 1 1 *"}})
-    new_year = datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC)
-    two_years_before = new_year.replace(year=new_year.year - 2)
-    runs.record(STATUSES, "skipped", "paused", message_id=None, tick=two_years_before, trigger="schedule")
-    in_the_folder = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH", "")]))
-
-    with started(
-        [*SCHEDULER, "dying:broker"], environment | {"PYTHONPATH": in_the_folder}, tmp_path / "killed"
-    ) as killed:
-        assert killed.running.wait(PATIENCE_S) == -signal.SIGKILL
-    claims = f"{environment['HOUSEKEEPING_NAMESPACE']}:tick_claim:*"
-    eventually(lambda: not list(redis_client.scan_iter(match=claims)))
-    with (
-        started([*SCHEDULER, APP], environment, tmp_path / "scheduler") as scheduler,
-        started([*WORKER, APP, "-p", "1", "-t", "1"], environment, tmp_path / "worker") as worker,
-    ):
-        eventually(lambda: Run.select().where(Run.outcome == "done").exists(), scheduler, worker)
-        eventually(lambda: Run.select().where(Run.outcome == "missed").exists(), scheduler, worker)
-        eventually(lambda: not queues.messages("cronjob"), worker)
-
-    [missed] = Run.select().where(Run.outcome == "missed")
-    [done] = Run.select().where(Run.outcome == "done")
-    assert (missed.tick.year, missed.counts) == (new_year.year - 1, {"missed": 1})
-    assert done.tick == new_year
-    assert Run.select().count() == 3
