@@ -105,22 +105,3 @@ def test_stopped_sweep_resumes_from_its_cursor(  # R5
     ended = Run.select().order_by(Run.id.desc()).first()
     assert (ended.message_id, ended.counts["deleted_rows"]) == (stopped.message_id, left)
     assert any(line.get("resumed") is True for line in second.lines())
-
-
-@pytest.mark.slow
-def test_stuck_jobs_enqueues_its_children_while_postgres_is_down(
-    environment: dict[str, str], queues: Queues, tmp_path: Path
-) -> None:
-    environment["HOUSEKEEPING_DATABASE_URL"] = "postgresql://nobody@127.0.0.1:1/nothing"
-    queues.put("cronjob", "ci.stuck_jobs")
-
-    with started([*WORKER, "housekeeping.app", "-p", "1", "-t", "1"], environment, tmp_path / "log") as worker:
-        eventually(lambda: len(queues.messages("cronjob.DQ")) == 5, worker)
-
-    assert sorted(message.actor_name for message in queues.messages("cronjob.DQ")) == [
-        "ci.stuck_builds.drop_canceling",
-        "ci.stuck_builds.drop_pending",  # its retry
-        "ci.stuck_builds.drop_running",
-        "ci.stuck_builds.drop_scheduled",
-        "ci.stuck_jobs",  # its retry
-    ]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import prometheus_client
@@ -19,7 +17,7 @@ import redis
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from housekeeping import ExclusiveLease
-from tests.internals.core import Counter, Exporter, Histogram, LostLease, StderrHandler, interrupt, run_interruptibly
+from tests.internals.core import Counter, Exporter, Histogram, LostLease, interrupt, run_interruptibly
 from tests.internals.database import Database
 
 PATIENCE_S = 20
@@ -84,23 +82,6 @@ def interrupt_when_inside(thread_id: int) -> None:
     while not interrupt(thread_id, LostLease):
         assert time.monotonic() < deadline
         time.sleep(0.0001)
-
-
-@pytest.mark.parametrize("times", TIMES)
-def test_interrupts_of_a_logging_thread_leave_its_handlers_unlocked(
-    times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logger = logging.getLogger("interrupted")
-    logger.propagate = False
-    with (tmp_path / "log").open("w") as file:
-        logger.handlers[:] = [StderrHandler(), logging.StreamHandler(file)]
-        try:
-            interrupt_often(lambda number: logger.error("line %d|", number), times)
-        finally:
-            logger.handlers[:] = []
-            logger.propagate = True
-
-    assert {line.count("|") for line in capsys.readouterr().err.splitlines()} == {1}
 
 
 @pytest.mark.parametrize("times", TIMES)

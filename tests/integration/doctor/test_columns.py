@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +42,6 @@ REQUIRED = [
         "batched_git_ref_updates.project_cleanup",
     ),
 ]
-JOBS = "ci.stuck_builds.drop_pending"
 NOT_NEEDED = [("bulk_imports", "has_failures"), ("bulk_import_entities", "jid"), ("bulk_import_trackers", "relation")]
 
 
@@ -172,26 +170,6 @@ def test_init_warns_of_a_table_that_is_a_partition(
 
     assert done.returncode == 0
     assert "warning: ci_builds is a partition of p_ci_builds" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [["plan", JOBS], ["run", JOBS], ["status"], ["doctor"]])
-def test_commands_work_on_a_partition_without_labels(
-    partition: None,
-    environment: dict[str, str],
-    command_processes: CommandProcesses,
-    postgres: Database,
-    tmp_path: Path,
-    command: list[str],
-) -> None:
-    postgres.execute_sql("ALTER TABLE p_ci_builds DROP COLUMN stage")
-
-    done = command_processes.run([*command, "--json"], environment, tmp_path, timeout_s=60)
-
-    said = json.loads(done.stdout)
-    assert "stage" not in done.stderr
-    if command[0] == "run":
-        assert said["outcome"] == "done"
 
 
 @pytest.mark.parametrize("kind", ["bigint", "text", "jsonb"])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -16,7 +13,6 @@ import pytest
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import enqueue_many
-from tests.acceptance.processes import WORKER, eventually, started
 from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, keys
 from tests.integration.middleware.step_worker import StepWorker
@@ -26,26 +22,17 @@ PATIENCE_S: Final = 30
 ExportTo = Callable[[metrics.Exporter], None]
 _APPLICATION: Final = """
 import dramatiq
-from dramatiq.middleware.prometheus import Prometheus
 from housekeeping import install
 from housekeeping.brokers import message_broker
 from housekeeping.core.settings import Settings
 
 settings = Settings.load()
 broker = message_broker(settings)
-broker.add_middleware(Prometheus())
 install(broker, settings, workers=False)
 dramatiq.set_broker(broker)
 
 @dramatiq.actor(idempotent=True)
 def work(number): ...
-
-@dramatiq.actor(queue_name="asked")
-def ask():
-    work.send(2), work.send(2), work.send(2)
-
-@dramatiq.actor(queue_name="never_worked_off", idempotent=True)
-def early(): ...
 """
 
 
@@ -124,63 +111,13 @@ def test_failing_metric_fails_no_send(
     assert [record.message for record in caplog.records].count("Metrics are not exported") == 1
 
 
-def application(folder: Path, more: str = "") -> Path:
-    module = folder / "deduplicating_application.py"
-    module.write_text(_APPLICATION + more)
-    return module
-
-
 @pytest.mark.slow
-def test_plain_sender_exports_its_dropped_duplicates(
-    environment: dict[str, str], tmp_path: Path, redis_client: Any
-) -> None:
+def test_plain_sender_exports_its_dropped_duplicates(environment: dict[str, str], redis_client: Any) -> None:
     # D2: such as a web application with its own metrics page
-    module = application(tmp_path, "import prometheus_client\nwork.send(1), work.send(1), work.send(1)\n")
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    page = "import prometheus_client\nprint(prometheus_client.generate_latest().decode())"
 
-    sender = [
-        sys.executable,
-        "-c",
-        f"exec(open({str(module)!r}).read())\nprint(prometheus_client.generate_latest().decode())",
-    ]
+    sender = [sys.executable, "-c", f"{_APPLICATION}\nwork.send(1), work.send(1), work.send(1)\n{page}"]
     said = subprocess.run(sender, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert 'housekeeping_deduplicated_total{worker="work"} 2.0' in said.stdout, said.stderr
-
-
-@pytest.mark.slow
-def test_dramatiqs_metrics_page_shows_drops_of_all_worker_processes(
-    environment: dict[str, str], tmp_path: Path, broker: RedisBroker
-) -> None:
-    # D2
-    application(tmp_path, "early.send(), early.send()\nassert 'prometheus_client' not in __import__('sys').modules\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    own = {
-        "dramatiq_prom_host": "127.0.0.1",
-        "dramatiq_prom_port": str(port),
-        "dramatiq_prom_db": str(tmp_path / "shared"),
-        "PYTHONPATH": str(tmp_path),
-    }
-    arguments = [*WORKER, "deduplicating_application:broker", "--processes", "1", "--threads", "1", "-Q", "asked"]
-
-    with started(arguments, environment | own, tmp_path / "log") as process:
-        ask(broker)
-        eventually(shown(port, 'housekeeping_deduplicated_total{worker="work"} 2.0'), process)
-        eventually(shown(port, 'dramatiq_messages_total{actor_name="ask",queue_name="asked"} 1.0'), process)
-
-
-def ask(broker: RedisBroker) -> None:
-    dramatiq.actor(broker=broker, actor_name="ask", queue_name="asked")(lambda: None).send()
-
-
-def shown(port: int, line: str) -> Callable[[], bool]:
-    def look() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as page:
-                return line in page.read().decode()
-        except OSError:
-            return False
-
-    return look

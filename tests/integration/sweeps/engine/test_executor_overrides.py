@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -15,23 +14,6 @@ from tests.integration.sweeps.engine.executed import DUE, SMALL
 from tests.internals.database import database
 from tests.internals.engine import run_sweep
 from tests.internals.workers import status_sweep as sweep
-
-
-def test_alerts_are_raised_above_their_thresholds_only(
-    add_statuses: AddStatuses, locked: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    few = dataclasses.replace(SMALL, alerts=dataclasses.replace(sweep.alerts, backlog=10))
-    add_statuses(11, DUE)
-
-    with locked("SELECT * FROM user_statuses WHERE user_id <= 10 FOR UPDATE"):
-        run_sweep(few)
-        at_the_limit = alarms(caplog)
-        add_statuses(1, DUE, first_id=100)
-        with locked("SELECT * FROM user_statuses WHERE user_id = 100 FOR UPDATE"):
-            run_sweep(few)
-
-    assert at_the_limit == []
-    assert alarms(caplog) == ["backlog"]
 
 
 def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:

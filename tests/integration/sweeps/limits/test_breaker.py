@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL
 from tests.internals.core import BreakerSettings, BreakerTripped, WorkerSettings
 from tests.internals.database import Database, database
 from tests.internals.engine import RowGuard, run_sweep
-from tests.internals.insight import why, worker_status
+from tests.internals.insight import worker_status
 from tests.internals.ledger import NOW, Counts, Run, RunRow
 from tests.internals.sweeps import Backlog
 
@@ -95,22 +94,6 @@ def test_breaker_that_trips_for_hours_keeps_the_usual_number(
     add_statuses(500, DUE)
 
     assert run_sweep(STOPPING).outcome == "done"
-
-
-@pytest.mark.parametrize(("due", "reason"), [(50, None), (51, "breaker")])
-def test_more_than_the_share_of_the_table_trips_the_breaker(
-    add_statuses: AddStatuses, history: History, due: int, reason: str | None
-) -> None:
-    history(10, 1)
-    add_statuses(due, DUE)
-    add_statuses(100 - due, "now() + interval '1 day'", first_id=1000)
-    database.execute_sql("ANALYZE user_statuses")
-
-    result = run_sweep(with_breaker(share=0.5))
-
-    assert result.reason == reason
-    assert reason is None or "51 rows are stale;" in str(result.error)
-    assert reason is None or "the breaker allows 50;" in str(result.error)
 
 
 @pytest.mark.parametrize(("due", "reason"), [(50, None), (51, "breaker")])
@@ -224,13 +207,3 @@ def test_breaker_is_configured_by_a_setting() -> None:
     assert SMALL.configured(WorkerSettings(breaker=BreakerSettings(times_history=None))).guard == Guard(
         None, None, first_run=False
     )
-
-
-def test_why_names_the_commands_to_continue(add_statuses: AddStatuses, history: History, low_floor: None) -> None:
-    history(10, 0)
-    add_statuses(11, DUE)
-    run_sweep(STOPPING)
-
-    answer = why(dataclasses.replace(STOPPING, schedule=None), None, datetime.now(UTC), UTC)
-
-    assert "more than 10 rows are stale" in answer.meaning and "--confirm" in answer.meaning

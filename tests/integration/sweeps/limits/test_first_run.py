@@ -13,20 +13,18 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import pytest
-from dramatiq.brokers.redis import RedisBroker
 from peewee import BigAutoField
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Alerts, BaseModel, Delete, Settings, Sweep, UtcDateTimeField
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import changed, stage_of
-from tests.integration.middleware.step_worker import StepWorker
 from tests.integration.own_stages import with_stages
 from tests.integration.sweeps.engine.sizing import past_runs
 from tests.integration.sweeps.limits.visits import NAME, OLD, Visit, old
 from tests.integration.sweeps.limits.visits import visits as visits
 from tests.internals.database import Database, database
-from tests.internals.engine import AT_LEAST, FLOOR, ONE_IN, RowGuard, register, run_sweep, stale_if_outgrown
+from tests.internals.engine import AT_LEAST, FLOOR, ONE_IN, RowGuard, run_sweep, stale_if_outgrown
 from tests.internals.engine import guard as bounded_counts
 from tests.internals.insight import Alert, Observation, plan, why, worker_alerts, worker_status
 from tests.internals.ledger import Run, RunRow
@@ -336,27 +334,6 @@ def test_table_named_with_and_without_its_schema_is_counted_once(
     sweep = Sweep(NAME, lambda sweep: stages)
 
     assert run_sweep(sweep, clock=clock).reason == "unconfirmed"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [600_000, 1_000_000])
-@pytest.mark.parametrize("scheduled", [False, True], ids=["foreground", "scheduled"])
-def test_first_run_of_a_large_stale_table_changes_nothing(
-    visits: Callable[[int, int], None], housekeeping_broker: RedisBroker, rows: int, scheduled: bool
-) -> None:
-    visits(rows, 0)
-    database.execute_sql("ANALYZE visit")
-    sweep = dataclasses.replace(OLD, schedule="* * * * *")
-
-    if scheduled:
-        register(housekeeping_broker, sweep).send_with_options(tick="2026-01-01T00:00:00+00:00")
-        StepWorker(housekeeping_broker, sweep.queue).run()
-    else:
-        run_sweep(sweep)
-
-    run = Run.get()
-    assert (run.outcome, run.reason, run.trigger) == ("skipped", "unconfirmed", "schedule" if scheduled else "cli")
-    assert run.counts["unconfirmed"]["stale"] >= 100_000 and Visit.select().count() == rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def _left() -> list[int]:
     return [row.user_id for row in UserStatus.select().order_by(UserStatus.user_id)]
 
 
-@pytest.mark.parametrize("slow", [1, pytest.param(150, marks=pytest.mark.slow), 350])
+@pytest.mark.parametrize("slow", [1, 350])
 def test_row_slower_than_the_statement_timeout_fails_alone(
     add_statuses: AddStatuses, on_delete: OnDelete, reported: list[dict[str, Any]], slow: int
 ) -> None:
@@ -179,19 +179,6 @@ def test_batch_that_takes_too_long_is_left_to_the_next_run(
     assert (result.outcome, result.counts["out_of_time"]) == ("failed", False)
     assert last_run().reason == "database: canceling statement due to statement timeout"
     assert last_run().cursor is None, "the next run begins with the rows that were not tried"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_batch_with_many_slow_rows_does_not_end_a_long_run(add_statuses: AddStatuses, on_delete: OnDelete) -> None:
-    add_statuses(60, DUE)
-    on_delete("OLD.user_id <= 40 AND OLD.user_id % 3 = 0", "PERFORM pg_sleep(60)")
-    set_in_session(database, "statement_timeout = '3s'")
-
-    result = run_sweep(changed(sweep, batch=40, runtime=timedelta(minutes=25)))
-
-    assert (result.outcome, result.counts["out_of_time"]) == ("failed", False)
-    assert [user_id for user_id in _left() if user_id > 40] == []
 
 
 def test_shutdown_during_a_bisection_ends_the_run_before_the_batch(

@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath
-from typing import Any
 
 import pytest
 from dramatiq.brokers.redis import RedisBroker
-from peewee import SQL, fn
+from peewee import fn
 from prometheus_client import CollectorRegistry
 from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
-from tests.integration.middleware.applications import eventually, queued, working
 from tests.integration.workers.batched_git_ref_updates.cleaned import NONE, SMALL
 from tests.integration.workers.batched_git_ref_updates.conftest import AddDeletions, AddRefs, Explained, Lines, Pending
 from tests.integration.workers.batched_git_ref_updates.repositories import MakeRepository, made
@@ -23,9 +21,9 @@ from tests.integration.workers.batched_git_ref_updates.scheduled import drain, e
 from tests.integration.workers.batched_git_ref_updates.test_statement_costs import INDEX
 from tests.internals.core import Exporter
 from tests.internals.database import database
-from tests.internals.engine import failures, run_sweep
+from tests.internals.engine import run_sweep
 from tests.internals.insight import Alert, dry_run, worker_status
-from tests.internals.ledger import NOW, Rejection, Run
+from tests.internals.ledger import NOW, Rejection
 from tests.internals.workers import (
     GitCli,
     PendingDeletions,
@@ -43,8 +41,6 @@ ONE = {"total_projects": 1, "enqueued": 1, "deduplicated": 0}
 BROKEN = {
     "not_writable": "echo \"fatal: cannot lock ref 'refs/heads/1': Unable to create '$GIT_DIR/refs/heads/1.lock': "
     'Permission denied" >&2; exit 128',
-    "corrupt": 'echo nonsense > "$GIT_DIR/packed-refs"',
-    "no_repository": 'rm -f "$GIT_DIR/HEAD"',
     "disk_error": "echo \"fatal: cannot lock ref 'refs/heads/1': Unable to create '$GIT_DIR/refs/heads/1.lock': "
     'Input/output error" >&2; exit 128',
 }
@@ -91,14 +87,6 @@ def lock_ref_of(repository: MakeRepository, add_refs: AddRefs, project_id: int =
 
 def let_time_pass() -> None:
     Rejection.update(not_before=NOW - timedelta(seconds=1)).where(Rejection.not_before.is_null(False)).execute()
-
-
-def let_a_minute_pass() -> None:
-    """Move what is remembered a minute into the past."""
-    minute = SQL("interval '1 minute'")
-    Rejection.update(not_before=Rejection.not_before - minute).execute()
-    for cause in failures.reported_at:
-        failures.reported_at[cause] -= 60
 
 
 def test_deferred_project_is_left_out_until_its_delay_has_passed(
@@ -314,33 +302,6 @@ def project_refs(repository: MakeRepository, add_refs: AddRefs) -> Callable[[], 
             add_refs("refs/heads/1", project_id=project_id)
 
     return add
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("causes", [("not_writable", "corrupt"), ("no_repository", "disk_error")])
-def test_broken_repositories_fail_six_runs_an_hour_each(
-    broker: RedisBroker,
-    project_refs: Callable[[], None],
-    tmp_path: Path,
-    reported: list[dict[str, Any]],
-    pending: Pending,
-    causes: tuple[str, str],
-) -> None:
-    # Each project has a new row in each minute, so that the scheduler would send it.
-    break_repositories(tmp_path, {4: causes[0], 5: causes[1]})
-
-    with working(broker):
-        for _ in range(60):
-            project_refs()
-            run_sweep(cleanup_scheduler)
-            eventually(lambda: not queued(broker, "git_refs"))
-            let_a_minute_pass()
-
-    failed = Run.select().where((Run.worker == project_cleanup.name) & (Run.outcome == "failed")).count()
-    assert failed == 2 * len([1, 2, 4, 8, 16, 32])
-    assert len({each["cause"] for each in reported}) == len(reported) == 2, "a report an hour for each cause"
-    assert (queued(broker, "git_refs.DQ"), queued(broker, "git_refs.XQ")) == ([], []), "nothing is retried beside it"
-    assert len(pending()) == 2 * 60, "other projects are cleaned meanwhile"
 
 
 def test_failures_of_a_project_end_with_a_run_that_reached_its_limit(
