@@ -236,18 +236,6 @@ def test_lease_of_a_hanging_run_is_released(
     assert not held.exists() and "no leases are held" in text_of(browser, "#leases")
 
 
-def test_plan_is_requested_by_a_button(
-    dashboard: str, browser: ChromiumDriver, wait: WebDriverWait[ChromiumDriver], add: Callable[[int], None]
-) -> None:
-    add(3)
-
-    browser.get(f"{dashboard}/workers/{WORKER}")
-    browser.find_element(By.CSS_SELECTOR, "#plan button").send_keys(Keys.ENTER)
-    wait.until(until.title_contains("plan of"))
-
-    assert "3 rows are stale." in text_of(browser, "main")
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -109,20 +109,6 @@ def test_refreshed_chart_keeps_its_focus_and_chosen_interval(
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.parametrize("path", ["/", "/charts?range=week"])
-def test_refresh_of_an_unchanged_page_transfers_nothing(
-    dashboard: str, browser: ChromiumDriver, wait: Wait, path: str
-) -> None:
-    browser.get(f"{dashboard}{path}")
-    browser.execute_script(
-        "const send = window.fetch; window.statuses = []; window.fetch = async (...given) => {"
-        "const answer = await send(...given); statuses.push(answer.status); return answer }"
-    )
-
-    # When a minute begins between two requests, the next tick changes and the page is transferred once more.
-    wait.until(lambda page: page.execute_script("return statuses")[-1:] == [304])
-
-
 @pytest.mark.parametrize("path", PAGES)
 def test_no_page_scrolls_sideways_or_breaks_a_word(
     dashboard: str, browser: ChromiumDriver, wait: Wait, path: str

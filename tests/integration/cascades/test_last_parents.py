@@ -152,7 +152,7 @@ def fill(items: int) -> None:
     execute(f"INSERT INTO item SELECT n, 99 FROM generate_series(1000, {999 + items}) AS n")
 
 
-@pytest.mark.parametrize("items", [1, 99, 100, 101, 999, 1000, 5000])
+@pytest.mark.parametrize("items", [1, 99, 100, 101, 1000])
 def test_rejected_dependents_keep_only_their_parent(failing: None, items: int) -> None:
     fill(items)
 

@@ -10,11 +10,9 @@ import redis
 from flask.testing import FlaskClient
 
 from housekeeping import ExclusiveLease
-from tests.faults import at_step
 from tests.integration.web.conftest import LogIn, form_token
 from tests.internals.database import database
 from tests.internals.leases import LeaseRow
-from tests.internals.web import actions
 
 TTL = timedelta(minutes=10)
 #: Quoted in a URL, escaped on a page, and made visible where a character would reverse the text.
@@ -70,25 +68,6 @@ def test_holder_newer_than_the_page_keeps_its_lease(client: FlaskClient, log_in:
 
     assert refused.status_code == 409 and next_one.exists()
     assert "the lease has a new holder since the page was loaded" in refused.get_data(as_text=True)
-
-
-def test_holder_that_starts_during_the_release_keeps_its_lease(
-    client: FlaskClient, log_in: LogIn, held: ExclusiveLease
-) -> None:
-    log_in(client)
-    asked = client.get(ADDRESS)
-    next_one = ExclusiveLease(HOSTILE, TTL, fenced=True, worker="reports")
-
-    def begin_the_next() -> None:
-        held.cancel()
-        next_one.try_obtain()
-
-    form = {"form_token": form_token(asked), "seen": seen(asked.get_data(as_text=True))}
-    with at_step(actions, "release_lease", "before", begin_the_next):
-        refused = client.post(ADDRESS, data=form)
-
-    assert (refused.status_code, next_one.exists()) == (503, True)
-    assert "another holder has begun" in refused.get_data(as_text=True)
 
 
 def test_release_of_a_free_lease_is_an_error_page(client: FlaskClient, log_in: LogIn, held: ExclusiveLease) -> None:

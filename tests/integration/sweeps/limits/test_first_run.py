@@ -231,10 +231,10 @@ def test_breaker_by_share_is_exceeded_above_it_at_any_size(
     simulate: Callable[[int, int, int], None], clock: ManualClock, limit: int
 ) -> None:
     for stale in (limit - 1, limit, limit + 1):
-        for share in (0.01, 0.2, 0.3, 0.5, 1):
+        for share in (0.01, 0.3, 1):
             sweep = changed(with_stages(OLD, Sizes), times_history=None, share=share)
             enough = ceil(stale / Fraction(str(share)))
-            for rows in (stale, enough - 1, enough, enough + 1, 20 * enough):
+            for rows in (stale, enough - 1, enough, enough + 1):
                 for estimate in (rows, 10 * rows):
                     simulate(stale, rows, estimate)
 
@@ -264,7 +264,7 @@ def test_backlog_alert_rings_above_its_threshold_at_any_size(
     simulate: Callable[[int, int, int], None], clock: ManualClock, limit: int
 ) -> None:
     for stale in (limit - 1, limit, limit + 1):
-        for most in (0, stale - 1, stale, stale + 1, 20 * stale):
+        for most in (stale - 1, stale, stale + 1):
             sweep = dataclasses.replace(with_stages(OLD, Sizes), alerts=Alerts(backlog=most))
             simulate(stale, stale, stale)
 
