@@ -127,3 +127,11 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     """Read the lines on a process's stderr until one contains the text."""
     assert process.stderr is not None
     assert any(text in line for line in process.stderr)
+
+
+def read_terminal(controller: int) -> bytes:
+    """Return what a process has written to a terminal; nothing once the terminal is closed."""
+    try:
+        return os.read(controller, 4096)
+    except OSError:  # Linux reports a closed terminal in this way
+        return b""

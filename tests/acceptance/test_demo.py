@@ -21,6 +21,7 @@ import psutil
 import pyte
 import pytest
 
+from tests.acceptance.processes import read_terminal
 from tests.internals.core import PREFIX
 
 #: Starts many processes.
@@ -153,13 +154,6 @@ def test_killed_demo_leaves_nothing_behind(folder: Path, backends: dict[str, str
     _assert_gone(running, temporary)
 
 
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # Linux reports a closed terminal in this way
-        return b""
-
-
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (140, 45)])
 def test_demo_fits_its_terminal_and_restores_it(
     folder: Path, backends: dict[str, str], temporary: Path, columns: int, lines: int
@@ -194,7 +188,7 @@ def test_demo_fits_its_terminal_and_restores_it(
     with urllib.request.urlopen(pause, timeout=_PATIENCE_S) as page:  # raises an error if the token is wrong
         paused = page.status
     demo.send_signal(signal.SIGINT)
-    while (more := _read(controller)) != b"":
+    while (more := read_terminal(controller)) != b"":
         shown += more
 
     assert demo.wait(_PATIENCE_S) == 0

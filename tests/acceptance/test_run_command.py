@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import Command
+from tests.acceptance.processes import read_terminal
 
 WORKER = "user_status_cleanup.batch"
 
@@ -116,13 +117,6 @@ def _on_a_terminal(environment: dict[str, str], folder: Path) -> tuple[bytes, st
         stderr=child_terminal,
     )
     os.close(child_terminal)
-    shown = b"".join(iter(lambda: _read(controller), b"")).decode()
+    shown = b"".join(iter(lambda: read_terminal(controller), b"")).decode()
     said, _ = running.communicate(timeout=30)
     return said, shown
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # Linux reports a closed terminal in this way
-        return b""

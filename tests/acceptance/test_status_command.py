@@ -19,6 +19,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import Settings
 from tests.acceptance.conftest import Command
+from tests.acceptance.processes import read_terminal
 from tests.internals.embedded import embedded
 
 #: Starts many processes.
@@ -167,7 +168,7 @@ def test_colors_need_a_terminal_and_no_no_color(
     with _started(["status"], given, tmp_path, stdout=terminal) as showing:
         os.close(terminal)
         shown = b""
-        while piece := _read(controller):
+        while piece := read_terminal(controller):
             shown += piece
         showing.wait(60)
     piped = command("status").stdout
@@ -181,10 +182,3 @@ def _started(words: list[str], environment: dict[str, str], folder: Path, **stre
     return subprocess.Popen(
         [sys.executable, "-m", "housekeeping", *words], env=environment, cwd=folder, text=True, **streams
     )
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # Linux reports a closed terminal in this way
-        return b""

@@ -52,8 +52,7 @@ class EndingBadly:
     def end(self, number: int, where: Where, fault: Callable[[], None], times: int = 1) -> MessageProxy:
         """Run a message until it fails in this way."""
         self.work.send()
-        message = self._hands.fetch()
-        assert message is not None
+        message = self._hands.take()
         self.in_hand = message.encode()
         with exchanges() as made, instead_of_pauses():
 

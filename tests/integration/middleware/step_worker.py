@@ -64,10 +64,15 @@ class StepWorker:
         """Return the next message that waits to start."""
         return _next(self._now)
 
+    def take(self) -> MessageProxy:
+        """Return the next message that waits to start; there has to be one."""
+        message = self.fetch()
+        assert message is not None, "no message waits to start"
+        return message
+
     def run(self, message: MessageProxy | None = None) -> MessageProxy:
         """Process this message or the next one, including its acknowledgement."""
-        message = message or self.fetch()
-        assert message is not None, "no message waits to start"
+        message = message or self.take()
         self._work.put(0)
         self._worker.process_message(message)
         return message

@@ -85,8 +85,7 @@ def test_failed_tick_beside_a_waiting_retry_counts_and_may_be_redelivered(
     step_worker.run()
     step_worker.run()
     tick.send()
-    beside = step_worker.fetch()
-    assert beside is not None
+    beside = step_worker.take()
     again = delivered_again(beside)
     step_worker.run(beside)
     step_worker.run(again)

@@ -16,7 +16,6 @@ import psycopg
 import psycopg2
 import pytest
 import redis
-from dramatiq import MessageProxy
 from dramatiq.middleware.asyncio import AsyncIO
 from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
@@ -68,12 +67,6 @@ def empty_redis(redis_client: redis.Redis, settings: Settings) -> Callable[[], N
     return empty
 
 
-def fetched(step_worker: StepWorker) -> MessageProxy:
-    message = step_worker.fetch()
-    assert message is not None
-    return message
-
-
 @pytest.mark.parametrize(
     "point", [pytest.param(each, marks=[] if each == "committed" else [pytest.mark.slow]) for each in charging.POINTS]
 )
@@ -88,7 +81,7 @@ def test_charge_happens_once_wherever_the_worker_is_killed(
     charge = charging.declared(broker, application_url)
     charge.send_with_options(args=(7,), idempotency_key="order-7")
     step_worker = StepWorker(broker)
-    message = fetched(step_worker)
+    message = step_worker.take()
 
     killed = subprocess.run(
         [sys.executable, "-m", charging.__name__, point],
@@ -111,7 +104,7 @@ def test_message_found_done_in_the_database_is_then_done_in_redis(
     charge = charging.declared(broker, application_url)
     charge.send(7)
     step_worker = StepWorker(broker)
-    message = fetched(step_worker)
+    message = step_worker.take()
     step_worker.run(message)
     empty_redis()
 
@@ -166,7 +159,7 @@ def test_second_delivery_waits_for_the_first_ones_transaction(
     charge.send_with_options(args=(7,), idempotency_key="order")
     charge.send_with_options(args=(8,), idempotency_key="order")
     step_workers = StepWorker(broker), StepWorker(broker)
-    messages = [fetched(step_workers[0]) for _ in step_workers]
+    messages = [step_workers[0].take() for _ in step_workers]
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(step_workers[0].run, messages[0])
         assert suspended.wait(PATIENCE_S)
@@ -313,7 +306,7 @@ def test_redelivery_sends_the_followers_that_a_killed_worker_has_not(
     receipt: Any = dramatiq.actor(broker=broker, actor_name="receipt")(lambda order: receipts.append(order))
     dramatiq.pipeline([charge.message(7), receipt.message()], broker=broker).run()
     step_worker = StepWorker(broker)
-    message = fetched(step_worker)
+    message = step_worker.take()
     command = [sys.executable, "-m", charging.__name__, "returned"]
     subprocess.run(command, input=message.encode(), env=environment | {"CHARGES_URL": application_url}, timeout=60)
     empty_redis()

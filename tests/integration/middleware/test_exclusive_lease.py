@@ -236,8 +236,7 @@ def test_unexpected_error_does_not_run_the_message_unprotected(
 ) -> None:
     # L5, L6: Dramatiq would log the error and run the actor
     declared(broker, runs, max_retries=0).send()
-    message = step_worker.fetch()
-    assert message is not None
+    message = step_worker.take()
 
     with exchanges() as made:
         made.at(1, "before", fail)

@@ -105,8 +105,7 @@ def test_second_delivery_waits_and_finds_the_work_done(
         assert (waiting.message_id, waiting.options.get("retries")) == (message.message_id, None)
 
     work.send()
-    fetched = step_worker.fetch()
-    assert fetched is not None
+    fetched = step_worker.take()
     message = fetched
     step_worker.run(message)
     step_worker.come_due()
@@ -132,8 +131,7 @@ def test_second_delivery_that_comes_due_holds_no_key(
         sent.append(work.send())
 
     work.send()
-    fetched = step_worker.fetch()
-    assert fetched is not None
+    fetched = step_worker.take()
     message = fetched
     step_worker.run(message)
 

@@ -67,8 +67,7 @@ def by_id(message: Message[Any]) -> Message[Any]:
 
 
 def run_twice(step_worker: StepWorker) -> None:
-    message = step_worker.fetch()
-    assert message is not None
+    message = step_worker.take()
     again = delivered_again(message)
     step_worker.run(message)
     step_worker.run(again)

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 import redis
-from dramatiq import MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import Settings
@@ -30,12 +29,6 @@ class Flaky:
         if not self.over:
             fail()
         self.effects += 1
-
-
-def fetched(step_worker: StepWorker) -> MessageProxy:
-    message = step_worker.fetch()
-    assert message is not None
-    return message
 
 
 def live(broker: RedisBroker) -> int:
@@ -75,7 +68,7 @@ def test_redelivered_failed_attempts_leave_one_copy_with_its_key(  # F10, D1, D5
     delivered = []
 
     for _ in range(12):
-        message = fetched(step_worker)
+        message = step_worker.take()
         delivered.append(delivered_again(message))
         step_worker.run(message)
         for attempt in delivered:
@@ -99,7 +92,7 @@ def test_redelivery_keeps_the_mark_of_a_schedules_retry(
     actor.send()
     step_worker.run()
     step_worker.come_due()
-    first_retry = fetched(step_worker)
+    first_retry = step_worker.take()
     again = delivered_again(first_retry)
     step_worker.run(first_retry)
     step_worker.run(again)
@@ -114,7 +107,7 @@ def test_copy_made_by_a_kill_disappears_with_the_next_attempt(  # F10
     broker: RedisBroker, step_worker: StepWorker, runs: list[Any], redis_client: redis.Redis, settings: Settings
 ) -> None:
     declared(broker, runs, fail, **executed()).send(7)
-    message = fetched(step_worker)
+    message = step_worker.take()
     again = delivered_again(message)
     step_worker.run(message)
     # Its process died after its retry was enqueued and before the acknowledgement.

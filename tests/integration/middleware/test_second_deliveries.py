@@ -51,8 +51,7 @@ def test_sleeping_delivery_is_interrupted_when_another_one_runs(
 
     second_began = threading.Event()
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
-    first = step_worker.fetch()
-    assert first is not None
+    first = step_worker.take()
     second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(first)])
     step_worker.run(first)
     second.join(PATIENCE_S)
@@ -89,8 +88,7 @@ def test_mark_lost_by_redis_is_restored_during_the_run(
         runs.append("ended")
 
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
-    fetched = step_worker.fetch()
-    assert fetched is not None
+    fetched = step_worker.take()
     first = fetched
     step_worker.run(first)
 
@@ -110,8 +108,7 @@ def test_unretried_tick_beside_a_waiting_retry_runs_when_redelivered(broker: Any
     actor.send()
     step_worker.run()
     actor.send()
-    fetched = step_worker.fetch()
-    assert fetched is not None
+    fetched = step_worker.take()
     again = delivered_again(fetched)  # as it was before its run, which counts its retries
 
     step_worker.run(fetched)

@@ -71,8 +71,7 @@ def test_delivery_that_slept_before_its_actor_does_not_repeat_the_work(  # I1
         second.join(PATIENCE_S)
 
     dramatiq.actor(broker=broker, actor_name="work", idempotent=True, deduplicate=None)(work).send()
-    message = step_worker.fetch()
-    assert message is not None
+    message = step_worker.take()
     second = threading.Thread(target=StepWorker(broker).run, args=[delivered_again(message)])
     broker.add_middleware(_BeforeTheActor(lambda: asleep(delivered_to_another)))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
@@ -16,6 +18,7 @@ from werkzeug.test import TestResponse
 from housekeeping import Settings
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.internals.database import Database
+from tests.internals.ledger import NOW, Run
 from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
 
@@ -31,6 +34,13 @@ def form_token(page: TestResponse) -> str:
     found = re.search(r'name="form_token" value="([^"]+)"', page.get_data(as_text=True))
     assert found is not None
     return found[1]
+
+
+def recorded(**given: Any) -> int:
+    """Add a run that ended two minutes ago, unless given otherwise, and return its id."""
+    moments = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), NOW - timedelta(minutes=2))
+    run_id: int = Run.create(**{"worker": WORKER, "trigger": "schedule", "outcome": "done", **moments, **given}).id
+    return run_id
 
 
 class CompiledTemplates(BytecodeCache):
@@ -59,6 +69,18 @@ def make_app(settings: Settings, postgres: Database, redis_client: redis.Redis) 
     postgres.create_tables([UserStatus])
     only = {WORKER: configured_sweeps(settings)[WORKER]}
     return lambda open_to_read: create_app(settings, only, TOKEN, open_to_read=open_to_read)
+
+
+@pytest.fixture
+def with_settings(settings: Settings, make_app: Callable[[bool], Flask]) -> Callable[..., FlaskClient]:
+    """Return a browser of a dashboard with these settings, at an address that other machines reach."""
+
+    def make(**changes: object) -> FlaskClient:
+        changed = settings.model_copy(update=changes)
+        only = {WORKER: configured_sweeps(settings)[WORKER]}
+        return create_app(changed, only, TOKEN, open_to_read=False).test_client()
+
+    return make
 
 
 @pytest.fixture

@@ -12,23 +12,10 @@ from werkzeug.test import TestResponse
 from housekeeping import Settings
 from tests.integration.web.conftest import TOKEN, WORKER, form_token
 from tests.internals.core import SettingsError
-from tests.internals.database import Database
 from tests.internals.ledger import logged_actions, override_of
-from tests.internals.web import Attempts, create_app
-from tests.internals.workers import status_sweep as sweep
+from tests.internals.web import Attempts
 
 PAUSE = f"/workers/{WORKER}/pause"
-
-
-@pytest.fixture
-def open_dashboard(settings: Settings, postgres: Database, redis_client: Any) -> Callable[..., FlaskClient]:
-    """Return a browser of a dashboard with these settings, at an address that other machines reach."""
-
-    def make(**changes: object) -> FlaskClient:
-        changed = settings.model_copy(update=changes)
-        return create_app(changed, {WORKER: sweep}, TOKEN, open_to_read=False).test_client()
-
-    return make
 
 
 def enter(client: FlaskClient, token: str = TOKEN, *, name: str = "", peer: str = "127.0.0.1", **headers: str) -> Any:
@@ -43,8 +30,8 @@ def log() -> list[tuple[str, str, str | None]]:
     return [(each.user, each.action, each.result) for each in reversed(logged_actions(99))]
 
 
-def test_name_and_address_of_the_login_are_in_the_log_of_actions(open_dashboard: Callable[..., FlaskClient]) -> None:
-    client = open_dashboard()
+def test_name_and_address_of_the_login_are_in_the_log_of_actions(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings()
     enter(client, "x" * 20, name="kim", peer="10.1.2.3")
     enter(client, name="kim", peer="10.1.2.3")
 
@@ -60,16 +47,16 @@ def test_name_and_address_of_the_login_are_in_the_log_of_actions(open_dashboard:
     ]
 
 
-def test_actions_of_a_user_are_found_by_the_name_alone(open_dashboard: Callable[..., FlaskClient]) -> None:
+def test_actions_of_a_user_are_found_by_the_name_alone(with_settings: Callable[..., FlaskClient]) -> None:
     for name in ("kim", "kim_x", "kimberly"):
-        enter(open_dashboard(), name=name)
+        enter(with_settings(), name=name)
 
     assert [each.user for each in logged_actions(9, user="kim")] == ["kim@127.0.0.1"]
     assert [each.user for each in logged_actions(9, user="kim_x@127.0.0.1")] == ["kim_x@127.0.0.1"]
 
 
-def test_wrong_token_of_a_program_is_in_the_log_of_actions(open_dashboard: Callable[..., FlaskClient]) -> None:
-    refused = open_dashboard().get("/", headers={"Authorization": "Bearer nonsense"})
+def test_wrong_token_of_a_program_is_in_the_log_of_actions(with_settings: Callable[..., FlaskClient]) -> None:
+    refused = with_settings().get("/", headers={"Authorization": "Bearer nonsense"})
 
     assert refused.status_code == 401 and log() == [("dashboard@127.0.0.1", "login", "failed: wrong token")]
 
@@ -90,10 +77,10 @@ def test_wrong_token_of_a_program_is_in_the_log_of_actions(open_dashboard: Calla
     ],
 )
 def test_client_address_is_the_last_that_is_no_trusted_proxy(
-    open_dashboard: Callable[..., FlaskClient], peer: str, forwarded: str, address: str
+    with_settings: Callable[..., FlaskClient], peer: str, forwarded: str, address: str
 ) -> None:
     enter(
-        open_dashboard(web_trusted_proxies=("127.0.0.0/8", "10.0.0.5/32")),
+        with_settings(web_trusted_proxies=("127.0.0.0/8", "10.0.0.5/32")),
         name="kim",
         peer=peer,
         X_Forwarded_For=forwarded,
@@ -102,8 +89,8 @@ def test_client_address_is_the_last_that_is_no_trusted_proxy(
     assert [user for user, _, _ in log()] == [f"kim@{address}"]
 
 
-def test_without_a_trusted_proxy_its_headers_are_ignored(open_dashboard: Callable[..., FlaskClient]) -> None:
-    client = open_dashboard(web_user_header="X-Forwarded-User")
+def test_without_a_trusted_proxy_its_headers_are_ignored(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings(web_user_header="X-Forwarded-User")
     enter(client, name="kim", X_Forwarded_For="203.0.113.7", X_Forwarded_User="root")
 
     assert [user for user, _, _ in log()] == ["kim@127.0.0.1"]
@@ -116,8 +103,8 @@ def test_header_of_a_user_needs_a_trusted_proxy(monkeypatch: pytest.MonkeyPatch)
         Settings.load()
 
 
-def test_proxys_user_goes_before_the_name_that_is_typed(open_dashboard: Callable[..., FlaskClient]) -> None:
-    client = open_dashboard(web_user_header="X-Forwarded-User", web_trusted_proxies=("127.0.0.1",))
+def test_proxys_user_goes_before_the_name_that_is_typed(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings(web_user_header="X-Forwarded-User", web_trusted_proxies=("127.0.0.1",))
     page = client.get("/login", headers={"X-Forwarded-User": "kim"}).get_data(as_text=True)
     enter(client, name="root", X_Forwarded_User="kim")
 
@@ -129,8 +116,8 @@ def status_of(answer: TestResponse) -> tuple[int, str | None]:
     return answer.status_code, answer.headers.get("Retry-After")
 
 
-def test_eleventh_wrong_token_of_an_address_has_to_wait(open_dashboard: Callable[..., FlaskClient]) -> None:
-    client = open_dashboard()
+def test_eleventh_wrong_token_of_an_address_has_to_wait(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings()
 
     wrong = [status_of(enter(client, "x" * 20)) for _ in range(10)]
     refused = enter(client)
@@ -146,8 +133,8 @@ def test_eleventh_wrong_token_of_an_address_has_to_wait(open_dashboard: Callable
     assert len(log()) == 11  # a token that was not looked at is not logged
 
 
-def test_right_token_gives_all_attempts_back(open_dashboard: Callable[..., FlaskClient]) -> None:
-    client = open_dashboard()
+def test_right_token_gives_all_attempts_back(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings()
 
     answers = [enter(client, token).status_code for token in [*["x" * 20] * 9, TOKEN] * 2]
 
@@ -203,9 +190,9 @@ def test_attempts_of_many_addresses_use_bounded_memory() -> None:
     ],
 )
 def test_cookie_is_secure_behind_tls(
-    open_dashboard: Callable[..., FlaskClient], settings_given: dict[str, Any], peer: str, scheme: str, secure: bool
+    with_settings: Callable[..., FlaskClient], settings_given: dict[str, Any], peer: str, scheme: str, secure: bool
 ) -> None:
-    answer = open_dashboard(**settings_given).get(
+    answer = with_settings(**settings_given).get(
         "/login", environ_overrides={"REMOTE_ADDR": peer}, headers={"X-Forwarded-Proto": scheme}
     )
 
@@ -213,8 +200,8 @@ def test_cookie_is_secure_behind_tls(
     assert ("; Secure" in cookie) == secure and "; HttpOnly" in cookie and "SameSite=Strict" in cookie
 
 
-def test_health_pages_need_no_login_and_say_nothing_else(open_dashboard: Callable[..., FlaskClient]) -> None:
-    client = open_dashboard()
+def test_health_pages_need_no_login_and_say_nothing_else(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings()
 
     answers = [client.get(path, headers={"Host": "10.0.0.7:9292"}) for path in ("/-/live", "/-/ready")]
 
@@ -222,8 +209,8 @@ def test_health_pages_need_no_login_and_say_nothing_else(open_dashboard: Callabl
     assert [each.headers.get("Set-Cookie") for each in answers] == [None, None]
 
 
-def test_ready_page_is_unavailable_while_a_server_is(open_dashboard: Callable[..., FlaskClient]) -> None:
-    client = open_dashboard(redis_url="redis://127.0.0.1:1/0", broker_url=None)
+def test_ready_page_is_unavailable_while_a_server_is(with_settings: Callable[..., FlaskClient]) -> None:
+    client = with_settings(redis_url="redis://127.0.0.1:1/0", broker_url=None)
 
     answers = [client.get(path) for path in ("/-/live", "/-/ready")]
 

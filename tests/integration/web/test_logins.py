@@ -14,23 +14,11 @@ from housekeeping import Settings
 from tests.integration.web.conftest import TOKEN, WORKER, LogIn, form_token
 from tests.internals.core import SettingsError
 from tests.internals.ledger import logged_actions, override_of, overrides
-from tests.internals.web import Logins, create_app
-from tests.internals.workers import status_sweep as sweep
+from tests.internals.web import Logins
 
 READ_TOKEN = "a-token-to-read-only"
 PATH = f"/workers/{WORKER}"
 COOKIE = "housekeeping"
-
-
-@pytest.fixture
-def with_settings(settings: Settings, make_app: Callable[[bool], Flask]) -> Callable[..., FlaskClient]:
-    """Return a browser of a dashboard with these settings, at an address that other machines reach."""
-
-    def make(**changes: object) -> FlaskClient:
-        changed = settings.model_copy(update=changes)
-        return create_app(changed, {WORKER: sweep}, TOKEN, open_to_read=False).test_client()
-
-    return make
 
 
 def enter(client: FlaskClient, token: str) -> TestResponse:

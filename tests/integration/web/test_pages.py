@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flask import Flask
@@ -15,23 +14,17 @@ from housekeeping import Settings
 from tests.integration.conftest import AddStatuses, Beat, SetAhead
 from tests.integration.sweeps.documents import DOCUMENTS
 from tests.integration.sweeps.documents import documents as documents
-from tests.integration.web.conftest import WORKER, LogIn, form_token
+from tests.integration.web.conftest import WORKER, LogIn, form_token, recorded
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.ledger import NOW as DATABASE_NOW
-from tests.internals.ledger import Heartbeat, Override, Rejection, Run, switch
+from tests.internals.ledger import Heartbeat, Override, Rejection, switch
 from tests.internals.web import ALERTS, create_app, topic
 from tests.internals.workers import configured_sweeps
 from tests.internals.workers import status_sweep as sweep
 
 NOW = datetime.now(UTC)
 HOSTILE = "<script>alert('x')</script>\u202e"
-
-
-def recorded(**given: Any) -> int:
-    moments = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), NOW - timedelta(minutes=2))
-    run_id: int = Run.create(**{"worker": WORKER, "trigger": "schedule", "outcome": "done", **moments, **given}).id
-    return run_id
 
 
 def test_run_is_on_the_first_page_its_workers_page_and_its_own(client: FlaskClient, admin: Connection) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from flask import Flask
@@ -13,20 +12,14 @@ from flask.testing import FlaskClient
 
 from tests.integration.conftest import Beat
 from tests.integration.many_runs import RUNS, many_runs
-from tests.integration.web.conftest import WORKER
+from tests.integration.web.conftest import WORKER, recorded
 from tests.internals.database import Database
-from tests.internals.ledger import NOW, Heartbeat, Run
+from tests.internals.ledger import NOW, Heartbeat
 
 pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
 
 HOUR = timedelta(hours=1)
 HOSTILE = "<script>alert('x')</script>\u202e"
-
-
-def recorded(**given: Any) -> int:
-    moments = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), NOW - timedelta(minutes=2))
-    run_id: int = Run.create(**{"worker": WORKER, "trigger": "schedule", "outcome": "done", **moments, **given}).id
-    return run_id
 
 
 def listed(page: str) -> list[int]:

@@ -146,8 +146,7 @@ def test_dead_letter_may_be_enqueued_again(broker: RedisBroker, step_worker: Ste
     work: Actor[..., Any] = declared(broker, [], **executed())
     message = work.message(1)
     broker.enqueue(message)
-    fetched = step_worker.fetch()
-    assert fetched is not None
+    fetched = step_worker.take()
     broker.do_nack("default", fetched.options["redis_message_id"])
 
     broker.enqueue(message)

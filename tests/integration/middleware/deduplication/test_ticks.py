@@ -30,12 +30,6 @@ def sent_twice(broker: Any) -> None:
     wake_up(broker, at(10, 1))
 
 
-def fetched(step_worker: StepWorker) -> MessageProxy:
-    message = step_worker.fetch()
-    assert message is not None
-    return message
-
-
 def another_copy(message: MessageProxy) -> Message[Any]:
     """Return the copy that a scheduler enqueues that claimed the tick as well."""
     options = {name: value for name, value in message.options.items() if name != DEDUP_STATE}
@@ -71,7 +65,7 @@ def test_no_copy_of_a_tick_leaves_its_key_behind(
     declared(broker, runs, schedule="0 * * * *", **terms)
     sent_twice(broker)
     step_worker.run()
-    winner = fetched(step_worker)
+    winner = step_worker.take()
     late = another_copy(winner)
     step_worker.run(winner)
     broker.enqueue(late)
@@ -88,7 +82,7 @@ def test_refused_copy_of_a_tick_leaves_the_key_to_a_waiting_retry(
     # D1, D5
     actor: Actor[..., Any] = declared(broker, runs, fail, schedule="0 * * * *", **executed())
     wake_up(broker, at(10))
-    winner = fetched(step_worker)
+    winner = step_worker.take()
     broker.enqueue(another_copy(winner))
     step_worker.run(winner)
 
