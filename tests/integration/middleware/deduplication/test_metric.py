@@ -22,6 +22,7 @@ PATIENCE_S: Final = 30
 ExportTo = Callable[[metrics.Exporter], None]
 _APPLICATION: Final = """
 import dramatiq
+import prometheus_client
 from housekeeping import install
 from housekeeping.brokers import message_broker
 from housekeeping.core.settings import Settings
@@ -115,7 +116,7 @@ def test_failing_metric_fails_no_send(
 def test_plain_sender_exports_its_dropped_duplicates(environment: dict[str, str], redis_client: Any) -> None:
     # D2: such as a web application with its own metrics page
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
-    page = "import prometheus_client\nprint(prometheus_client.generate_latest().decode())"
+    page = "print(prometheus_client.generate_latest().decode())"
 
     sender = [sys.executable, "-c", f"{_APPLICATION}\nwork.send(1), work.send(1), work.send(1)\n{page}"]
     said = subprocess.run(sender, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
