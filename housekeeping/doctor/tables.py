@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -72,13 +72,6 @@ def examine_archives(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[F
             if problem.is_missing:
                 way_out = f"housekeeping init --with-archives, or: {way_out}"
             yield Finding("error", sweep.name, subject, f"{problem.text}; its runs fail before the first row", way_out)
-
-
-def is_archive(model: type[Model], sweeps: Iterable[Sweep]) -> bool:
-    """Return whether the model is an archive of one of these sweeps."""
-    meta: Any = model._meta
-    tables = [archive._meta for sweep in sweeps for archive in archives_of(sweep.declared_stages())]
-    return (meta.schema, meta.table_name) in [(each.schema, each.table_name) for each in tables]
 
 
 #: SQL keywords that need quotes as names.
@@ -181,15 +174,15 @@ def _is_unused(sweep: Sweep, settings: Settings | None) -> bool:
     return not sweep.enabled and not (given is not None and given.enabled)
 
 
-def users_of(model: type[Model], sweeps: Sequence[Sweep]) -> list[str]:
-    """Return the names of the sweeps whose statements use the table; all sweeps if none is known to."""
-    seen = [sweep.name for sweep in sweeps if any(_touches(stage, model) for stage in sweep.declared_stages())]
-    return seen or [sweep.name for sweep in sweeps]
-
-
-def _touches(stage: Stage, model: type[Model]) -> bool:
-    own = [stage.model] if isinstance(stage, TableStage | PartitionStage) else []
-    return name_in_sql(model) in {name_in_sql(each) for each in (*own, *_rights_of(stage))}
+def users_by_table(sweeps: Sequence[Sweep]) -> Callable[[type[Model]], list[str]]:
+    """Return a function that names the sweeps whose statements use a table; all sweeps if none is known to."""
+    users: dict[str, list[str]] = {}
+    for sweep in sweeps:
+        stages = sweep.declared_stages()
+        models = {each.model for each in stages if isinstance(each, TableStage | PartitionStage)}
+        for table in {name_in_sql(model) for model in models.union(*map(_rights_of, stages))}:
+            users.setdefault(table, []).append(sweep.name)
+    return lambda model: users.get(name_in_sql(model)) or [sweep.name for sweep in sweeps]
 
 
 def _rights_of(stage: Stage) -> dict[type[Model], tuple[str, ...]]:
@@ -379,10 +372,11 @@ def examine_tables(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Fin
     """Yield findings about each table of each family with an enabled worker."""
     for family in families_of(settings, sweeps):
         enabled = [sweeps[sweep.name] for sweep in family.sweeps]
-        declared = {model: name for name, model in family.models.items()}
+        declared, users_of = {model: name for name, model in family.models.items()}, users_by_table(enabled)
+        archives = {name_in_sql(archive) for sweep in enabled for archive in archives_of(sweep.declared_stages())}
         for table, (model, rights) in tables_of(family, settings).items():
-            if not is_archive(model, enabled) or table_if_visible(model).exists:  # `examine_archives` reports others
-                yield from _table(users_of(model, enabled), declared.get(model, table), model, rights)
+            if table not in archives or table_if_visible(model).exists:  # `examine_archives` reports others
+                yield from _table(users_of(model), declared.get(model, table), model, rights)
     yield from lone_partitions(settings, sweeps)
 
 
@@ -396,7 +390,7 @@ def lone_partitions(settings: Settings, sweeps: dict[str, Sweep]) -> Iterator[Fi
                 continue
             meta: Any = model._meta
             if parent is not None:
-                users = users_of(model, family.sweeps)
+                users = users_by_table(family.sweeps)(model)
                 see = "sees" if len(users) == 1 else "see"
                 yield Finding(
                     "warning",

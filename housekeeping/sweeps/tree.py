@@ -300,9 +300,9 @@ def branches_of(
             is_new = is_bounded(stage) and known is not None and link.table not in known
             found.append(Branch(sweep, stage, graph.path_to(link), link.table_id in deleted, is_new))
     # A cascade from a table to itself passes the sweep's own hold and archive by.
-    by_name = {each.name: each for each in (*declared, sweep)}
+    by_name = {each.name: each for each in (*declared, sweep)} if found else {}
     others = [each for other in by_name.values() for each in _stages_on(other, sweep.database)]
-    if not found or not others:
+    if not others:
         return found
     of_table: dict[int | None, list[tuple[str, TableStage | PartitionStage]]] = {}
     for number, each in zip(table_ids([stage.model for _, stage in others]), others, strict=True):

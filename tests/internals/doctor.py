@@ -16,5 +16,5 @@ from housekeeping.doctor.tables import (
     rights_of_dependents,
     rights_of_subjects,
     tables_of,
-    users_of,
+    users_by_table,
 )

@@ -18,7 +18,7 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.internals.cli import workers_table
 from tests.internals.core import DeclarationError, SchemaMissing
 from tests.internals.database import ClockSkew, Database, restore_declared_key
-from tests.internals.doctor import stages, tables, tables_of, users_of
+from tests.internals.doctor import stages, tables, tables_of, users_by_table
 from tests.internals.engine import declared_by, run_sweep
 from tests.internals.insight import forecast_now, plan, translate_table_errors, worker_status
 from tests.internals.ledger import NOW, Run
@@ -146,8 +146,10 @@ def test_rights_are_listed_beside_a_sweep_whose_predicate_fails() -> None:
 def test_table_is_blamed_on_the_sweeps_that_use_it() -> None:
     sweeps = [WHOLE, *(broken for broken, _ in BROKEN)]
 
-    assert users_of(Nowhere, sweeps) == ["shop.nowhere"]
-    assert "shop.nowhere" not in users_of(Basket, sweeps)
+    users_of = users_by_table(sweeps)
+
+    assert users_of(Nowhere) == ["shop.nowhere"]
+    assert "shop.nowhere" not in users_of(Basket)
 
 
 def test_missing_column_is_named_with_its_table_and_the_columns_that_exist(baskets: None) -> None:

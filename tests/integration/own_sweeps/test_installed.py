@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,50 @@ def test_doctor_names_the_missing_index_of_a_query(
     assert (before.level, before.text) == ("warning", "the query of stage rows: the whole table is read")
     assert before.way_out == 'CREATE INDEX CONCURRENTLY ON "coupon" (expires_at, id) WHERE ("state" = \'open\')'
     assert after.level == "fine"
+
+
+_MANY = """
+from collections import Counter
+from housekeeping import BaseModel, Delete, Rows, Sweep, UtcDateTimeField
+
+called = Counter()
+
+
+def declared(number):
+    class Thing(BaseModel):
+        expires_at = UtcDateTimeField()
+
+        class Meta:
+            table_name = f"things_{number}"
+
+    def stale(row, now):
+        called[number] += 1
+        return row.expires_at <= now
+
+    return Sweep(f"shop.things_{number}", Rows(Thing, stale=stale, order="expires_at", action=Delete()))
+
+
+SWEEPS = tuple(map(declared, range(12)))
+"""
+
+
+def test_doctor_examines_each_sweep_once_however_many_there_are(
+    settings: Settings, postgres: Database, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop_of_many.py").write_text(_MANY)
+    monkeypatch.syspath_prepend(tmp_path)
+    from_module = Settings.load(**settings.model_dump(exclude={"sweeps", "workers"}), sweeps="shop_of_many")
+    for number in range(12):
+        postgres.execute_sql(f"CREATE TABLE things_{number} (id serial PRIMARY KEY, expires_at timestamptz NOT NULL)")
+    sweeps = configured_sweeps(from_module)
+    called = importlib.import_module("shop_of_many").called
+
+    few, many = ([name for name in sweeps if name.startswith("shop.")][:count] for count in (2, 12))
+    counts = []
+    for names in (few, many):
+        called.clear()
+        texts = [each.text for each in examine(from_module, {name: sweeps[name] for name in names})]
+        assert texts.count("exists, with all needed rights") == len(names)
+        counts.append(called[0])
+
+    assert 0 < counts[0] == counts[1]
