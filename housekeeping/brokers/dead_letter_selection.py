@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from housekeeping.brokers.dead_letters import LONGEST, Action, DeadLetter, DeadLetterStore, LetterResult, bounded
+from housekeeping.brokers.dead_letters import LONGEST, DeadLetter, DeadLetterStore, LetterAction, LetterResult, bounded
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.core.errors import DeadLetterRefused, HousekeepingError, WrongArgument
 from housekeeping.core.logs import counted, error_line, mask_secrets
@@ -106,7 +106,7 @@ class LetterFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LetterPosition:
     """Place of a dead letter in the order newest first, from which a page continues.
 
     Attributes:
@@ -120,12 +120,12 @@ class Position:
         return f"{self.died_ms}-{self.broker_id}"
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> Position:
+    def of(cls, letter: DeadLetter) -> LetterPosition:
         """Return the place of a letter."""
         return cls(0 if letter.died_at is None else round(letter.died_ms), letter.broker_id)
 
     @classmethod
-    def parse(cls, text: str) -> Position:
+    def parse(cls, text: str) -> LetterPosition:
         """Return the place that `str` has written.
 
         Raises:
@@ -150,7 +150,7 @@ class Page:
     """
 
     letters: list[DeadLetter]
-    older: Position | None = None
+    older: LetterPosition | None = None
     complete: bool = True
     searched: int = 0
 
@@ -159,7 +159,7 @@ def search(
     store: DeadLetterStore,
     sought: LetterFilter,
     size: int | None = None,
-    after: Position | None = None,
+    after: LetterPosition | None = None,
     max_time: timedelta | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Page:
@@ -182,7 +182,7 @@ def search(
     for letter in _newest_first(store, sought, after):
         budget = budget or (None if max_time is None else RunBudget(max_time, clock))
         if last is not None and (len(letters) == size or (budget is not None and budget.exceeded())):
-            return Page(letters, Position.of(last), len(letters) == size, searched)
+            return Page(letters, LetterPosition.of(last), len(letters) == size, searched)
         if sought.since is not None and letter.died_at is not None and letter.died_at < sought.since:
             break  # so are all others
         last, searched = letter, searched + 1
@@ -199,17 +199,17 @@ def _shows(error: str, sought: str) -> bool:
     return sought in (bounded(error) or "").casefold()
 
 
-def _newest_first(store: DeadLetterStore, sought: LetterFilter, after: Position | None) -> Iterator[DeadLetter]:
+def _newest_first(store: DeadLetterStore, sought: LetterFilter, after: LetterPosition | None) -> Iterator[DeadLetter]:
     if after is None:
         return store.newest_first(sought.queue, sought.until)
     until = datetime.fromtimestamp(after.died_ms / 1000, UTC)
     return _behind(store.newest_first(sought.queue, until), after)
 
 
-def _behind(letters: Iterable[DeadLetter], place: Position) -> Iterator[DeadLetter]:
+def _behind(letters: Iterable[DeadLetter], place: LetterPosition) -> Iterator[DeadLetter]:
     same: list[DeadLetter] = []
     for letter in letters:
-        here = Position.of(letter)
+        here = LetterPosition.of(letter)
         if here.died_ms == place.died_ms:
             same = [] if here == place else [*same, letter]
         elif here.died_ms < place.died_ms:
@@ -280,7 +280,7 @@ _REPORTED: Final = 200
 
 def apply(
     store: DeadLetterStore,
-    action: Action,
+    action: LetterAction,
     letters: Sequence[DeadLetter],
     report: Callable[[str], object] = lambda text: None,
 ) -> BulkResult:

@@ -192,7 +192,7 @@ class LetterResult:
     detail: str | None = None
 
 
-Action = Literal["requeue", "delete"]
+LetterAction = Literal["requeue", "delete"]
 
 
 class DeadLetterStore(Protocol):
@@ -204,7 +204,7 @@ class DeadLetterStore(Protocol):
     def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
         """Yield the dead letters of one queue or of all, newest first; with a time, only those that died by then."""
 
-    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         """Requeue dead letters through the middleware's hooks, or delete them for good; each by itself and atomically.
 
         One that cannot be sent is refused, and the others are requeued.
@@ -334,7 +334,7 @@ class RedisDeadLetters:
             letters = (self._newest_first(name, died_until) for name in queues)
             yield from heapq.merge(*letters, key=lambda each: each.died_ms, reverse=True)
 
-    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         change = self._requeue if action == "requeue" else self._delete
         for letter in letters:
             with self._exclusively():
@@ -437,7 +437,7 @@ class RabbitmqDeadLetters:
         # Times have seconds only, so of equal ones the last in its queue is the newest.
         yield from sorted(reversed(found), key=lambda letter: letter.died_ms, reverse=True)
 
-    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         for queue in dict.fromkeys(letter.queue for letter in letters):
             wanted = {letter.broker_id: letter for letter in letters if letter.queue == queue}
             with self._channel() as channel:

@@ -55,10 +55,10 @@ from housekeeping.insight.wording import (
 from housekeeping.ledger import history, ticks
 from housekeeping.ledger.history import (
     RUNNING,
-    Position,
     RunFailures,
     RunFilter,
     RunPage,
+    RunPosition,
     RunRecord,
     failures_of,
     read_page,
@@ -141,14 +141,14 @@ def _names(only: str | None, sweep: Sweep | None) -> list[str]:
     return list(database.by_name()) if sweep is None else [sweep.database]
 
 
-def _position(label: str) -> Position:
+def _position(label: str) -> RunPosition:
     run = parse_run(label)
     with using_database_of(run), translate_postgres_errors():
-        return Position.of(run_with(run))
+        return RunPosition.of(run_with(run))
 
 
 def _read(
-    names: list[str], wanted: Callable[[datetime], RunFilter], limit: int, before: Position | None = None
+    names: list[str], wanted: Callable[[datetime], RunFilter], limit: int, before: RunPosition | None = None
 ) -> RunPage:
     """Return a page of runs. A database that does not answer gets a warning on stderr, unless all fail."""
     page = read_page(names, wanted, limit=limit, before=before)

@@ -43,7 +43,7 @@ from housekeeping.ledger.operators import (
     record_action,
 )
 from housekeeping.ledger.runs import PURGE
-from housekeeping.ledger.schema import Action, name_database
+from housekeeping.ledger.schema import ActionRow, name_database
 from housekeeping.sweeps.declaration import Sweep
 
 
@@ -106,7 +106,7 @@ def actions(target: str | None, user: str | None, before: str | None, limit: int
 _COLUMNS: Final = ("TIME (UTC)", "USER", "ACTION", "TARGET", "RESULT")
 
 
-def _cells(action: Action) -> list[str]:
+def _cells(action: ActionRow) -> list[str]:
     user, target = (in_one_line(text, _WIDTH) for text in (action.user, action.target))
     return [format_time(action.at), user, action.action, target, action.result_in_words]
 

@@ -14,14 +14,21 @@ from housekeeping.app import broker_without_database
 from housekeeping.brokers.dead_letter_selection import (
     BulkResult,
     LetterFilter,
-    Position,
+    LetterPosition,
     apply,
     describe_choice,
     found,
     readable,
     search,
 )
-from housekeeping.brokers.dead_letters import NAME_WIDTH, Action, DeadLetter, DeadLetterStore, body, dead_letters_of
+from housekeeping.brokers.dead_letters import (
+    NAME_WIDTH,
+    DeadLetter,
+    DeadLetterStore,
+    LetterAction,
+    body,
+    dead_letters_of,
+)
 from housekeeping.cli.main import load_settings, load_workers, use_database_if_set
 from housekeeping.cli.output import (
     complete_worker,
@@ -104,7 +111,7 @@ def list_letters(limit: int, before: str | None, **conditions: str | None) -> No
     housekeeping deadletters list --actor charge --error "timed out"
     housekeeping deadletters list --since 3h --until 1h
     """
-    sought, place = _filter(**conditions), None if before is None else Position.parse(before)
+    sought, place = _filter(**conditions), None if before is None else LetterPosition.parse(before)
     store = _store()
     with progress("reading dead letters"):
         total, page = sum(store.counts().values()), search(store, sought, limit, place)
@@ -218,7 +225,9 @@ def delete_letters(**options: Any) -> None:
     _change("delete", **options)
 
 
-def _change(action: Action, message_ids: tuple[str, ...], everything: bool, yes: bool, **given: str | None) -> None:
+def _change(
+    action: LetterAction, message_ids: tuple[str, ...], everything: bool, yes: bool, **given: str | None
+) -> None:
     """Requeue or delete the chosen dead letters. Only a requeue of IDs needs no confirmation."""
     store, sought = _store(), _filter(**given)
     if [bool(message_ids), bool(sought), everything].count(True) != 1:

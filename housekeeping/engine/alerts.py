@@ -26,7 +26,7 @@ from housekeeping.ledger import history
 from housekeeping.ledger.alerts import Alert as Alert
 from housekeeping.ledger.erasures import LateErasures
 from housekeeping.ledger.history import RunRecord
-from housekeeping.ledger.processes import LONG_BUSY, UNKNOWN, BusyThread, Kind, Process, Processes
+from housekeeping.ledger.processes import LONG_BUSY, UNKNOWN, BusyThread, Process, Processes, ProcessKind
 from housekeeping.ledger.runs import PURGE, RESTORE, SILENCE, Outcome
 from housekeeping.ledger.schema import Run
 from housekeeping.sweeps.declaration import Sweep
@@ -411,7 +411,7 @@ def process_alerts(
     if not needed:
         return []
     if not processes.every:
-        kinds: list[tuple[str, Kind]] = [(NO_WORKER, "worker"), (NO_SCHEDULER, "scheduler")]
+        kinds: list[tuple[str, ProcessKind]] = [(NO_WORKER, "worker"), (NO_SCHEDULER, "scheduler")]
         since = "for a day" if ever_ran else "yet"
         return [
             Alert(

@@ -40,7 +40,7 @@ from housekeeping.engine import (
 from housekeeping.engine.commit import LONGEST_ERROR, Commit
 from housekeeping.engine.failures import Bisection, NoRowSucceeded, is_row_error, may_concern_all_rows, shorten_timeouts
 from housekeeping.engine.guard import RowLimit
-from housekeeping.engine.speed import Speed, Throttle, throttled_tables
+from housekeeping.engine.speed import Speed, ThrottleWatch, throttled_tables
 from housekeeping.ledger import runs
 from housekeeping.ledger.operators import Override
 from housekeeping.ledger.runs import Counts, Cursor, RunRow, RunStart
@@ -181,7 +181,7 @@ class Batches:
         self._commits = 0
         self._commit = Commit(sweep.name, begun, sweep.texts)
         tables = throttled_tables(stages, now)
-        self._throttle = Throttle(sweep.limits.throttle, tables, budget, request.stopping.wait)
+        self._throttle = ThrottleWatch(sweep.limits.throttle, tables, budget, request.stopping.wait)
         self._speed = Speed(sweep, stages, budget, state.clock, self._throttle, ignores_pause=request.force)
         self._speed.apply(override)
         self._failing: _Failing = (0, None)

@@ -38,7 +38,7 @@ from housekeeping.database.queries import why_read_only
 from housekeeping.engine import CLOCK_SKEWS, RunRequest
 from housekeeping.engine.alerts import no_living_worker
 from housekeeping.engine.guard import ENOUGH, UNCONFIRMED, RowGuard, in_numbers, in_words
-from housekeeping.engine.speed import ExceededLimit, Throttle, throttled_tables
+from housekeeping.engine.speed import ExceededLimit, ThrottleWatch, throttled_tables
 from housekeeping.leases.renewal import shared_lease_store
 from housekeeping.ledger import runs
 from housekeeping.ledger.leases import held_leases
@@ -410,7 +410,7 @@ class ThrottleGate:
     def examine(self) -> Check:
         limits = self.sweep.limits.throttle
         budget = RunBudget(self.sweep.limits.runtime, SYSTEM_CLOCK)
-        exceeded, unknown = Throttle(limits, throttled_tables(self.stages, self.now), budget, time.sleep).look()
+        exceeded, unknown = ThrottleWatch(limits, throttled_tables(self.stages, self.now), budget, time.sleep).look()
         if exceeded:
             waits = f"waits up to {format_duration(limits.wait_s)}, continues slowly, and ends as partial if that lasts"
             return Check("throttle", "slows", f"{', '.join(map(_over_limit, exceeded))}: the run {waits}")

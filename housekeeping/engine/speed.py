@@ -1,10 +1,10 @@
 """Speed of a run: how large its next batch is, how long it waits before it, and when a sick database slows it down.
 
 `Speed` is the one brake of a run. It follows the worker's limits (rows per second, rest, target duration of a batch),
-what an operator has narrowed, the time a batch took, and `Throttle`, which knows whether the database is well.
+what an operator has narrowed, the time a batch took, and `ThrottleWatch`, which knows whether the database is well.
 
 To add a check to the throttle, add its limit to the declaration's `Throttle`, its value to `DbHealth`, and both to
-`Throttle._measured`. Operators set the limits by the key ``gates``.
+`ThrottleWatch._measured`. Operators set the limits by the key ``gates``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Explainable, Resizable, Stage
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.values import Limits
-from housekeeping.sweeps.values import Throttle as ThrottleLimits
+from housekeeping.sweeps.values import Limits, Throttle
 
 logger = named_logger(__name__)
 
@@ -74,7 +73,7 @@ class Speed:
         stages: Sequence[Stage],
         budget: RunBudget,
         clock: Clock,
-        throttle: Throttle,
+        throttle: ThrottleWatch,
         *,
         ignores_pause: bool = False,
     ) -> None:
@@ -266,7 +265,7 @@ class ExceededLimit:
     limit: float | None
 
 
-class Throttle:
+class ThrottleWatch:
     """Throttle of one run, called between its batches.
 
     Parameters:
@@ -277,7 +276,7 @@ class Throttle:
 
     def __init__(
         self,
-        limits: ThrottleLimits,
+        limits: Throttle,
         tables: Sequence[str],
         budget: RunBudget,
         wait: Callable[[float], object],

@@ -55,7 +55,7 @@ from housekeeping.sweeps.stage import DETAILS, merged
 from housekeeping.sweeps.subjects import Objects, Subject
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.values import Guard, Lease, Limits, Setup, declared
-from housekeeping.workers.object_storage.stores import Deletion, ObjectStore
+from housekeeping.workers.object_storage.stores import ObjectStore, StoreDeletion
 
 logger = named_logger(__name__)
 
@@ -397,7 +397,7 @@ class _Execution:
     # -- objects and other systems
 
     def _delete_objects(self, store: ObjectStore, key: str) -> None:
-        deletion = Deletion(store, hides_keys=True)
+        deletion = StoreDeletion(store, hides_keys=True)
         pages = store.paths_below(key) if key.endswith("/") else iter([[key]])
         for paths in pages:
             while paths and deletion.unavailable is None:

@@ -38,7 +38,7 @@ from housekeeping.sweeps.values import Kept
 T = TypeVar("T")
 
 #: ``own``: a table of the library. ``archive``: rows that a sweep has archived.
-State = Literal["swept", "kept", "undecided", "own", "archive"]
+CoverageState = Literal["swept", "kept", "undecided", "own", "archive"]
 
 
 #: Names of the library's own tables, in the schema of the settings.
@@ -64,7 +64,7 @@ class CoveredTable:
     database: str
     schema: str
     table: str
-    state: State
+    state: CoverageState
     by: tuple[str, ...] = ()
     reason: str | None = None
     rows: int | None = None
@@ -99,7 +99,7 @@ class Coverage:
     @property
     def counts(self) -> dict[str, int]:
         """Number of tables by state."""
-        return {state: sum(each.state == state for each in self.tables) for state in get_args(State)}
+        return {state: sum(each.state == state for each in self.tables) for state in get_args(CoverageState)}
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``housekeeping coverage --json`` prints."""
@@ -279,7 +279,9 @@ class _Touches:
                     known.append(replace(touch, how=f"with the rows of {labels.get(parent, 'another table')}"))
                     waiting.append((child, known[-1]))
 
-    def _state(self, touches: Sequence[_Touch], reason: str | None) -> tuple[State, tuple[str, ...], str | None]:
+    def _state(
+        self, touches: Sequence[_Touch], reason: str | None
+    ) -> tuple[CoverageState, tuple[str, ...], str | None]:
         active = [each for each in touches if each.sweep not in self._inactive]
         by = tuple(dict.fromkeys(each.sweep for each in active))
         if any(each.is_archive for each in touches):

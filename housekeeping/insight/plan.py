@@ -64,8 +64,8 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.keyset import is_not_true, may_be_null
 from housekeeping.sweeps.stage import Backlog, OtherClock, Stage, StagePlan, as_cursor
 from housekeeping.sweeps.table_stage import TableStage
-from housekeeping.sweeps.tree import Branch, counted_branches, read_known_tables, sampled_branches
-from housekeeping.sweeps.validate_tables import Trigger, problems_of, refused_by_citus, stages_of, triggers_of
+from housekeeping.sweeps.tree import TreeBranch, counted_branches, read_known_tables, sampled_branches
+from housekeeping.sweeps.validate_tables import FiringTrigger, problems_of, refused_by_citus, stages_of, triggers_of
 
 #: Rows counted at most, so that a plan never takes minutes; above it the plan says "at least".
 COUNT_LIMIT: Final = 1_000_000
@@ -198,8 +198,8 @@ class Plan(Forecast):
     stages: list[tuple[StagePlan, Batching]]
     pace: float | None = None
     clock_skew: ClockSkew | None = None
-    dependents: Sequence[Branch] = ()
-    triggers: Sequence[Trigger] = ()
+    dependents: Sequence[TreeBranch] = ()
+    triggers: Sequence[FiringTrigger] = ()
     warnings: Sequence[str] = ()
     max_rows_per_s: float | None = None
     backlog_forecast: BacklogForecast | None = None

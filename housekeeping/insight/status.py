@@ -54,7 +54,7 @@ from housekeeping.insight.backlogs import (
     why_uncounted,
 )
 from housekeeping.insight.trends import BacklogForecast, Progress, ProgressReader, Rates, forecast_backlog, rates
-from housekeeping.insight.wording import State, format_age, format_time, next_tick, state_of
+from housekeeping.insight.wording import WorkerState, format_age, format_time, next_tick, state_of
 from housekeeping.leases.renewal import lease_store
 from housekeeping.ledger import history, ticks
 from housekeeping.ledger.alerts import INTERVAL, Alert, AlertKey, last_evaluation, merged, reconcile
@@ -99,7 +99,7 @@ class WorkerStatus:
     """
 
     worker: str
-    state: State
+    state: WorkerState
     switch: Override | None
     schedule: str | None
     last_run: RunRecord | None

@@ -111,10 +111,10 @@ def format_age(value: datetime, now: datetime) -> str:
     return f"in {format_duration(-seconds)}" if seconds < 0 else f"{format_duration(seconds)} ago"
 
 
-State = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
+WorkerState = Literal["on", "paused", "narrow", "disabled", "not_set_up"]
 
 
-def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None = None) -> State:
+def state_of(sweep: Sweep, switch: Override | None, problem: SetupProblem | None = None) -> WorkerState:
     """Return whether the worker is active, paused, narrowed, disabled or not set up."""
     if problem is not None:
         return "not_set_up"

@@ -328,7 +328,7 @@ class RunFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class RunPosition:
     """Place of a run in the list of all databases; runs that began at the same time are ordered by database and id."""
 
     started_at: datetime
@@ -336,7 +336,7 @@ class Position:
     run_id: int
 
     @classmethod
-    def of(cls, record: RunRecord) -> Position:
+    def of(cls, record: RunRecord) -> RunPosition:
         """Return the position of this run."""
         return cls(record.started_at, record.database, record.run_id)
 
@@ -364,7 +364,7 @@ class RunPage:
 
 
 def read_page(
-    names: Sequence[str], filter_at: Callable[[datetime], RunFilter], *, limit: int, before: Position | None = None
+    names: Sequence[str], filter_at: Callable[[datetime], RunFilter], *, limit: int, before: RunPosition | None = None
 ) -> RunPage:
     """Return the runs of these databases that meet the filter. A database that does not answer hides no other one.
 
@@ -385,7 +385,7 @@ def read_page(
     return page
 
 
-def _runs(wanted: RunFilter, before: Position | None, limit: int) -> list[RunRecord]:
+def _runs(wanted: RunFilter, before: RunPosition | None, limit: int) -> list[RunRecord]:
     is_running, of_outcome = Run.outcome.is_null(), Run.outcome == wanted.outcome
     given = [
         (wanted.worker, Run.worker == wanted.worker),
@@ -401,7 +401,7 @@ def _runs(wanted: RunFilter, before: Position | None, limit: int) -> list[RunRec
     return [record_of(run) for run in (query.where(*conditions) if conditions else query)]
 
 
-def _after(position: Position) -> Expression:
+def _after(position: RunPosition) -> Expression:
     """Return the condition that a run of the current database comes after the position."""
     after: Expression
     if database.selected == position.database:

@@ -17,7 +17,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
-from housekeeping.ledger.schema import NOT_ENDED, NOW, Action, Deployment, Run, Switch
+from housekeeping.ledger.schema import NOT_ENDED, NOW, ActionRow, Deployment, Run, Switch
 
 logger = named_logger(__name__)
 
@@ -49,7 +49,7 @@ _TIME: Final = timedelta(seconds=1)
 
 
 @dataclass(slots=True)
-class Outcome:
+class ActionResult:
     """Result of an action, set by the block that carries it out.
 
     Attributes:
@@ -64,11 +64,11 @@ class Outcome:
         """Store the progress of a long action, so that it survives the process. Never raises."""
         if self.row_id is not None:
             result = in_one_line(f"{progress}; {NOT_ENDED}", _MAX_TEXT)
-            _in_main(lambda: Action.update(result=result).where(Action.id == self.row_id).execute())
+            _in_main(lambda: ActionRow.update(result=result).where(ActionRow.id == self.row_id).execute())
 
 
 @contextmanager
-def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcome]:
+def record_action(action: ActionName, target: str, user: str) -> Iterator[ActionResult]:
     """Record the action that the block carries out, with its result, in the table `actions`.
 
     The row is written before the block and gets its result after it, so that it also shows an action whose process was
@@ -80,8 +80,8 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
       user: The operator: `command_line_user`, or the user of the dashboard.
     """
     row = {name: in_one_line(text, _MAX_TEXT) for name, text in (("user", user), ("target", target))}
-    row_id, problem = _in_main(lambda: Action.insert(action=action, at=NOW, **row).execute())
-    outcome = Outcome(row_id=row_id)
+    row_id, problem = _in_main(lambda: ActionRow.insert(action=action, at=NOW, **row).execute())
+    outcome = ActionResult(row_id=row_id)
     try:
         yield outcome
     except Exception as error:
@@ -93,7 +93,7 @@ def record_action(action: ActionName, target: str, user: str) -> Iterator[Outcom
     finally:
         result = in_one_line(outcome.result, _MAX_TEXT)
         if row_id is not None:
-            _, problem = _in_main(lambda: Action.update(result=result).where(Action.id == row_id).execute())
+            _, problem = _in_main(lambda: ActionRow.update(result=result).where(ActionRow.id == row_id).execute())
         if problem is not None:
             user, target = row["user"], row["target"]
             logger.warning("Action not recorded", user=user, action=action, target=target, result=result, error=problem)
@@ -123,7 +123,7 @@ def record_deployment(state: Mapping[str, str], user: str) -> None:
         names = sorted(name for name in {*before, *state} if before.get(name) != state.get(name))
         changes = [_change(name, before.get(name), state.get(name)) for name in names]
         Deployment.update(state=dict(state)).execute()
-        Action.insert(
+        ActionRow.insert(
             action="deploy",
             at=NOW,
             user=in_one_line(user, _MAX_TEXT),
@@ -154,7 +154,7 @@ def logged_actions(
     user: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-) -> list[Action]:
+) -> list[ActionRow]:
     """Return the newest actions, newest first.
 
     Parameters:
@@ -167,16 +167,16 @@ def logged_actions(
       DatabaseUnavailable: The database ``main`` does not answer.
     """
     with database.using(MAIN), translate_postgres_errors():
-        rows: Any = Action.select().order_by(Action.id.desc()).limit(limit)
+        rows: Any = ActionRow.select().order_by(ActionRow.id.desc()).limit(limit)
         given: list[tuple[Any, Any]] = [
-            (before, Action.id < before),
-            (since, Action.at >= since),
-            (until, Action.at < until),
+            (before, ActionRow.id < before),
+            (since, ActionRow.at >= since),
+            (until, ActionRow.at < until),
         ]
         # PostgreSQL text cannot contain NUL characters, and none is stored.
         name, place = (in_one_line(text or "", _MAX_TEXT) for text in (user, target))
-        of_user = (Action.user == name) | fn.STARTS_WITH(Action.user, f"{name}@")
-        of_target = (Action.target == place) | fn.STARTS_WITH(Action.target, f"{place} ")
+        of_user = (ActionRow.user == name) | fn.STARTS_WITH(ActionRow.user, f"{name}@")
+        of_target = (ActionRow.target == place) | fn.STARTS_WITH(ActionRow.target, f"{place} ")
         given += [(target, of_target), (user, of_user)]
         for value, condition in given:
             rows = rows if value is None else rows.where(condition)

@@ -56,7 +56,7 @@ MOST_THREADS: Final = 100
 #: Characters of a text in a heartbeat.
 LONGEST_TEXT: Final = 255
 
-Kind = Literal["worker", "scheduler"]
+ProcessKind = Literal["worker", "scheduler"]
 _Text = Annotated[str, pydantic.Field(min_length=1, max_length=LONGEST_TEXT)]
 _Count = Annotated[int, pydantic.Field(ge=0, le=1_000_000)]
 _Seconds = Annotated[float, pydantic.Field(ge=0, le=_MAX_S)]
@@ -93,7 +93,7 @@ class Heartbeat(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore")
 
-    kind: Kind
+    kind: ProcessKind
     host: _Text
     pid: Annotated[int, pydantic.Field(ge=1, le=2**31 - 1)]
     queues: Annotated[list[_Text], pydantic.Field(max_length=1000)] = []
@@ -164,7 +164,7 @@ class Processes:
     rejected: ServerUnavailable | None = None
     alone: bool = False
 
-    def command(self, kind: Kind) -> str:
+    def command(self, kind: ProcessKind) -> str:
         """Return the command that starts a process of this kind."""
         return "housekeeping serve" if self.alone else f"housekeeping {kind}"
 

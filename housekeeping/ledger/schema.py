@@ -252,7 +252,7 @@ class OutboxRow(_Own):
         table_name = "outbox"
 
 
-class Action(_Own):
+class ActionRow(_Own):
     """One action of an operator, an entry of the log.
 
     Attributes:

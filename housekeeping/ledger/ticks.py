@@ -36,7 +36,7 @@ class TakenTick(NamedTuple):
     retries: int
 
 
-class Sent(NamedTuple):
+class SentTick(NamedTuple):
     """Result of sending a worker's latest tick.
 
     Attributes:
@@ -62,7 +62,7 @@ def last_sent() -> dict[str, datetime]:
 
 def send(
     worker: str, cron: Cron, now: datetime, *, place: str = MAIN, catch_up: bool, unsent_since: datetime | None = None
-) -> Sent | None:
+) -> SentTick | None:
     """Send the worker's latest tick and record the missed ticks before it; None if it was already sent or recorded.
 
     If the database's clock was set back, ticks that have an outcome are not sent again. Those that were counted as
@@ -101,7 +101,7 @@ def send(
             if is_set_back:
                 runs.no_longer_missed(worker, tick)
         _store(worker, tick, NOW if is_sent and not duplicate else None)
-    return Sent(tick, is_sent and not duplicate, "deduplicated" if duplicate else None, missed, reason)
+    return SentTick(tick, is_sent and not duplicate, "deduplicated" if duplicate else None, missed, reason)
 
 
 def _last(worker: str, tick: datetime, place: str) -> tuple[datetime | None, bool]:

@@ -40,7 +40,7 @@ from housekeeping.middleware import keys as key_scripts
 from housekeeping.middleware.consistency import DataConsistency
 from housekeeping.middleware.deduplication import Deduplication, copy_id, duplicate_of
 from housekeeping.middleware.delivery import Admission
-from housekeeping.middleware.keys import DeduplicationKeys, KeyStep, Kind, schedule_of
+from housekeeping.middleware.keys import DeduplicationKeys, KeyChange, KeyStep, schedule_of
 from housekeeping.middleware.observe import sending
 from housekeeping.middleware.retries import Retries, note_duplicates
 from housekeeping.middleware.schedule import Schedule
@@ -83,18 +83,18 @@ class RedisQueues:
         self._broker = broker
         self._prefix = keys.prefix if keys else ""
         self.has_keys = keys is not None
-        steps: dict[Kind, str] = {
+        steps: dict[KeyChange, str] = {
             "claim": key_scripts.CLAIM,
             "retain": key_scripts.RETAIN,
             "release": key_scripts.RELEASE,
         }
         lua = dispatch_source(broker)
-        sources: dict[Kind | None, str] = {kind: with_enqueueing(step, lua) for kind, step in steps.items()}
+        sources: dict[KeyChange | None, str] = {kind: with_enqueueing(step, lua) for kind, step in steps.items()}
         sources[None] = lua
         freeing = functools.partial(register_freeing_script, broker.client)
         registered: dict[bool, Any] = {False: broker.client.register_script, True: freeing}
         #: By kind of the step, and by whether the message replaces another.
-        self._scripts: dict[tuple[Kind | None, bool], Any] = {
+        self._scripts: dict[tuple[KeyChange | None, bool], Any] = {
             (kind, replacing): script(source)
             for kind, source in sources.items()
             for replacing, script in registered.items()

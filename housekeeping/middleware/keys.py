@@ -349,7 +349,7 @@ KEY_VERSION: Final = "v1"
 #: keys and queue share a Redis, one script does both and this cannot happen.
 RESERVED_FOR: Final = timedelta(seconds=5)
 
-Kind = Literal["claim", "retain", "release"]
+KeyChange = Literal["claim", "retain", "release"]
 
 
 class KeyStep(NamedTuple):
@@ -361,7 +361,7 @@ class KeyStep(NamedTuple):
       once: Whether the message is not enqueued if a copy of it waits in the queue.
     """
 
-    kind: Kind
+    kind: KeyChange
     key: str
     message_id: str
     shared: dict[str, Any]
@@ -375,7 +375,14 @@ class KeyStep(NamedTuple):
 
 
 def key_step(
-    kind: Kind, key: str, message_id: str, ttl: timedelta, *, fresh: bool = False, once: bool = False, **more: object
+    kind: KeyChange,
+    key: str,
+    message_id: str,
+    ttl: timedelta,
+    *,
+    fresh: bool = False,
+    once: bool = False,
+    **more: object,
 ) -> KeyStep:
     """Return the step that takes, keeps or releases a key; see `KeyStep`.
 
@@ -403,7 +410,7 @@ class DeduplicationKeys:
         self.client = client
         self.prefix = key_prefix(namespace)
         register: Any = client.register_script
-        self._steps: dict[Kind, Any] = {
+        self._steps: dict[KeyChange, Any] = {
             "claim": register(GIVEN + CLAIM),
             "retain": register(GIVEN + RETAIN),
             "release": register(GIVEN + RELEASE),

@@ -48,7 +48,7 @@ from housekeeping.ledger.processes import (
     BusyThread,
     Heartbeat,
     HeartbeatStore,
-    Kind,
+    ProcessKind,
     RedisHeartbeats,
     heartbeat_store,
     read_processes,
@@ -71,7 +71,7 @@ class Readiness:
       kind: ``worker`` or ``scheduler``.
     """
 
-    def __init__(self, settings: Settings, kind: Kind) -> None:
+    def __init__(self, settings: Settings, kind: ProcessKind) -> None:
         self._settings = settings
         self._kind = kind
         self._client = None if shared_redis.is_replaced(settings) else redis_client(settings.require_redis_url())
@@ -247,7 +247,7 @@ class Sender:
     def __init__(
         self,
         store: HeartbeatStore,
-        kind: Kind,
+        kind: ProcessKind,
         describe: Callable[[], dict[str, Any] | None],
         watch: Watch | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ from housekeeping.database.errors import is_unavailable
 from housekeeping.database.queries import CompiledQuery
 from housekeeping.sweeps.actions import BLOCKED, CLEARED_DEPENDENTS, DELETED_DEPENDENTS, archive_in, columns_of_table
 from housekeeping.sweeps.cascade_statements import CascadeTable, Statements, Values, Window, is_local
-from housekeeping.sweeps.cascade_walk import Chunk, Group, Outcome, TimeIsUp, Walk, key_text
+from housekeeping.sweeps.cascade_walk import Chunk, ChunkResult, Group, TimeIsUp, Walk, key_text
 from housekeeping.sweeps.dependents import Graph, Link
 from housekeeping.sweeps.stage import (
     DETAILS,
@@ -316,9 +316,9 @@ class CascadeStage(TableStage):
         text, values = walk.statements.expected(parts, window, chunk.link, chunk.most)
 
         def done(first: int, last: int) -> None:
-            walk.outcome = Outcome(chunk.numbers) if chunk.link is None else Outcome(ends=(first, last))
+            walk.outcome = ChunkResult(chunk.numbers) if chunk.link is None else ChunkResult(ends=(first, last))
 
-        expected = Outcome(chunk.numbers) if chunk.link is None else Outcome(ends=(0, 0))
+        expected = ChunkResult(chunk.numbers) if chunk.link is None else ChunkResult(ends=(0, 0))
         counts = merged(prepared.counts, _counts_of(self.delete, chunk, window, expected))
         return ExpectedChange(text, values, replace(prepared, unreachable=walk.unreachable, counts=counts), done)
 
@@ -457,7 +457,7 @@ def _blocked_since(batch: Batch, table: str, key: str) -> str:
     return batch.now.isoformat()
 
 
-def _counts_of(delete: Any, chunk: Chunk, window: Window, outcome: Outcome) -> dict[str, Any]:
+def _counts_of(delete: Any, chunk: Chunk, window: Window, outcome: ChunkResult) -> dict[str, Any]:
     """Return the counts of a transaction, and those of the dependents by table."""
     changed: list[tuple[Link | None, int]] = [(window.link, len(outcome.done))]
     changed += [(of.link, 1) for of, _ in outcome.aside]
@@ -479,13 +479,13 @@ def _counts_of(delete: Any, chunk: Chunk, window: Window, outcome: Outcome) -> d
     return {**counts, DETAILS: {"dependents": by_table}} if by_table else counts
 
 
-def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
+def _change(walk: Walk, window: Window, chunk: Chunk) -> ChunkResult:
     """Lock rows and the chain that they depend on, and change them.
 
     Rows of another database are changed in a transaction of that database, while this one keeps the parents locked.
     """
     if not chunk.numbers:
-        return Outcome()
+        return ChunkResult()
     others = {each.table.database for each in walk.stack[: chunk.level + 1]} - {walk.statements.root.database}
     try:
         with ExitStack() as transactions:
@@ -496,10 +496,10 @@ def _change(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         if not others and all(map(is_local, window.table.links)) or not is_unavailable(error):
             raise
         walk.unreachable = error
-        return Outcome(gone={walk.root_of((chunk.level, number)) for number in chunk.numbers})
+        return ChunkResult(gone={walk.root_of((chunk.level, number)) for number in chunk.numbers})
 
 
-def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
+def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> ChunkResult:
     """Lock rows and their chain by one statement, and change them by further ones, which see all earlier commits."""
     locked, gone = _lock(walk, window, chunk)
     for link in () if window.clears else window.table.links:
@@ -510,7 +510,7 @@ def _change_locked(walk: Walk, window: Window, chunk: Chunk) -> Outcome:
         outcome = _delete_together(walk, window, chunk, locked)
     else:
         places = walk.statements.change_free(window, locked) if locked else []
-        outcome = Outcome([locked[place - 1] for place in places])
+        outcome = ChunkResult([locked[place - 1] for place in places])
         outcome.unchanged = _unchanged(walk, window, sorted(set(locked) - set(outcome.done)))
     outcome.gone = gone
     return outcome
@@ -580,7 +580,7 @@ def _lock(walk: Walk, window: Window, chunk: Chunk) -> tuple[list[int], set[tupl
     return locked, gone
 
 
-def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[int]) -> Outcome:
+def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[int]) -> ChunkResult:
     """Delete rows that may depend on each other in one statement, at the end of which PostgreSQL checks them.
 
     Raises:
@@ -605,14 +605,14 @@ def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[
             keys = {name: [key for at, key in ordered if at == name] for name in keys}
             if walk.statements.delete_together(keys) < sum(map(len, keys.values())):
                 raise RowNotChanged(NOT_CHANGED)
-            return Outcome(ids, aside=asides)
+            return ChunkResult(ids, aside=asides)
         # The rows that a remaining row depends on have to remain as well.
         for number in reversed(ids):
             owner = walk.owner((chunk.level, number))
             if number in bound and owner is not None and owner[0] == chunk.level:
                 bound.add(owner[1])
         ids = [number for number in ids if number not in bound]
-    return Outcome()
+    return ChunkResult()
 
 
 def _unchanged(walk: Walk, window: Window, numbers: Sequence[int]) -> list[int]:

@@ -35,7 +35,7 @@ _MARGIN: Final = 1.2
 _MOST_PASSES: Final = 50
 
 #: Level of a window in the stack, and the number of a row in it.
-Place = tuple[int, int]
+RowPlace = tuple[int, int]
 _TableId = tuple[str, str]
 #: Table and key.
 _RowId = tuple[_TableId, Values]
@@ -52,7 +52,7 @@ class Unit:
       aside: The rows that were set aside, with their window.
     """
 
-    places: set[Place]
+    places: set[RowPlace]
     aside: list[tuple[Window, Values]] = field(default_factory=list)
 
 
@@ -75,7 +75,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ChunkResult:
     """What a transaction did to the rows of a chunk, valid once it has committed.
 
     Attributes:
@@ -90,7 +90,7 @@ class Outcome:
     ends: tuple[int, int] | None = None
     aside: list[tuple[Window, Values]] = field(default_factory=list)
     unchanged: list[int] = field(default_factory=list)
-    gone: set[Place] = field(default_factory=set)
+    gone: set[RowPlace] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -156,10 +156,10 @@ class Walk:
         self.keys_noted = 0
         self.unreachable: BaseException | None = None
         self.chunk: Chunk | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: ChunkResult | None = None
         #: Rows of circular tables that are on the stack or were set aside.
-        self._places: dict[_TableId, dict[Values, Place | Unit]] = {}
-        self._units: dict[Place, Unit] = {}
+        self._places: dict[_TableId, dict[Values, RowPlace | Unit]] = {}
+        self._units: dict[RowPlace, Unit] = {}
         #: Rows of circular tables -> the rows that they were found to depend on.
         self._above: dict[_RowId, list[_RowId]] = {}
         #: Rows that stay in this run; queries leave them out.
@@ -411,7 +411,7 @@ class Walk:
         for owner, _, at in hits:
             self._join((below, owner) if owner >= 0 else (level, -1 - owner), at)
 
-    def owner(self, place: Place) -> Place | None:
+    def owner(self, place: RowPlace) -> RowPlace | None:
         """Return the row that a row depends on; None for a parent."""
         level, number = place
         if level == 0:
@@ -419,12 +419,12 @@ class Walk:
         owner = self.stack[level].owners[number]
         return (level, -1 - owner) if owner < 0 else (level - 1, owner)
 
-    def _join(self, place: Place, other: Place | Unit) -> None:
+    def _join(self, place: RowPlace, other: RowPlace | Unit) -> None:
         """Join two rows, and the rows between them, into one unit, because they can only be deleted together."""
         of_other = other if isinstance(other, Unit) else self._units.get(other)
         unit = self._units.get(place) or of_other or Unit(set())
         lowest = min(unit.places, default=None)
-        waiting: list[Place | Unit] = [place, other]
+        waiting: list[RowPlace | Unit] = [place, other]
         while waiting:
             each = waiting.pop()
             known = each if isinstance(each, Unit) else self._units.get(each)
@@ -457,7 +457,7 @@ class Walk:
         level = len(self.stack) - 1
         numbers: list[int] = []
         units: dict[int, Unit] = {}
-        owners, taken = set[Place | None](), 0
+        owners, taken = set[RowPlace | None](), 0
         while window.rows and window.rows[-1] is None:
             window.rows.pop()
         if not self._units and None not in window.rows[-size:]:  # most windows
@@ -544,7 +544,7 @@ class Walk:
                 break
         return sorted(depths, key=lambda row: depths[row])
 
-    def settle(self, chunk: Chunk, outcome: Outcome | None, numbers: Iterable[int]) -> None:
+    def settle(self, chunk: Chunk, outcome: ChunkResult | None, numbers: Iterable[int]) -> None:
         """Apply the outcome of a transaction, and skip the other rows of the chunk for the rest of the run."""
         if chunk.link is not None:
             self._settle_unseen(chunk, outcome.ends if outcome else None)
@@ -607,12 +607,12 @@ class Walk:
         assert row is not None
         return window.table.key_in(row)
 
-    def root_of(self, place: Place) -> Place:
+    def root_of(self, place: RowPlace) -> RowPlace:
         while (owner := self.owner(place)) is not None:
             place = owner
         return place
 
-    def _drop(self, dropped: set[Place]) -> None:
+    def _drop(self, dropped: set[RowPlace]) -> None:
         """Remove rows, and all that depend on them, from the stack."""
         for level in range(min(dropped)[0], len(self.stack)):
             window = self.stack[level]

@@ -42,7 +42,7 @@ COUNTED: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class TreeBranch:
     """A link of the graph, and how the deletion by one stage affects it.
 
     Attributes:
@@ -278,7 +278,7 @@ class Branch:
 
 def branches_of(
     sweep: Sweep, stages: Sequence[Stage], declared: Iterable[Sweep] = (), known: Collection[str] | None = None
-) -> list[Branch]:
+) -> list[TreeBranch]:
     """Return the links to the rows that the stages delete.
 
     Parameters:
@@ -298,7 +298,7 @@ def branches_of(
         deleted = {each.table_id for each in graph.links if each.decision == "delete"}
         for link in graph.links:
             is_new = is_bounded(stage) and known is not None and link.table not in known
-            found.append(Branch(sweep, stage, graph.path_to(link), link.table_id in deleted, is_new))
+            found.append(TreeBranch(sweep, stage, graph.path_to(link), link.table_id in deleted, is_new))
     # A cascade from a table to itself passes the sweep's own hold and archive by.
     by_name = {each.name: each for each in (*declared, sweep)} if found else {}
     others = [each for other in by_name.values() for each in _stages_on(other, sweep.database)]
@@ -347,7 +347,7 @@ def sampled_branches(
     now: datetime,
     declared: Iterable[Sweep] = (),
     known: Collection[str] | None = None,
-) -> list[Branch]:
+) -> list[TreeBranch]:
     """Return `branches_of` with counts of the first stale rows: those that stay, or lead to held rows.
 
     Only with an index at every link, and for a limited time. Requires a transaction.
@@ -409,7 +409,7 @@ def _sample(stage: TableStage, now: datetime, columns: Sequence[str], limit: int
     return sql, parameters
 
 
-def _with_sample(branch: Branch, now: datetime) -> Branch:
+def _with_sample(branch: TreeBranch, now: datetime) -> TreeBranch:
     path = branch.path
     rows, values = _sample(branch.stage, now, path[0].parent_columns, SAMPLE)
     tables = ", ".join(f"{link.source} AS link_{place}" for place, link in enumerate(path))
@@ -429,7 +429,7 @@ def _with_sample(branch: Branch, now: datetime) -> Branch:
     return replace(branch, sampled_rows=row[0], referenced_rows=row[1])
 
 
-def counted_branches(branches: Sequence[Branch], stale: Mapping[str, Backlog], now: datetime) -> list[Branch]:
+def counted_branches(branches: Sequence[TreeBranch], stale: Mapping[str, Backlog], now: datetime) -> list[TreeBranch]:
     """Return branches with the number of dependents that they reach. Requires a transaction.
 
     Up to `COUNTED` dependents of a stage are counted exactly. Above it, their number is estimated: from the dependents
@@ -587,7 +587,7 @@ def _joined(path: Sequence[Link]) -> str:
     return " AND ".join(pairs)
 
 
-def _held(branch: Branch, now: datetime) -> tuple[str, list[Any]]:
+def _held(branch: TreeBranch, now: datetime) -> tuple[str, list[Any]]:
     """Return the condition, with its parameters, that a declared sweep holds the row of the last table."""
     conditions, values = [], []
     for _, stage in branch.others:

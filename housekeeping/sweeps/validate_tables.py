@@ -466,7 +466,7 @@ ORDER BY 1 DESC, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Trigger:
+class FiringTrigger:
     """A trigger or a rule that fires when a stage changes rows.
 
     Attributes:
@@ -493,7 +493,7 @@ class Trigger:
         return {**asdict(self), "text": self.text}
 
 
-def triggers_of(stages: Iterable[Stage], now: datetime) -> list[Trigger]:
+def triggers_of(stages: Iterable[Stage], now: datetime) -> list[FiringTrigger]:
     """Return the triggers and rules that the statements of the stages fire, without executing the statements.
 
     Raises:
@@ -505,5 +505,5 @@ def triggers_of(stages: Iterable[Stage], now: datetime) -> list[Trigger]:
             events = [change.split()[0] for change in changes if change != "FOR UPDATE"]
             given = {"table": quoted_name(model), "events": events, "columns": list(updated_columns(changes))}
             rows = database.execute_sql(_FIRED, given).fetchall() if events else []
-            found += [Trigger(stage.name, *row) for row in rows]
+            found += [FiringTrigger(stage.name, *row) for row in rows]
     return found

@@ -16,8 +16,8 @@ from werkzeug.wrappers import Response
 from housekeeping.brokers.dead_letter_selection import (
     BulkResult,
     LetterFilter,
+    LetterPosition,
     Page,
-    Position,
     apply,
     describe_choice,
     find,
@@ -25,7 +25,7 @@ from housekeeping.brokers.dead_letter_selection import (
     readable,
     search,
 )
-from housekeeping.brokers.dead_letters import NAME_WIDTH, Action, DeadLetter, DeadLetterStore, body, bounded
+from housekeeping.brokers.dead_letters import NAME_WIDTH, DeadLetter, DeadLetterStore, LetterAction, body, bounded
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.logs import error_line, in_one_line
 from housekeeping.core.logs import logger as named_logger
@@ -66,14 +66,14 @@ class _Choice:
       shown: The number that the confirmation showed.
     """
 
-    action: Action
+    action: LetterAction
     ids: Sequence[str]
     form: FilterForm
     until: datetime
     shown: int = 0
 
     @classmethod
-    def of_request(cls, action: Action) -> _Choice:
+    def of_request(cls, action: LetterAction) -> _Choice:
         values = request.form if request.method == "POST" else request.args
         form, ids = FilterForm(values), [*dict.fromkeys(map(unquote, values.getlist("id")))][:_MOST]
         for text in form.errors.values():
@@ -251,7 +251,7 @@ def add_dead_letters(app: Flask, snapshots: SnapshotCache) -> None:
     @app.get("/dead-letters")
     def dead_letters() -> tuple[str, int]:
         store, form, before = snapshots.dead_letters(), FilterForm(request.args), request.args.get("before")
-        place, page = None if before is None else Position.parse(before), Page([])
+        place, page = None if before is None else LetterPosition.parse(before), Page([])
         if not form.errors:
             page = search(store, form.filter, _SHOWN, place, MAX_SEARCH)
         shown = render_template(

@@ -18,7 +18,7 @@ from housekeeping.insight.erasures import find_erasure, read_erasures
 from housekeeping.insight.trends import Progress, progress_of_run
 from housekeeping.insight.why import explain_run
 from housekeeping.ledger import history
-from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunPage, RunRecord, read_page
+from housekeeping.ledger.history import RUNNING, RunFilter, RunPage, RunPosition, RunRecord, read_page
 from housekeeping.ledger.operators import logged_actions, record_action
 from housekeeping.ledger.processes import Process, Processes, heartbeat_store, read_processes
 from housekeeping.ledger.runs import Outcome, Trigger
@@ -154,7 +154,7 @@ def add_runs(app: Flask, snapshots: SnapshotCache) -> None:
             only = snapshots.sweeps[worker].database
         names = tuple(database.by_name()) if only is None else (only,)
         sent = request.args.get("before")
-        before = None if sent is None else Position.of(find(sent))
+        before = None if sent is None else RunPosition.of(find(sent))
         page = RunPage()
         if not form.errors:
             page = snapshots.shared(

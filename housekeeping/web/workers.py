@@ -44,7 +44,7 @@ from housekeeping.ledger.operators import (
     logged_actions,
     record_action,
 )
-from housekeeping.ledger.schema import Action
+from housekeeping.ledger.schema import ActionRow
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.stage import Backlog
 from housekeeping.web.security import Form, current_user
@@ -179,7 +179,7 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
     sweep, current = snapshots.sweep(name), snapshots.current()
     status, zone = current.statuses.get(name), snapshots.settings.timezone
     rows: Any = None
-    actions: Sequence[Action] = ()
+    actions: Sequence[ActionRow] = ()
     try:
         rows, actions = snapshots.shared(("worker", name), lambda: _runs_and_actions(snapshots, sweep))
     except DatabaseUnavailable:
@@ -201,7 +201,7 @@ def worker_page(snapshots: SnapshotCache, name: str, sent: SentForm | None = Non
     )
 
 
-def _runs_and_actions(snapshots: SnapshotCache, sweep: Sweep) -> tuple[Any, Sequence[Action]]:
+def _runs_and_actions(snapshots: SnapshotCache, sweep: Sweep) -> tuple[Any, Sequence[ActionRow]]:
     with snapshots.reading(sweep.database):
         rows = history.recent(sweep.name, _RUNS)
     return rows, logged_actions(_ACTIONS, target=sweep.name)

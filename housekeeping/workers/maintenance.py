@@ -40,7 +40,7 @@ from housekeeping.core.events import OutboxHandler
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.ledger import outbox as ledger_outbox
 from housekeeping.ledger.runs import PREDICATE
-from housekeeping.ledger.schema import Action, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run, TableSize
+from housekeeping.ledger.schema import ActionRow, AlertRow, Completion, LeaseRow, OutboxRow, Rejection, Run, TableSize
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.conditions import Row
 from housekeeping.sweeps.declaration import Sweep
@@ -113,7 +113,7 @@ def _old_rows(sweep: Sweep) -> list[Any]:
         ),
         _aged("leases", LeaseRow, "used_at", LEASES_KEPT_FOR, "deleted_leases", unless=_has_open_run),
         _aged("rejections", Rejection, "last_at", REJECTIONS_KEPT_FOR, "deleted_rejections"),
-        _aged("actions", Action, "at", ACTIONS_KEPT_FOR, "deleted_actions"),
+        _aged("actions", ActionRow, "at", ACTIONS_KEPT_FOR, "deleted_actions"),
         _aged("alerts", AlertRow, "seen_at", ALERTS_KEPT_FOR, "deleted_alerts"),
         _aged("completions", Completion, "expires_at", None, "deleted_completions"),
         SizesStage(),

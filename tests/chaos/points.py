@@ -23,7 +23,7 @@ from tests.internals.database import Database
 from tests.internals.engine import Commit
 from tests.internals.ledger import runs, ticks
 from tests.internals.sweeps import CascadeStage, PartitionStage, TableStage
-from tests.internals.workers import Deletion, GitCli, PendingDeletions, PendingProjects, PendingUploadsStage
+from tests.internals.workers import GitCli, PendingDeletions, PendingProjects, PendingUploadsStage, StoreDeletion
 
 FOLDER: Final = "CHAOS_FOLDER"
 GO: Final = "go"
@@ -103,7 +103,7 @@ def install(broker: Broker | None = None) -> None:
     _after(Database, "commit", commit)
     _around_one_round_trip(reached)
     _after(PartitionStage, "detach_first", lambda: reached("detach"))
-    for owner in (Deletion, GitCli):
+    for owner in (StoreDeletion, GitCli):
         _after(owner, "delete", lambda: reached("external"))
     for made in _PASSES:
         if "prepare" in vars(made):

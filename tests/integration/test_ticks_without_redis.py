@@ -21,7 +21,7 @@ MINUTE = timedelta(minutes=1)
 pytestmark = pytest.mark.usefixtures("postgres")
 
 
-def send(now: datetime, cron: Cron = EVERY_MINUTE, *, catch_up: bool = True) -> ticks.Sent | None:
+def send(now: datetime, cron: Cron = EVERY_MINUTE, *, catch_up: bool = True) -> ticks.SentTick | None:
     return ticks.send(WORKER, cron, now, catch_up=catch_up)
 
 
@@ -50,7 +50,7 @@ def be_silent() -> None:
 
 def test_tick_is_sent_once_by_any_number_of_processes(postgres: Database) -> None:
     # S1
-    def send_here(_: int) -> ticks.Sent | None:
+    def send_here(_: int) -> ticks.SentTick | None:
         with postgres.connection_context():
             return send(AT)
 

@@ -12,7 +12,7 @@ from housekeeping.brokers import rabbitmq as broker
 from housekeeping.brokers import rabbitmq as delay_queues
 from housekeeping.brokers.dead_letter_selection import (
     LetterFilter,
-    Position,
+    LetterPosition,
     apply,
     describe_choice,
     find,
@@ -21,9 +21,9 @@ from housekeeping.brokers.dead_letter_selection import (
     search,
 )
 from housekeeping.brokers.dead_letters import (
-    Action,
     DeadLetter,
     DeadLetterStore,
+    LetterAction,
     LetterResult,
     RedisDeadLetters,
     as_new,

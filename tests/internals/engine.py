@@ -10,7 +10,7 @@ from housekeeping.engine.purge import PurgeRequest, recorded_request, request_of
 from housekeeping.engine.registry import archive_sweep, by_database, declared_by, family_of, register
 from housekeeping.engine.restore import restoration_of
 from housekeeping.engine.run import record_run, run_sweep, stored_traceback
-from housekeeping.engine.speed import DbHealth, Speed, Throttle, WalRate, WalState, read_health, read_wal
+from housekeeping.engine.speed import DbHealth, Speed, ThrottleWatch, WalRate, WalState, read_health, read_wal
 from housekeeping.sweeps import send
 from housekeeping.sweeps.restored_rows import Restore
 from housekeeping.sweeps.send import actor_named

@@ -5,7 +5,7 @@ from __future__ import annotations
 from housekeeping.ledger import history, migrations, operators, outbox, processes, runs, schema, ticks
 from housekeeping.ledger.alerts import Acknowledged, acknowledge, claim_evaluation, reconcile
 from housekeeping.ledger.erasures import key_hmac
-from housekeeping.ledger.history import RUNNING, Position, RunFilter, RunRecord, read_page
+from housekeeping.ledger.history import RUNNING, RunFilter, RunPosition, RunRecord, read_page
 from housekeeping.ledger.leases import HeldLease, UnknownLease, held_leases, release_lease
 from housekeeping.ledger.operators import (
     Override,
@@ -32,7 +32,7 @@ from housekeeping.ledger.processes import (
 from housekeeping.ledger.runs import PREDICATE, SILENCE, Counts, RunRow, RunStart, begin, deferred
 from housekeeping.ledger.schema import (
     NOW,
-    Action,
+    ActionRow,
     AlertRow,
     Completion,
     DetachedPartition,

@@ -64,7 +64,7 @@ from housekeeping.workers.object_storage import pending_uploads as pending_entry
 from housekeeping.workers.object_storage import stores as deletion
 from housekeeping.workers.object_storage import sweep as uploads_sweep
 from housekeeping.workers.object_storage.pending_uploads import Claims, Entry, PendingUpload
-from housekeeping.workers.object_storage.stores import Deletion, ObjectStore, delete_file, parse_store_url
+from housekeeping.workers.object_storage.stores import ObjectStore, StoreDeletion, delete_file, parse_store_url
 from housekeeping.workers.user_status_cleanup import MODELS as STATUS_MODELS
 from housekeeping.workers.user_status_cleanup import SWEEPS as STATUS_SWEEPS
 from housekeeping.workers.user_status_cleanup import sweep as status_sweep

@@ -12,7 +12,7 @@ from tests.internals.database import connection
 from tests.internals.engine import Restore
 from tests.internals.ledger import Run, operators, runs
 from tests.internals.sweeps import CascadeStage, Statements, Write, actions, moved, partition_catalog
-from tests.internals.workers import Deletion
+from tests.internals.workers import StoreDeletion
 from tests.twins import Twin
 from tests.twins.planting import instead
 
@@ -31,8 +31,8 @@ def _sets_no_statement_timeout(patch: pytest.MonkeyPatch) -> None:
 
 
 def _treats_failed_deletions_as_done(patch: pytest.MonkeyPatch) -> None:
-    answers = Deletion._answers
-    patch.setattr(Deletion, "_answers", lambda *args: dict.fromkeys(answers(*args)))
+    answers = StoreDeletion._answers
+    patch.setattr(StoreDeletion, "_answers", lambda *args: dict.fromkeys(answers(*args)))
 
 
 def _ignores_rows_that_the_archive_refuses(patch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ from housekeeping import (
 )
 from housekeeping.workers.object_storage import pending_uploads, stores
 from housekeeping.workers.object_storage.pending_uploads import Claims, Entry
-from housekeeping.workers.object_storage.stores import Deletion
+from housekeeping.workers.object_storage.stores import StoreDeletion
 
 
 def classify(entries: Iterable[Entry], first_fresh: int) -> tuple[list[Entry], list[tuple[Entry, UploadRefused]]]:
@@ -121,7 +121,7 @@ class PendingUploadsStage:
         self._stale_after = stale_after
         self._log_records = log_records
         self._claims: Claims | None = None
-        self._deletions: dict[str, Deletion] = {}
+        self._deletions: dict[str, StoreDeletion] = {}
         self._failed: set[bytes] = set()
         self._resumed = False
 
@@ -259,7 +259,7 @@ class PendingUploadsStage:
                 break
         return cursor, *classify(found.values(), first_fresh)
 
-    def _groups(self, stale: Sequence[Entry], most: int) -> Iterator[tuple[Deletion, Sequence[Entry]]]:
+    def _groups(self, stale: Sequence[Entry], most: int) -> Iterator[tuple[StoreDeletion, Sequence[Entry]]]:
         """Yield up to `most` entries in random order, in groups that their store deletes at once while it is available.
 
         Redis returns a page in the same order each time. If a slow store or slow failures use up the time, what comes
@@ -272,13 +272,13 @@ class PendingUploadsStage:
             left = by_location[location][:most]
             most -= len(left)
             if left and location not in self._deletions:
-                self._deletions[location] = Deletion(stores.configured[location])
+                self._deletions[location] = StoreDeletion(stores.configured[location])
             while left and self._deletions[location].unavailable is None:
                 size = self._deletions[location].at_once
                 yield self._deletions[location], left[:size]
                 left = left[size:]
 
-    def _delete(self, result: _Deleted, deletion: Deletion, entries: Sequence[Entry], batch: Batch) -> None:
+    def _delete(self, result: _Deleted, deletion: StoreDeletion, entries: Sequence[Entry], batch: Batch) -> None:
         """Claim entries, delete their objects, and remove the entries whose objects are gone."""
         assert self._claims is not None
         claimed = {entry.path: entry for entry in self._claims.take(entries)}

@@ -323,7 +323,7 @@ class Deleted:
     refused: dict[str, ObjectNotDeleted] = field(default_factory=dict)
 
 
-class Deletion:
+class StoreDeletion:
     """Deletions of one run in one store.
 
     Each object is a request of its own. obstore can delete a thousand objects by one request, but does not say which

@@ -14,7 +14,7 @@ from tests.integration.several_databases import two as two
 from tests.internals.core import MAIN
 from tests.internals.database import connect_to, database
 from tests.internals.engine import run_sweep
-from tests.internals.ledger import Position, Run, RunFilter, read_page, run_label
+from tests.internals.ledger import Run, RunFilter, RunPosition, read_page, run_label
 from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
 
@@ -59,7 +59,7 @@ def test_pages_of_runs_go_through_both_databases_in_one_order(two: Settings) -> 
     for _ in range(4):
         page = read_page([CI, MAIN], lambda now: RunFilter(), limit=2, before=before)
         seen += [each.label for each in page.runs]
-        before = Position.of(page.runs[-1])
+        before = RunPosition.of(page.runs[-1])
 
     assert seen == ["4", "ci:4", "3", "2", "ci:3", "ci:2", "1", "ci:1"] and set(seen) == set(labels)
     assert (page.more, page.unavailable) == (False, [])

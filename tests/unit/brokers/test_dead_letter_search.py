@@ -12,11 +12,11 @@ from dramatiq import Message
 
 from housekeeping.testing.stubs import ManualClock
 from tests.internals.brokers import (
-    Action,
     DeadLetter,
+    LetterAction,
     LetterFilter,
+    LetterPosition,
     LetterResult,
-    Position,
     apply,
     describe_choice,
     search,
@@ -46,7 +46,7 @@ class Store:
             if died_until is None or each.died_at is None or each.died_at <= died_until:
                 yield each
 
-    def change_each(self, action: Action, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
         for each in letters:
             if each.broker_id == "c":
                 raise RedisUnavailable("Redis did not answer")
@@ -108,7 +108,7 @@ def test_pages_show_each_letter_once(size: int) -> None:
     page = search(store, LetterFilter(), size)
     while page.older is not None:
         seen += ids(page.letters)
-        page = search(store, LetterFilter(), size, Position.parse(str(page.older)))
+        page = search(store, LetterFilter(), size, LetterPosition.parse(str(page.older)))
 
     assert [*seen, *ids(page.letters)] == [*(str(number) for number in range(9)), "last"]
 
@@ -125,7 +125,7 @@ def test_page_after_a_newer_place_keeps_the_end_of_the_filter() -> None:
     store = Store(letter("a"), letter("b", ago_s=10))
     sought = LetterFilter(until=NOW - timedelta(seconds=10))
 
-    assert ids(search(store, sought, 10, Position.of(letter("gone", ago_s=-1))).letters) == ["b"]
+    assert ids(search(store, sought, 10, LetterPosition.of(letter("gone", ago_s=-1))).letters) == ["b"]
 
 
 def test_search_for_a_rare_error_ends_at_its_time_limit_and_continues() -> None:
@@ -149,7 +149,7 @@ def test_note_to_a_very_long_error_can_be_searched_for() -> None:
 @pytest.mark.parametrize("text", ["", "7", "x-7", "1-", "999999999999999-x"])
 def test_malformed_place_is_rejected(text: str) -> None:
     with pytest.raises(WrongArgument, match="not a place"):
-        Position.parse(text)
+        LetterPosition.parse(text)
 
 
 def test_unavailable_broker_ends_a_bulk_change_and_says_what_is_left() -> None:

@@ -17,7 +17,7 @@ from tests.integration.conftest import AddStatuses
 from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, Sizes
 from tests.internals.core import SYSTEM_CLOCK, MessageContext, RunBudget, current_message
 from tests.internals.database import Database
-from tests.internals.engine import Speed, Throttle, run_sweep
+from tests.internals.engine import Speed, ThrottleWatch, run_sweep
 from tests.internals.ledger import Counts, Override, Run, resume, switch
 from tests.internals.sweeps import Backlog, Batch, BatchResult, StagePlan
 from tests.internals.workers import BUILT_IN
@@ -193,7 +193,7 @@ class Outside:
 def test_every_built_in_stage_can_take_smaller_batches(postgres: Database, sweep: Sweep) -> None:
     passes = sweep.stages_for_run()
     budget = RunBudget(sweep.limits.runtime, SYSTEM_CLOCK)
-    pace = Speed(sweep, passes, budget, SYSTEM_CLOCK, Throttle(sweep.limits.throttle, [], budget, time.sleep))
+    pace = Speed(sweep, passes, budget, SYSTEM_CLOCK, ThrottleWatch(sweep.limits.throttle, [], budget, time.sleep))
     own = [each.batch_size for each in passes]
 
     pace.apply(Override(sweep.name, "narrow", batch_size=2))

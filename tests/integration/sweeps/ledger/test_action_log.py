@@ -9,7 +9,7 @@ import pytest
 from housekeeping import Settings
 from tests.internals.database import Database
 from tests.internals.insight import as_json
-from tests.internals.ledger import Action, logged_actions, record_action
+from tests.internals.ledger import ActionRow, logged_actions, record_action
 
 
 def test_action_is_logged_with_user_target_and_result(postgres: Database) -> None:
@@ -68,4 +68,4 @@ def test_actions_are_filtered_and_paged_newest_first(postgres: Database) -> None
     assert [each.user for each in logged_actions(9, target="w1")] == ["kim", "bo"]
     assert [each.target for each in logged_actions(9, since=newest[-1].at, until=newest[0].at)] == [newest[-1].target]
     assert [each.target for each in logged_actions(9, user="kim")] == ["w1", "w0", "w0"]
-    assert logged_actions(9, user="k\0") == [] and Action.select().count() == 4
+    assert logged_actions(9, user="k\0") == [] and ActionRow.select().count() == 4

@@ -14,7 +14,7 @@ from tests.integration.many_runs import RUNS, many_runs
 from tests.integration.statements import read_rows, watch_statements
 from tests.internals.core import MAIN
 from tests.internals.database import Database
-from tests.internals.ledger import RUNNING, Position, Run, RunFilter, read_page
+from tests.internals.ledger import RUNNING, Run, RunFilter, RunPosition, read_page
 
 pytestmark = pytest.mark.one_database_only(reason="the test names runs of the only database")
 
@@ -34,10 +34,10 @@ FILTERS: Final = [
         TIMES,
     )
 ]
-POSITIONS: Final = (None, Position(END - 2 * DAY, MAIN, RUNS // 2))
+POSITIONS: Final = (None, RunPosition(END - 2 * DAY, MAIN, RUNS // 2))
 
 
-def ids(wanted: RunFilter, *, limit: int = 20, before: Position | None = None) -> list[int]:
+def ids(wanted: RunFilter, *, limit: int = 20, before: RunPosition | None = None) -> list[int]:
     return [each.run_id for each in read_page([MAIN], lambda now: wanted, limit=limit, before=before).runs]
 
 
@@ -88,7 +88,7 @@ def test_pages_follow_each_other_without_gap_also_at_equal_times(postgres: Datab
         seen += [each.run_id for each in page.runs]
         if not page.more:
             break
-        before = Position.of(page.runs[-1])
+        before = RunPosition.of(page.runs[-1])
 
     assert seen == order
 

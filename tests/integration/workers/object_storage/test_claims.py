@@ -25,7 +25,7 @@ from tests.internals.core import RedisUnavailable, UploadBeingDeleted, WorkerSet
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.ledger import Run
-from tests.internals.workers import Claims, Deletion, Entry, deletion, pending_entry
+from tests.internals.workers import Claims, Entry, StoreDeletion, deletion, pending_entry
 from tests.internals.workers import uploads_sweep as sweep
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
@@ -237,7 +237,7 @@ def before_the_claim() -> Iterator[Meanwhile]:
 @pytest.fixture
 def before_the_deletion() -> Iterator[Meanwhile]:
     with ExitStack() as stack:
-        yield lambda act: stack.enter_context(at_step(Deletion, "delete", "before", act))
+        yield lambda act: stack.enter_context(at_step(StoreDeletion, "delete", "before", act))
 
 
 def complete(path: str) -> bool:

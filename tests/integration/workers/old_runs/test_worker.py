@@ -10,7 +10,7 @@ from tests.declarations import changed
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.leases import LeaseRow
-from tests.internals.ledger import PREDICATE, Action, Completion, Rejection, Run
+from tests.internals.ledger import PREDICATE, ActionRow, Completion, Rejection, Run
 from tests.internals.workers import old_runs_sweep as sweep
 
 
@@ -106,12 +106,12 @@ def test_actions_are_deleted_after_a_year(postgres: Database) -> None:
     now = datetime(2026, 6, 1, tzinfo=UTC)
     limit, instant = now - timedelta(days=365), timedelta(microseconds=1)
     for at in (limit - instant, limit, limit + instant):
-        Action.create(at=at, user="kim", action="pause", target="w", result="done")
+        ActionRow.create(at=at, user="kim", action="pause", target="w", result="done")
 
     result = run_sweep(sweep, clock=ManualClock(now))
 
     assert result.counts["deleted_actions"] == 1
-    assert [row.at for row in Action.select().order_by(Action.at)] == [limit, limit + instant]
+    assert [row.at for row in ActionRow.select().order_by(ActionRow.at)] == [limit, limit + instant]
 
 
 def test_completions_are_deleted_when_they_expire(postgres: Database) -> None:
