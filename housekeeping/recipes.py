@@ -30,7 +30,7 @@ from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.rows import Rows
 from housekeeping.sweeps.stage import Batch
 from housekeeping.sweeps.table_stage import TableStage, Write
-from housekeeping.sweeps.tables import Column, TableDescription, build_model
+from housekeeping.sweeps.tables import TableColumn, TableDescription, build_model
 from housekeeping.sweeps.values import Limits
 
 #: Rows per batch of a recipe. They are small, and no other session locks them for long.
@@ -51,7 +51,7 @@ def table(name: str, key: str, **columns: str) -> Any:
     *schema, bare = name.split(".")
     if len(schema) > 1 or not all((*schema, bare)):
         raise DeclarationError(f"{name!r} is no name of a table; write sessions, or shop.sessions")
-    described: Sequence[Column] = [Column(each, each, kind, each != key) for each, kind in columns.items()]
+    described: Sequence[TableColumn] = [TableColumn(each, each, kind, each != key) for each, kind in columns.items()]
     return build_model(TableDescription(bare, schema[0] if schema else None, bare, described, (key,)))
 
 

@@ -39,7 +39,7 @@ from housekeeping.database.queries import database_now, read_database_clock
 from housekeeping.engine import in_order
 from housekeeping.engine.restore import MOST_ARCHIVED, Undo, undo_of
 from housekeeping.insight.plan import forecast_now, notable
-from housekeeping.insight.why import Explanation, Unrecorded, WasSent, explain_run, meaning_of, with_newer_run
+from housekeeping.insight.why import Explanation, UnrecordedReason, WasSent, explain_run, meaning_of, with_newer_run
 from housekeeping.insight.why import why as explain_tick
 from housekeeping.insight.wording import (
     as_json,
@@ -362,7 +362,7 @@ def _was_sent(settings: Settings, name: str, processes: Processes) -> WasSent:
     return was_sent
 
 
-def _unrecorded(settings: Settings, name: str, processes: Processes) -> Unrecorded:
+def _unrecorded(settings: Settings, name: str, processes: Processes) -> UnrecordedReason:
     """Return a function that returns the outcome of a tick that waits in Redis for the ledger."""
 
     def unrecorded(tick: datetime) -> tuple[str, str] | None:

@@ -35,7 +35,7 @@ from housekeeping.core.telemetry import report
 logger = named_logger(__name__)
 
 #: A row of an event: its keys and values.
-Row = dict[str, Any]
+EventRow = dict[str, Any]
 
 _events: Final = Namespace()
 
@@ -80,13 +80,15 @@ class Event:
 class TransactionHandler(Protocol):
     """Handler that is called within the batch's transaction, with its psycopg2 connection."""
 
-    def __call__(self, connection: Connection, rows: list[Row], /, *, worker: str, run_id: int | None) -> object: ...
+    def __call__(
+        self, connection: Connection, rows: list[EventRow], /, *, worker: str, run_id: int | None
+    ) -> object: ...
 
 
 class OutboxHandler(Protocol):
     """Handler that is called after the commit, until it has returned once for each row."""
 
-    def __call__(self, rows: list[Row], /, *, worker: str, run_id: int | None) -> object: ...
+    def __call__(self, rows: list[EventRow], /, *, worker: str, run_id: int | None) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def subscriptions() -> dict[tuple[str, str], OutboxHandler]:
     return {(event.name, name): handler for event, known in _handlers.items() for name, handler in known.outbox.items()}
 
 
-def send(event: NamedSignal, rows: Sequence[Row], *, worker: str, run_id: int | None) -> None:
+def send(event: NamedSignal, rows: Sequence[EventRow], *, worker: str, run_id: int | None) -> None:
     """Call every subscriber of the event with these rows; never raises."""
     if not rows:
         return

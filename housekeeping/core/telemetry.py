@@ -33,7 +33,7 @@ from housekeeping.core.logs import how_to_install, to_log_value
 from housekeeping.core.logs import logger as named_logger
 
 #: Sender of a message: the schedule, application code, a parent worker.
-Trigger = Literal["schedule", "enqueue", "parent"]
+MessageTrigger = Literal["schedule", "enqueue", "parent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class MessageContext:
     """
 
     message_id: str
-    trigger: Trigger = "enqueue"
+    trigger: MessageTrigger = "enqueue"
     tick: datetime | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
     worker: str | None = None

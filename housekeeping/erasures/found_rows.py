@@ -26,7 +26,7 @@ from housekeeping.core.errors import DeclarationError
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.catalog import escaped, key_of, quoted, quoted_name, sql_name
 from housekeeping.database.connection import database, handle_of, translate_postgres_errors
-from housekeeping.erasures.graph import Branch, Reach, Table
+from housekeeping.erasures.graph import Branch, Reach, TableName
 from housekeeping.erasures.stages import Conditions, rows_with_places, text_of, typed_key
 from housekeeping.erasures.work import located
 from housekeeping.ledger.erasures import each_secret, key_hmac, mark_of
@@ -73,7 +73,7 @@ class FoundRows:
         while sum([self._follow(number, branch, followed) for number, branch in enumerate(branches)]):
             pass
 
-    def _create(self, table: Table, number: int) -> str:
+    def _create(self, table: TableName, number: int) -> str:
         """Create the temporary table of the places of a table's rows, with the values that links compare."""
         name = f"housekeeping_found_{number}"
         handle = handle_of(table[0])
@@ -88,14 +88,14 @@ class FoundRows:
         )
         return f"pg_temp.{name}"
 
-    def _selected(self, table: Table, alias: str = "t.") -> str:
+    def _selected(self, table: TableName, alias: str = "t.") -> str:
         """Return the columns of a temporary table: where a row is, and what links compare with its dependents."""
         compared = dict.fromkeys(
             sql_name(name) for each in self._reach.below(table) for name in each.link.parent_columns
         )
         return ", ".join(f"{alias}{each}" for each in ("housekeeping_table", "housekeeping_row", *compared))
 
-    def _add(self, table: Table, source: str, values: Sequence[Any], *, leads_on: bool) -> int:
+    def _add(self, table: TableName, source: str, values: Sequence[Any], *, leads_on: bool) -> int:
         """Add the rows of a table that are not known yet, and return their number.
 
         Parameters:
@@ -146,12 +146,12 @@ class FoundRows:
             self.numbers[number] += added
         return True
 
-    def _value(self, table: Table, selected: str) -> int:
+    def _value(self, table: TableName, selected: str) -> int:
         handle = handle_of(table[0])
         value: int = handle.execute_sql(f"SELECT {selected} FROM {self._places[table]}").fetchone()[0]
         return value
 
-    def read(self, table: Table) -> Iterator[str]:
+    def read(self, table: TableName) -> Iterator[str]:
         """Yield each row of a table as a JSON object in one line, in the order of the primary key.
 
         PostgreSQL writes the values: numbers, true, false, null, lists, and objects for JSON and composite types.

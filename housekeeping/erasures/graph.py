@@ -33,7 +33,7 @@ from housekeeping.sweeps.subjects import Keep, Subject, TableDecision
 from housekeeping.sweeps.validate_tables import recorded, updated_columns
 
 #: A table: names of its database and its own.
-Table = tuple[str, str]
+TableName = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Branch:
         return self.reason is None
 
     @property
-    def table(self) -> Table:
+    def table(self) -> TableName:
         return self.link.database, self.link.table
 
     @property
-    def parent(self) -> Table:
+    def parent(self) -> TableName:
         return self.link.parent_database, self.link.parent
 
     @property
@@ -96,28 +96,28 @@ class Reach:
     """
 
     subject: Subject
-    root: Table
+    root: TableName
     branches: tuple[Branch, ...]
     _graph: Graph
-    rights: Mapping[Table, Sequence[str]] = field(default_factory=dict)
+    rights: Mapping[TableName, Sequence[str]] = field(default_factory=dict)
 
-    def below(self, table: Table) -> list[Branch]:
+    def below(self, table: TableName) -> list[Branch]:
         """Return the links to rows of a table."""
         return [each for each in self.branches if each.parent == table]
 
-    def into(self, table: Table) -> list[Branch]:
+    def into(self, table: TableName) -> list[Branch]:
         """Return the links by which rows of a table lead on, without those that lead back."""
         return [each for each in self.branches if each.table == table and each.leads_on and not each.leads_back]
 
-    def trees_of(self, table: Table) -> list[Branch]:
+    def trees_of(self, table: TableName) -> list[Branch]:
         """Return the links of a table to itself by which rows are deleted."""
         return [each for each in self.below(table) if each.table == table and each.deletes]
 
-    def model_of(self, table: Table) -> type[Model]:
+    def model_of(self, table: TableName) -> type[Model]:
         """Return a model of a table; see `Graph.model_of`."""
         return self._graph.model_of(table[1], table[0])
 
-    def cascade_of(self, table: Table) -> Graph:
+    def cascade_of(self, table: TableName) -> Graph:
         """Return the graph of the rows that are deleted with rows of a table of the same database.
 
         A row that is kept, or that another database has, prevents the deletion as long as it refers to a deleted one.
@@ -135,7 +135,7 @@ class Reach:
                     links.append(replace(branch.link, decision="keep"))
         return Graph(table[1], tuple(links), table[0], 0, self.model_of(table))
 
-    def kept_by(self, table: Table) -> list[Branch]:
+    def kept_by(self, table: TableName) -> list[Branch]:
         """Return the links to rows of a table that belong to the subject and are kept unchanged."""
         kept = [each for each in self.branches if each.table == table and not (each.deletes or each.values)]
         return [each for each in kept if not each.leads_back]
@@ -150,9 +150,9 @@ class Reach:
 
         Rows that are deleted because of a deleted row of the same database belong to the cascade of that one.
         """
-        visited: set[Table] = set()
+        visited: set[TableName] = set()
 
-        def visit(table: Table) -> Iterator[Branch]:
+        def visit(table: TableName) -> Iterator[Branch]:
             visited.add(table)
             for branch in self.below(table):
                 if branch.table not in visited and branch.leads_on:
@@ -166,20 +166,20 @@ class Reach:
 
         yield from visit(self.root)
 
-    def is_deleted(self, table: Table) -> bool:
+    def is_deleted(self, table: TableName) -> bool:
         """Return whether every row of a table that belongs to the subject is deleted."""
         return table == self.root or all(each.deletes for each in self.branches if each.table == table)
 
-    def may_be_deleted(self, table: Table) -> bool:
+    def may_be_deleted(self, table: TableName) -> bool:
         """Return whether rows of a table are deleted."""
         return table == self.root or any(each.deletes for each in self.branches if each.table == table)
 
-    def may_be_changed(self, table: Table) -> bool:
+    def may_be_changed(self, table: TableName) -> bool:
         """Return whether rows of a table are deleted, or get new values."""
         return self.may_be_deleted(table) or any(each.values for each in self.branches if each.table == table)
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TableName]:
         """All tables, the subject's first."""
         return list(dict.fromkeys((self.root, *(each.table for each in self.branches))))
 
@@ -230,7 +230,7 @@ def refuse_unknown_columns(subject: Subject) -> None:
             )
 
 
-def _distances(start: Table, below: Mapping[Table, Sequence[Branch]]) -> dict[Table, int]:
+def _distances(start: TableName, below: Mapping[TableName, Sequence[Branch]]) -> dict[TableName, int]:
     """Return the tables that lead to a table, with their distance from it."""
     found, waiting = {start: 0}, deque([start])
     while waiting:
@@ -297,7 +297,7 @@ class _Decider:
 
     def _without_returns(self, reach: Reach) -> Reach:
         """Let rows that are kept lead on to nothing by links that lead back."""
-        below: dict[Table, list[Branch]] = {}
+        below: dict[TableName, list[Branch]] = {}
         for branch in reach.branches:
             below.setdefault(branch.parent, []).append(branch)
         distance, leading = _distances(reach.root, below), {each: _distances(each, below) for each in below}
@@ -311,7 +311,9 @@ class _Decider:
             found.append(replace(branch, leads_back=leads_back, distance=distance[branch.parent]))
         return replace(reach, branches=tuple(found))
 
-    def _refuse_return(self, reach: Reach, branch: Branch, leading: Mapping[Table, Mapping[Table, int]]) -> None:
+    def _refuse_return(
+        self, reach: Reach, branch: Branch, leading: Mapping[TableName, Mapping[TableName, int]]
+    ) -> None:
         link = branch.link
         way_out = f'write "{link.name}": {self._releasing(link)}'
         _, is_of_link = self._decision(link)
@@ -595,7 +597,7 @@ class _Changes:
 
     def __init__(self, reach: Reach, of_database: str, stages: Iterable[Stage]) -> None:
         self._reach = reach
-        written, deleted = dict[str, set[str]](), set[Table]()
+        written, deleted = dict[str, set[str]](), set[TableName]()
         for stage in stages:
             changes = recorded(stage, SYSTEM_CLOCK.now()).changes
             for model, rights in changes.items():
@@ -617,7 +619,7 @@ class _Changes:
         ids = read_named([*written, *(table for name, table in deleted if name == of_database), reach.root[1]])
         if reach.root[0] == of_database:
             names[ids[reach.root[1]]] = reach.root
-        self._written = dict[Table, set[str]]()
+        self._written = dict[TableName, set[str]]()
         for table, columns in written.items():
             if (named := names.get(ids.get(table, 0))) is not None:
                 self._written.setdefault(named, set()).update(columns)

@@ -20,7 +20,7 @@ from housekeeping.core.errors import DeclarationError, HousekeepingError
 from housekeeping.database.catalog import escaped, key_of, of_any_length, sql_name, table_of
 from housekeeping.database.connection import database, handle_of
 from housekeeping.database.errors import NO_RIGHT
-from housekeeping.erasures.graph import Branch, Reach, Table
+from housekeeping.erasures.graph import Branch, Reach, TableName
 from housekeeping.sweeps.actions import Delete
 from housekeeping.sweeps.cascade import CascadeStage
 from housekeeping.sweeps.cascade_statements import Sql
@@ -57,7 +57,7 @@ class Conditions:
         texts = [f"{alias}.{name} = ANY(%s::text[]::{kind}[])" for name, kind in key.items()]
         return " AND ".join(texts), [[self.versions[-1][each.column_name]] for each in key_of(model)]
 
-    def members(self, table: Table) -> Sql:
+    def members(self, table: TableName) -> Sql:
         """Return the query of the keys of the rows of a table that belong to the subject, by any link."""
         statement = _Statement(self)
         return statement.whole(*statement.members(table, key_names(self.reach, table)))
@@ -80,7 +80,7 @@ class Conditions:
         text, parameters = statement.rows(branch, (), [] if branch.deletes else [_differs(branch)])
         return self._count(branch.link.database, statement, f"{text} LIMIT {limit}", parameters)
 
-    def kept(self, table: Table, limit: int) -> int:
+    def kept(self, table: TableName, limit: int) -> int:
         """Count the subject's rows that stay as they are, up to a limit."""
         statement, place = _Statement(self), ("housekeeping_table", "housekeeping_row")
         of_table = [each for each in self.reach.branches if each.table == table]
@@ -139,7 +139,7 @@ class _Statement:
     def __init__(self, conditions: Conditions) -> None:
         self._conditions, self._reach = conditions, conditions.reach
         #: Table -> the CTE of its rows.
-        self._shared: dict[Table, Sql] = {}
+        self._shared: dict[TableName, Sql] = {}
 
     def whole(self, text: str, parameters: Sequence[Any]) -> Sql:
         """Return the text with the CTEs that it refers to."""
@@ -167,7 +167,7 @@ class _Statement:
         text, parameters = self.members(branch.parent, link.parent_columns)
         return f"({', '.join(own)}) IN ({text})", parameters
 
-    def members(self, table: Table, columns: Sequence[str]) -> Sql:
+    def members(self, table: TableName, columns: Sequence[str]) -> Sql:
         """Return the query of the values of rows of a table that belong to the subject, by any link."""
         names = ", ".join(f"t.{sql_name(each)}" for each in columns)
         if table == self._reach.root:
@@ -183,7 +183,7 @@ class _Statement:
             self._shared[table] = self._cte(name, table, into, trees)
         return f"SELECT {names} FROM {name} AS t", []
 
-    def _cte(self, name: str, table: Table, into: Sequence[Branch], trees: Sequence[Branch]) -> Sql:
+    def _cte(self, name: str, table: TableName, into: Sequence[Branch], trees: Sequence[Branch]) -> Sql:
         columns = list(dict.fromkeys((*key_names(self._reach, table), *_compared(self._reach, table))))
         parts = [self.rows(each, columns) for each in into]
         text = " UNION ".join(text for text, _ in parts)
@@ -215,7 +215,7 @@ class _Statement:
         waiting = self._conditions.waiting(below)
         return [_among(below, own, waiting)] if waiting else []
 
-    def _waits_for_deeper(self, table: Table, alias: str) -> Sql:
+    def _waits_for_deeper(self, table: TableName, alias: str) -> Sql:
         """Return the condition that a row has dependents, at any depth, that are still to be deleted or anonymised.
 
         Each row of the recursion has the number of its table, and the values to which its dependents refer.
@@ -276,7 +276,7 @@ def _own(branch: Branch, alias: str = "t") -> Sql:
     return ("TRUE", []) if branch.deletes else _differs(branch, alias) if branch.values else _NOTHING
 
 
-def _compared(reach: Reach, table: Table) -> list[str]:
+def _compared(reach: Reach, table: TableName) -> list[str]:
     """Return the columns of a table to which other rows refer."""
     return list(dict.fromkeys(name for each in reach.below(table) for name in each.link.parent_columns))
 
@@ -290,7 +290,7 @@ def _texts(alias: str, columns: Sequence[str]) -> str:
     return f"ARRAY[{', '.join(f'{alias}.{sql_name(each)}::text' for each in columns)}]::text[]"
 
 
-def key_names(reach: Reach, table: Table) -> list[str]:
+def key_names(reach: Reach, table: TableName) -> list[str]:
     """Return the columns of a table's primary key; none for a table without one, whose rows are kept."""
     try:
         return [each.column_name for each in key_of(reach.model_of(table))]
@@ -482,7 +482,7 @@ class Stale:
     """Predicate of the rows of a stage: those of a link that can be changed now; without one, all of the subject."""
 
     conditions: Conditions
-    table: Table
+    table: TableName
     branch: Branch | None = None
 
     @property

@@ -45,7 +45,7 @@ from housekeeping.engine import RunResult
 from housekeeping.engine.guard import RowGuard, much_in_words
 from housekeeping.engine.purge import any_of, holds_on
 from housekeeping.engine.run import run_sweep
-from housekeeping.erasures.graph import Table, cut_links, read_reach, refuse_unknown_columns, stored_views
+from housekeeping.erasures.graph import TableName, cut_links, read_reach, refuse_unknown_columns, stored_views
 from housekeeping.erasures.stages import Conditions, Stale, error_text, stage_of, text_of, typed_key, without_identity
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.ledger import erasures
@@ -239,7 +239,7 @@ class Erasing:
                 return f"{found}. Look: {command} --dry-run; then: {command} --confirm"
         return None
 
-    def _mine(self, table: Table) -> Stale:
+    def _mine(self, table: TableName) -> Stale:
         """Return the predicate of the rows of a table that belong to the subject."""
         return Stale(self._conditions, table)
 
@@ -250,7 +250,7 @@ class Erasing:
           lease: Key of the lease that the runs need.
         """
         conditions = self._conditions = Conditions(self.reach, self.versions)
-        steps: list[tuple[Table, Any]] = [(each.table, each) for each in self.reach.steps()]
+        steps: list[tuple[TableName, Any]] = [(each.table, each) for each in self.reach.steps()]
         steps.append((self.reach.root, None))
         for name, group in groupby(enumerate(steps), lambda step: step[1][0][0]):
             with database.using(name):
@@ -268,7 +268,7 @@ class Erasing:
             setup=Setup(declared=lambda: self._sweeps),
         )
 
-    def _stage(self, conditions: Conditions, number: int, table: Table, branch: Any) -> TableStage:
+    def _stage(self, conditions: Conditions, number: int, table: TableName, branch: Any) -> TableStage:
         hold = any_of(holds_on(self.reach.model_of(table), table[0], self._sweeps))
         name = "subject" if branch is None else f"{number + 1} {branch.link.name}"
         return stage_of(conditions, branch, name, hold, _BATCH)

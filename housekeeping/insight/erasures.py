@@ -20,7 +20,7 @@ from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.erasures.found_rows import decision_of, found_rows
-from housekeeping.erasures.graph import Table
+from housekeeping.erasures.graph import TableName
 from housekeeping.erasures.work import COUNTED, Erasing, name_of
 from housekeeping.insight.wording import as_json
 from housekeeping.ledger.erasures import each_secret, keyed_digest
@@ -169,9 +169,9 @@ def plan_erasure(erasing: Erasing, digest: str) -> ErasurePlan:
     with found_rows(reach, erasing.found) as found:
         numbers = dict(found.numbers)
     links = [PlannedLink(0, *reach.root, None, "delete", None, numbers[None])]
-    visited = set[Table]()
+    visited = set[TableName]()
 
-    def visit(table: Table, depth: int) -> None:
+    def visit(table: TableName, depth: int) -> None:
         visited.add(table)
         for number, each in enumerate(reach.branches):
             if each.parent == table:

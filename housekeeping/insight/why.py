@@ -179,7 +179,7 @@ _ORIGINS: Final = {
 WasSent = Callable[[datetime], bool | None]
 
 #: Returns outcome and reason of a tick that the ledger could not store yet; None without one.
-Unrecorded = Callable[[datetime], tuple[str, str] | None]
+UnrecordedReason = Callable[[datetime], tuple[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def why(
     zone: tzinfo,
     was_sent: WasSent = lambda tick: None,
     processes: Processes = UNKNOWN,
-    unrecorded: Unrecorded = lambda tick: None,
+    unrecorded: UnrecordedReason = lambda tick: None,
 ) -> Explanation:
     """Explain a worker's tick.
 
@@ -273,7 +273,7 @@ def _pause_of(run: RunRecord) -> str | None:
 
 
 def _without_a_row(
-    sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent, processes: Processes, unrecorded: Unrecorded
+    sweep: Sweep, tick: datetime, now: datetime, was_sent: WasSent, processes: Processes, unrecorded: UnrecordedReason
 ) -> tuple[str, str]:
     if not sweep.enabled:
         return "unknown", REASONS["disabled"]

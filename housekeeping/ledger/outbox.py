@@ -15,7 +15,7 @@ from typing import Any, Final
 from blinker import NamedSignal
 from peewee import fn
 
-from housekeeping.core.events import OutboxHandler, Row, handlers_of, subscriptions
+from housekeeping.core.events import EventRow, OutboxHandler, handlers_of, subscriptions
 from housekeeping.core.logs import error_line
 from housekeeping.database.catalog import quoted_name
 from housekeeping.database.connection import database
@@ -48,7 +48,7 @@ RETURNING *
 
 
 def store_in_outbox(
-    event: NamedSignal, rows: Sequence[Row], *, worker: str, run_id: int | None, claimed: bool = True
+    event: NamedSignal, rows: Sequence[EventRow], *, worker: str, run_id: int | None, claimed: bool = True
 ) -> list[OutboxRow]:
     """Store the rows once for each subscription of the event, and return them. Call it within a transaction.
 

@@ -40,7 +40,7 @@ from housekeeping.core.logs import configure, error_line, how_to_install
 from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.redis import redis_client, shared_redis, translate_redis_errors
 from housekeeping.core.settings import Settings
-from housekeeping.core.telemetry import MessageContext, Trigger, current_message, tracer, tracing_api, wait_times
+from housekeeping.core.telemetry import MessageContext, MessageTrigger, current_message, tracer, tracing_api, wait_times
 from housekeeping.database.connection import close_databases
 from housekeeping.ledger import processes as heartbeats
 from housekeeping.ledger import schema
@@ -462,7 +462,7 @@ class RunLog(Middleware):
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         tick = tick_of(message)
         parent = message.options.get("trigger") == "parent"
-        trigger: Trigger = "schedule" if tick else "parent" if parent else "enqueue"
+        trigger: MessageTrigger = "schedule" if tick else "parent" if parent else "enqueue"
         current_message.set(MessageContext(message.message_id, trigger, tick, self._stopping, message.actor_name))
         self._name(broker, message)
         actor = broker.get_actor(message.actor_name)

@@ -11,7 +11,7 @@ from django.core.exceptions import AppRegistryNotReady
 from django.db import connections, models, router
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.sweeps.tables import Column, OrmRule, TableDescription
+from housekeeping.sweeps.tables import OrmRule, TableColumn, TableDescription
 
 #: Django leaves a name as it is that has quotes at both ends: so ``audit"."log`` becomes a name with a schema.
 _QUOTED: Final = re.compile(r'"(?:(?P<schema>[^"]+)"\.")?(?P<name>[^"]+)"')
@@ -51,7 +51,7 @@ def _described(model: Any) -> TableDescription:
         )
     connection = connections[router.db_for_write(model)]
     columns = [
-        Column(field.attname, field.column, field.db_type(connection) or "", field.null)
+        TableColumn(field.attname, field.column, field.db_type(connection) or "", field.null)
         for field in meta.local_concrete_fields
     ]
     # Before Django 5.2 no key has several columns.

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from sqlalchemy import Column as TableColumn
-from sqlalchemy import Enum, Table
+from sqlalchemy import Column, Enum, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import CompileError
 from sqlalchemy.orm import RelationshipDirection, class_mapper
 from sqlalchemy.orm.exc import UnmappedClassError
 
 from housekeeping.core.errors import DeclarationError
-from housekeeping.sweeps.tables import Column, OrmRule, TableDescription
+from housekeeping.sweeps.tables import OrmRule, TableColumn, TableDescription
 
 _DIALECT: Final = postgresql.dialect()
 
@@ -76,23 +75,23 @@ def _decision(relation: Any) -> str | None:
 
 
 def _described(
-    label: str, table: Table, columns: Iterable[tuple[str, Any]], key: Iterable[TableColumn[Any]]
+    label: str, table: Table, columns: Iterable[tuple[str, Any]], key: Iterable[Column[Any]]
 ) -> TableDescription:
     # A mapped class may have computed expressions among its columns.
-    own = [(name, column) for name, column in columns if isinstance(column, TableColumn) and column.table is table]
+    own = [(name, column) for name, column in columns if isinstance(column, Column) and column.table is table]
     return TableDescription(
         str(label),
         table.schema and str(table.schema),
         str(table.name),
         [
-            Column(name, str(column.name), _sql_type(column), bool(column.nullable), _labels(column.type))
+            TableColumn(name, str(column.name), _sql_type(column), bool(column.nullable), _labels(column.type))
             for name, column in own
         ],
         [str(column.name) for column in key],
     )
 
 
-def _sql_type(column: TableColumn[Any]) -> str:
+def _sql_type(column: Column[Any]) -> str:
     try:
         return column.type.compile(dialect=_DIALECT)
     except CompileError:  # a type that was not said, or not known when the table was reflected

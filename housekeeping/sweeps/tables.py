@@ -63,7 +63,7 @@ _ARRAY: Final = re.compile(r"(.+?)\s*((?:\[\d*\])+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -94,7 +94,7 @@ class TableDescription:
     label: str
     schema: str | None
     name: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     key: Sequence[str]
 
 
@@ -229,7 +229,7 @@ def describe(name: str) -> TableDescription:
     for part in (schema, table, *(column for column, *_ in columns)):
         if "%" in part:  # the driver would take it for a parameter
             raise DeclarationError(f"{name} has a percent sign in the name {part!r}, which is not supported")
-    described = [Column(column, column, sql_type, null) for column, sql_type, null in columns]
+    described = [TableColumn(column, column, sql_type, null) for column, sql_type, null in columns]
     return TableDescription(table, schema, table, described, key or [])
 
 

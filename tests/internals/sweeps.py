@@ -15,9 +15,9 @@ from housekeeping.sweeps.rows import CallStage, takes_time
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, Failure, RowLog, Stage, StagePlan
 from housekeeping.sweeps.table_stage import Action, TableStage, Write
 from housekeeping.sweeps.tables import (
-    Column,
     EnumField,
     SqlField,
+    TableColumn,
     TableDescription,
     build_model,
     field_of,

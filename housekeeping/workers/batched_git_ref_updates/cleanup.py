@@ -52,10 +52,10 @@ from housekeeping.workers.batched_git_ref_updates.git import (
 from housekeeping.workers.batched_git_ref_updates.models import Deletion, DeletionStatus, machine
 
 #: A row's id and its ref.
-Row = tuple[int, str]
+PendingRow = tuple[int, str]
 
 
-def pending_rows(project_id: int, after: int | None, limit: int, until: int | None = None) -> list[Row]:
+def pending_rows(project_id: int, after: int | None, limit: int, until: int | None = None) -> list[PendingRow]:
     """Return up to `limit` of a project's pending rows with ids above `after` and up to `until`, in order of id."""
     query: Any = in_order(project_id, after).limit(limit)
     if until is not None:
@@ -63,7 +63,7 @@ def pending_rows(project_id: int, after: int | None, limit: int, until: int | No
     return list(query.tuples())
 
 
-def mark_processed(project_id: int, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def mark_processed(project_id: int, rows: Sequence[PendingRow]) -> tuple[list[PendingRow], list[PendingRow]]:
     """Mark the rows that are still pending and not locked as processed; one statement.
 
     Returns:
@@ -76,7 +76,7 @@ def mark_processed(project_id: int, rows: Sequence[Row]) -> tuple[list[Row], lis
     return marked, [(id, ref) for id, ref, is_marked in found if not is_marked]
 
 
-def _marking(project_id: int, rows: Sequence[Row]) -> Any:
+def _marking(project_id: int, rows: Sequence[PendingRow]) -> Any:
     """Return the statement of `mark_processed`.
 
     It has no join: PostgreSQL expects one or two rows, and would compare each of the thousand with each. COALESCE keeps
@@ -124,7 +124,7 @@ def _pending_of(project_id: int) -> Any:
     return (Deletion.project_id == project_id) & (Deletion.status == DeletionStatus.pending)
 
 
-def _unchanged(project_id: int, rows: Sequence[Row]) -> Any:
+def _unchanged(project_id: int, rows: Sequence[PendingRow]) -> Any:
     """Select the rows that are pending and unchanged; a swap of refs among these rows counts as unchanged."""
     ids, refs = zip(*rows, strict=True)
     unchanged = (Deletion.id == _any_of(ids)) & (Deletion.ref == _any_of(sorted(set(refs))))
@@ -190,20 +190,20 @@ class _Page:
       again: Whether the rows are to be marked again, now that git's answers are known.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[PendingRow]
     began: _Place
     left: bool
     wraps: bool
     results: dict[str, RefsRefused | None] = field(default_factory=dict)
-    unmarked: set[Row] = field(default_factory=set)
+    unmarked: set[PendingRow] = field(default_factory=set)
     cut: bool = False
     again: bool = False
 
-    def is_settled(self, row: Row) -> bool:
+    def is_settled(self, row: PendingRow) -> bool:
         """Return whether the row needs no further answer of git."""
         return row[1] in self.results or row in self.unmarked or not is_ref_name(row[1])
 
-    def is_invalid(self, row: Row) -> bool:
+    def is_invalid(self, row: PendingRow) -> bool:
         """Return whether the row's text is not a valid ref name, or is too long for the repository."""
         return not is_ref_name(row[1]) or isinstance(self.results.get(row[1]), RefNameTooLong)
 
@@ -395,7 +395,7 @@ class PendingDeletions:
         )
 
 
-def _record(project_id: int, row: Row) -> dict[str, Any]:
+def _record(project_id: int, row: PendingRow) -> dict[str, Any]:
     return {"id": row[0], "project_id": project_id, "ref": row[1]}
 
 

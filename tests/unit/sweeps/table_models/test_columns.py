@@ -10,14 +10,14 @@ from playhouse.postgres_ext import ArrayField
 
 from tests.internals.core import DeclarationError
 from tests.internals.database import database
-from tests.internals.sweeps import Column, TableDescription, build_model, field_of
+from tests.internals.sweeps import TableColumn, TableDescription, build_model, field_of
 
 
 def meta_of(model: type[Model]) -> Any:
     return model._meta
 
 
-def described(*columns: Column, key: tuple[str, ...] = ("id",)) -> TableDescription:
+def described(*columns: TableColumn, key: tuple[str, ...] = ("id",)) -> TableDescription:
     return TableDescription("Log", "audit", "log", columns, key)
 
 
@@ -74,14 +74,14 @@ def test_enumeration_is_compared_by_its_stored_texts() -> None:
 
 
 def test_model_uses_the_librarys_database_handle() -> None:
-    meta = meta_of(build_model(described(Column("id", "id", "bigint", null=False))))
+    meta = meta_of(build_model(described(TableColumn("id", "id", "bigint", null=False))))
 
     assert (meta.database, meta.schema, meta.table_name) == (database, "audit", "log")
     assert (meta.primary_key.name, meta.primary_key.primary_key, meta.composite_key) == ("id", True, False)
 
 
 def test_composite_key_keeps_the_order_of_its_columns() -> None:
-    columns = [Column(name, f"the {name}", "bigint", null=False) for name in ("line", "index", "note")]
+    columns = [TableColumn(name, f"the {name}", "bigint", null=False) for name in ("line", "index", "note")]
 
     meta = meta_of(build_model(described(*columns, key=("the index", "the line"))))
 
@@ -93,12 +93,12 @@ def test_table_without_primary_key_is_rejected() -> None:
     with pytest.raises(
         DeclarationError, match="^Log has no primary key; a sweep needs one, to continue after any row$"
     ):
-        build_model(described(Column("id", "id", "bigint", null=False), key=()))
+        build_model(described(TableColumn("id", "id", "bigint", null=False), key=()))
 
 
 @pytest.mark.parametrize("name", ["select", "delete", "alias", "_meta", "Meta", "DoesNotExist"])
 def test_name_of_a_peewee_attribute_gets_an_underscore(name: str) -> None:
-    columns = [Column(each, each, "bigint", null=False) for each in ("id", name, f"{name}_")]
+    columns = [TableColumn(each, each, "bigint", null=False) for each in ("id", name, f"{name}_")]
 
     names = [*meta_of(build_model(described(*columns))).fields]
 
