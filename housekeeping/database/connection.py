@@ -105,11 +105,11 @@ _PROBE: Final = """SELECT pg_backend_pid(), (SELECT set_config(name, '0', false)
 WHERE name = 'transaction_timeout' AND source <> 'client' AND pg_backend_pid() = %s)"""
 
 
-def leads_to_pooler(connection: Any) -> bool:
-    """Return whether a pooler is between the connection and the server; one round trip. Set up a direct one."""
+def set_up_if_direct(connection: Any) -> bool:
+    """Lift `transaction_timeout` for a direct connection, in one round trip. Return False if it leads to a pooler."""
     with connection.cursor() as cursor:
         cursor.execute(_PROBE, (connection.info.backend_pid,))
-        return bool(cursor.fetchone()[0] != connection.info.backend_pid)
+        return bool(cursor.fetchone()[0] == connection.info.backend_pid)
 
 
 def read_options(options: str) -> dict[str, str]:
@@ -275,7 +275,7 @@ class Database(PostgresqlDatabase):
                 raise
             self._rejects_options = True
             return None
-        if leads_to_pooler(connection) and self.prepared_statements == "auto":
+        if not set_up_if_direct(connection) and self.prepared_statements == "auto":
             use_pooler(connection, self.connect_params.get("options", ""))
         return connection
 
