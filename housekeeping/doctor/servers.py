@@ -78,7 +78,8 @@ def _processes(settings: Settings, sweeps: dict[str, Sweep], lengths: dict[str, 
         beside = [each.name for each in read_processes(PostgresHeartbeats(), now).schedulers if each.alive]
         if beside:
             text = (
-                f"{', '.join(beside)} runs without Redis: it sends the same ticks, and their leases exclude no run here"
+                f"{', '.join(beside)} runs without Redis: it sends the same ticks, and its leases do not exclude runs "
+                "of workers that use Redis"
             )
             way_out = "stop that housekeeping serve, or all workers and schedulers that have HOUSEKEEPING_REDIS_URL"
             yield Finding("error", "processes", "serve", text, way_out)
