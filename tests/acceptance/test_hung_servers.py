@@ -15,7 +15,7 @@ import redis
 
 from housekeeping import Settings
 from tests.acceptance.conftest import Command
-from tests.acceptance.processes import eventually, started
+from tests.acceptance.processes import Process, eventually, started
 from tests.integration.costs.round_trips import round_trips
 from tests.internals.brokers import DeadLetterStore, dead_letters_of, message_broker
 from tests.internals.core import BrokerUnavailable, DatabaseUnavailable, impatient
@@ -46,6 +46,23 @@ def suspended(pid: int) -> Iterator[None]:
         for each in processes:
             with suppress(psutil.NoSuchProcess):
                 each.resume()
+
+
+@contextmanager
+def a_waiting_statement(url: str, table: str, process: Process) -> Iterator[None]:
+    """Lock a table, and begin the block once another session waits for it."""
+    with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute(f"LOCK TABLE {table}")
+
+        def waits() -> bool:
+            cursor.execute(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = %s::regclass)", (table,)
+            )
+            row = cursor.fetchone()
+            return row is not None and bool(row[0])
+
+        eventually(waits, process)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +120,7 @@ def test_serve_stops_within_its_grace_period_although_its_database_hangs(
     without_redis: None,
     made: None,
     servers: embedded.Servers,
+    settings: Settings,
     postmaster: int,
     tmp_path: Path,
 ) -> None:
@@ -112,8 +130,10 @@ def test_serve_stops_within_its_grace_period_although_its_database_hangs(
     subprocess.run([*command, "init"], env=environment, check=True)
 
     with started([*command, "serve"], environment, tmp_path / "serve") as serving:
-        eventually(lambda: "serving" in serving.text(), serving)
-        with suspended(postmaster):
+        with (
+            a_waiting_statement(servers.database_url, f'"{settings.schema_name}".ticks', serving),
+            suspended(postmaster),
+        ):
             status = serving.terminate()
 
     assert status == 143
