@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from housekeeping.core.logs import mask_secrets as mask_secrets
     from housekeeping.core.logs import shortened as shortened
     from housekeeping.core.redis import read_redis_clock as read_redis_clock
+    from housekeeping.core.redis import read_scripts as read_scripts
     from housekeeping.core.redis import retry_on_outage as retry_on_outage
     from housekeeping.core.redis import run_replicated as run_replicated
     from housekeeping.core.redis import shared_redis as shared_redis
@@ -125,7 +126,7 @@ _HOMES: Final = {
     "housekeeping.core.events": "Event",
     "housekeeping.core.logs": "error_line how_to_install log_rows logger mask_secrets shortened",
     "housekeeping.core.redis": (
-        "read_redis_clock retry_on_outage run_replicated shared_redis throttle translate_redis_errors"
+        "read_redis_clock read_scripts retry_on_outage run_replicated shared_redis throttle translate_redis_errors"
     ),
     "housekeeping.core.settings": "ObjectStoreSettings PREFIX Settings",
     "housekeeping.core.threads": "in_thread",

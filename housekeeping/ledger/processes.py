@@ -13,7 +13,14 @@ from peewee import EXCLUDED, PeeweeException
 
 from housekeeping.core.errors import DatabaseUnavailable, ServerUnavailable
 from housekeeping.core.logs import counted, format_duration
-from housekeeping.core.redis import is_rejection, redis_client, shared_redis, translate_redis_errors, why_rejected
+from housekeeping.core.redis import (
+    is_rejection,
+    read_scripts,
+    redis_client,
+    shared_redis,
+    translate_redis_errors,
+    why_rejected,
+)
 from housekeeping.core.settings import MAIN, Settings
 from housekeeping.database.connection import database, translate_postgres_errors
 from housekeeping.database.queries import why_read_only
@@ -34,20 +41,7 @@ _MAX_S: Final = 1e9  # seconds; about 30 years
 _CLOCK_STEP_S: Final = 60  # a time further in the future is not the server's own
 _DEAD_SHOWN: Final = 10  # dead processes that are listed; a process that is killed again and again leaves many
 
-#: KEYS: sorted set of the times of the last heartbeats, hash of the heartbeats. ARGV: process id, heartbeat,
-#: seconds for which entries are kept. The times are the server's.
-_WRITE: Final = """
-local time = redis.call("time")
-local now = time[1] + time[2] / 1000000
-redis.call("zadd", KEYS[1], string.format("%.3f", now), ARGV[1])
-redis.call("hset", KEYS[2], ARGV[1], ARGV[2])
-for _, id in ipairs(redis.call("zrangebyscore", KEYS[1], "-inf", now - ARGV[3], "limit", 0, 1000)) do
-    redis.call("zrem", KEYS[1], id)
-    redis.call("hdel", KEYS[2], id)
-end
-redis.call("expire", KEYS[1], ARGV[3])
-redis.call("expire", KEYS[2], ARGV[3])
-"""
+_WRITE: Final = read_scripts(__file__)["write"]
 
 #: A thread that has been in the same message for so long is described in the heartbeat.
 LONG_BUSY: Final = timedelta(minutes=1)

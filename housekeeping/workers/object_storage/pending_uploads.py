@@ -25,6 +25,7 @@ change, because other programs read it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from housekeeping import (
     UploadBeingDeleted,
     UploadRefused,
     read_redis_clock,
+    read_scripts,
     retry_on_outage,
     run_replicated,
     shared_redis,
@@ -134,90 +136,9 @@ KEPT: Final = timedelta(days=30)
 BLOCKED_FOR: Final = timedelta(days=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
-#: Beginning of both scripts: reads claims and entries. A claim's key ends with its field. Lua's stack has room for 8000
-#: values; a group has at most 256.
-_READ: Final = """
-local fields, begin = {}, tonumber(ARGV[4])
-for n = 2, #KEYS do fields[n - 1] = string.sub(KEYS[n], begin) end
-local holders, values = redis.call("mget", unpack(KEYS, 2)), redis.call("hmget", KEYS[1], unpack(fields))
-"""
-#: KEYS: the hash; the claim of each entry. ARGV: the run; ttl of a claim in ms; the ids of ended runs; where in a
-#: claim's key its field begins; the value of each entry. Claims the entries that still have the same value. Returns
-#: their indexes, and the ids of the runs whose claims are left alone.
-_TAKE: Final = (
-    _READ
-    + """
-local ended, claimed, others = {}, {}, {}
-for id in string.gmatch(ARGV[3], "%S+") do ended[id] = true end
-for n = 1, #fields do
-  local holder = holders[n] or ARGV[1]
-  if holder ~= ARGV[1] and not ended[holder] then
-    others[#others + 1] = holder
-  elseif values[n] == ARGV[n + 4] then
-    redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2])
-    claimed[#claimed + 1] = n - 1
-  end
-end
-return {claimed, others}
-"""
-)
-#: KEYS and ARGV as above, but ARGV[3] is "1" if this repeats a call whose answer was lost. Removes the entries of
-#: deleted objects with their claims. A claim that Redis has lost is written again, if an entry is there.
-#: Returns for each entry: 1 removed, 2 already gone, 3 changed, 4 claimed by another run, 5 the claim was lost.
-_FINISH: Final = (
-    _READ
-    + """
-local ends, claims, entries = {}, {}, {}
-for n = 1, #fields do
-  local holder, value = holders[n], values[n]
-  local unchanged = value == ARGV[n + 4]
-  if holder == ARGV[1] then
-    claims[#claims + 1] = KEYS[n + 1]
-    if unchanged then entries[#entries + 1] = fields[n] end
-    ends[n] = unchanged and 1 or value and 3 or 2
-  elseif holder then
-    ends[n] = 4
-  elseif ARGV[3] == "1" and not unchanged then
-    ends[n] = value and 4 or 1 -- the first attempt has removed it
-  else
-    if value then redis.call("set", KEYS[n + 1], ARGV[1], "px", ARGV[2]) end
-    ends[n] = 5
-  end
-end
-if #claims > 0 then redis.call("del", unpack(claims)) end
-if #entries > 0 then redis.call("hdel", KEYS[1], unpack(entries)) end
-return ends
-"""
-)
-#: KEYS: the hash; the claim. ARGV: the field.
-_COMPLETE: Final = """
-if redis.call("exists", KEYS[2]) == 1 then return 0 end
-return redis.call("hdel", KEYS[1], ARGV[1])
-"""
-#: KEYS: the hash; the claim. ARGV: the field; the value, or "" for the time of the Redis server; the time to live in ms
-#: at which a claim no longer keeps the path.
-_PREPARE: Final = """
-if redis.call("pttl", KEYS[2]) > tonumber(ARGV[3]) then return 0 end
-redis.call("del", KEYS[2])
-redis.call("hset", KEYS[1], ARGV[1], ARGV[2] == "" and redis.call("time")[1] or ARGV[2])
-return 1
-"""
+_LUA: Final = read_scripts(__file__)
+_READ: Final = _LUA["read"]
 PAGE: Final = 1000  # entries per round trip; larger pages cost the server more time per entry
-
-#: KEYS: the hash. ARGV: cursor, size, epoch seconds. Leaves out what was prepared then or later. Values with another
-#: number of digits are returned, because they may not be times.
-_PAGE_BEFORE: Final = """
-local found, before, kept = redis.call("hscan", KEYS[1], ARGV[1], "count", ARGV[2]), ARGV[3], {}
-local words, digits, find = found[2], #before, string.find
-for n = 2, #words, 2 do
-  local value = words[n]
-  if #value ~= digits or value < before or find(value, "%D") then
-    kept[#kept + 1] = words[n - 1]
-    kept[#kept + 1] = value
-  end
-end
-return {found[1], kept}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +169,7 @@ def prepare(location: str, path: str, *, clock: Clock | None = None) -> None:
         raise UploadRefused(f"the location {location!r} is empty or contains a colon")
     refuse_wrong_path(path)
     seconds = int(clock.now().timestamp()) if clock else ""
-    if not _run(_PREPARE, field_of(location, path), seconds, (KEPT - BLOCKED_FOR) // _MILLISECOND):
+    if not _run("prepare", field_of(location, path), seconds, (KEPT - BLOCKED_FOR) // _MILLISECOND):
         raise UploadBeingDeleted(f"the stale upload '{location}:{path}' is being deleted; use another path")
 
 
@@ -258,7 +179,7 @@ def complete(location: str, path: str) -> bool:
     False means that the object may be missing: the upload was stale and is deleted or being deleted, was never
     prepared, or was completed before.
     """
-    return bool(_run(_COMPLETE, field_of(location, path)))
+    return bool(_run("complete", field_of(location, path)))
 
 
 def exists(location: str, path: str) -> bool:
@@ -310,7 +231,8 @@ def page(cursor: int, size: int, before: int | None = None) -> tuple[int, list[E
     Note: Redis returns a small hash as one page, whatever the size.
     """
     with translate_redis_errors():
-        found: Any = shared_redis.get().eval(_PAGE_BEFORE, 1, KEY, cursor, size, "" if before is None else before)
+        limit = "" if before is None else before
+        found: Any = shared_redis.get().eval(_LUA["page_before"], 1, KEY, cursor, size, limit)
     following, words = found
     return int(following), list(map(Entry, words[::2], words[1::2]))
 
@@ -349,9 +271,9 @@ class Claims:
     def __init__(self, run_id: int, active: Callable[[], Collection[int]] = tuple) -> None:
         self._run_id = run_id
         self._active = active
-        self._ended: set[bytes] = set()
-        self._take: Any = shared_redis.get().register_script(_TAKE)
-        self._finish: Any = shared_redis.get().register_script(_FINISH)
+        self._ended: set[str] = set()
+        self._take: Any = shared_redis.get().register_script(_READ + _LUA["take"])
+        self._finish: Any = shared_redis.get().register_script(_READ + _LUA["finish"])
 
     def take(self, chosen: Sequence[Entry]) -> list[Entry]:
         """Claim the entries that still have the same value and that no other active run has claimed; return them.
@@ -365,14 +287,14 @@ class Claims:
         """
         indexes, holders = self._claimed(chosen)
         # Only now: a run commits its row before it claims, so every active holder is in the ledger.
-        ended = set(holders) - {b"%d" % run_id for run_id in self._active()} if holders else None
+        ended = {*map(_readable, holders)} - {*map(str, self._active())} if holders else None
         if ended:
             self._ended |= ended
             indexes, _ = self._claimed(chosen)
         return [chosen[index] for index in indexes]
 
     def _claimed(self, chosen: Sequence[Entry]) -> Any:
-        given = self._given(b" ".join(self._ended), chosen)
+        given = self._given(chosen, ended=[*self._ended])
         with translate_redis_errors():
             return run_replicated(shared_redis.get(), lambda client: self._take(**given, client=client))
 
@@ -384,12 +306,12 @@ class Claims:
         """
         if not deleted:
             return Ends()
-        again = 0
+        again = False
 
         def finish() -> Any:
             nonlocal again
-            given = self._given(again, deleted)
-            again = 1
+            given = self._given(deleted, again=again)
+            again = True
             return self._finish(**given)
 
         ends = Ends()
@@ -400,10 +322,11 @@ class Claims:
                 ends.lost.append((entry, RecordChanged(_LOST[code])))
         return ends
 
-    def _given(self, third: object, entries: Sequence[Entry]) -> dict[str, Any]:
-        prefix, values = _claim(b""), [entry.value for entry in entries]
+    def _given(self, entries: Sequence[Entry], **more: object) -> dict[str, Any]:
+        prefix = _claim(b"")
+        given = {"run": str(self._run_id), "ttl": KEPT // _MILLISECOND, "begin": len(prefix) + 1, **more}
         keys = [KEY, *(prefix + entry.field for entry in entries)]
-        return {"keys": keys, "args": [self._run_id, KEPT // _MILLISECOND, third, len(prefix) + 1, *values]}
+        return {"keys": keys, "args": [json.dumps(given), *(entry.value for entry in entries)]}
 
 
 _REMOVED: Final = 1
@@ -418,8 +341,8 @@ def _claim(field: bytes) -> bytes:
     return f"{shared_redis.namespace}:upload_claim:".encode() + field
 
 
-def _run(script: str, field: bytes, *arguments: str | int) -> Any:
+def _run(name: str, field: bytes, *arguments: str | int) -> Any:
     with translate_redis_errors():
         return run_replicated(
-            shared_redis.get(), lambda client: client.eval(script, 2, KEY, _claim(field), field, *arguments)
+            shared_redis.get(), lambda client: client.eval(_LUA[name], 2, KEY, _claim(field), field, *arguments)
         )
