@@ -1,9 +1,9 @@
 """Message brokers that lose no message to a lost connection: Dramatiq's for Redis and RabbitMQ, made reliable.
 
 Start with `message_broker`, which makes the broker that the settings name, and `harden`, for an application's own
-broker. `redis` and `rabbitmq` contain the brokers. `dead_letters` lists and requeues failed messages,
-`dead_letter_selection` searches them. The exceptions of `dramatiq_internals` drop, fail or requeue
-a message.
+broker. `redis` and `rabbitmq` contain the brokers and the stores of their dead letters, `dead_letters` what both stores
+have in common: the letter, the search, and the change of many. The exceptions of `dramatiq_internals` drop, fail or
+requeue a message.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any, Final
 
 import redis as redis_py
 from dramatiq import Broker
+from dramatiq.brokers.redis import RedisBroker
 
+from housekeeping.brokers.dead_letters import DeadLetterStore, time_of
+from housekeeping.brokers.redis import RedisDeadLetters
 from housekeeping.brokers.redis import ReliableRedisBroker as ReliableRedisBroker
 from housekeeping.brokers.redis import redis_broker as redis_broker
-from housekeeping.brokers.redis import time_of
-from housekeeping.core.errors import RedisUnavailable, SettingsError
+from housekeeping.core.errors import RedisUnavailable, Refused, SettingsError
 from housekeeping.core.logs import how_to_install
 from housekeeping.core.redis import redis_client, translate_redis_errors
 from housekeeping.core.settings import Settings
@@ -68,6 +70,22 @@ def harden(broker: Broker) -> None:
         from housekeeping.brokers.rabbitmq import ReliableRabbitmqBroker
 
         ReliableRabbitmqBroker.adopt(broker)
+
+
+def dead_letters_of(broker: Broker) -> DeadLetterStore:
+    """Return the dead letters of a broker that has the library's middleware.
+
+    Raises:
+      Refused: When the dead letters of this kind of broker cannot be listed.
+    """
+    if isinstance(broker, RedisBroker):
+        return RedisDeadLetters(broker)
+    if importlib.util.find_spec("pika") is not None:
+        from housekeeping.brokers.rabbitmq import RabbitmqDeadLetters, ReliableRabbitmqBroker
+
+        if isinstance(broker, ReliableRabbitmqBroker):
+            return RabbitmqDeadLetters(broker)
+    raise Refused(f"the dead letters of a {type(broker).__name__} cannot be listed")
 
 
 @dataclass(frozen=True, slots=True)

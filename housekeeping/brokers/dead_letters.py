@@ -1,48 +1,96 @@
-"""Dead letters: messages that the broker has given up, to be listed, requeued and deleted.
+"""Dead letters: messages that the broker has given up, to be listed, searched, requeued and deleted.
 
 ::
 
     store = dead_letters_of(broker)
-    for letter in store.newest_first():
-        print(letter.id, letter.queue, letter.error)
+    page = search(store, LetterFilter(actor="send_invoice", error="timed out"))
+    apply(store, "requeue", readable(page.letters))
 
-Dramatiq keeps those of Redis in a sorted set by time and a hash of bodies per queue. RabbitMQ keeps them in a
-dead-letter queue beside each queue. Texts for people have their secrets masked. `dead_letter_selection` searches the
-letters and changes many at once.
+A message that cannot be read becomes a dead letter, too: `read` checks each one. Texts for people have their secrets
+masked. `redis` and `rabbitmq` have the stores, beside the brokers that fill them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import heapq
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property, partial
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Final, Literal, Protocol
 from uuid import uuid4
 
 from dramatiq import Broker, Message
-from dramatiq.brokers.redis import RedisBroker
-from dramatiq.common import current_millis, xq_name
-from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.common import current_millis
+from dramatiq.errors import DecodeError
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.brokers.dramatiq_internals import SkipEnqueue, StoreUnavailable
-from housekeeping.brokers.redis import time_of, wrong_type
-from housekeeping.core.errors import (
-    BrokerUnavailable,
-    DeadLetterRefused,
-    HousekeepingError,
-    RedisUnavailable,
-    Refused,
-)
-from housekeeping.core.logs import error_line, in_one_line, is_secret, mask_secrets
-from housekeeping.core.redis import read_scripts, retry_on_outage, text, translate_redis_errors
+from housekeeping.brokers.dramatiq_internals import SkipEnqueue, StoreUnavailable, wrong_option
+from housekeeping.core.clock import SYSTEM_CLOCK, Clock, RunBudget
+from housekeeping.core.errors import DeadLetterRefused, HousekeepingError, RedisUnavailable, WrongArgument
+from housekeeping.core.logs import counted, error_line, in_one_line, is_secret, mask_secrets
+from housekeeping.core.redis import is_storable
 from housekeeping.database.errors import error_in
+
+_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
+    "actor_name": str,
+    "message_id": str,
+    "message_timestamp": (int, float),  # other programs send fractions of a millisecond
+    "kwargs": dict,
+    "options": dict,
+}
+#: Deepest nesting of a message. Python reads JSON that is nested almost as deeply as its stack allows, which is 1000
+#: frames. A thread that logs such a message, or enqueues it again, would end, and lose the message.
+_DEEPEST: Final = 500
+
+
+def read(body: bytes, queue: str | None = None) -> tuple[Message[Any] | None, str]:
+    """Return the message, or None and why it cannot be read, or taken from this queue."""
+    try:
+        message: Message[Any] = Message.decode(body)
+    except (DecodeError, RecursionError) as error:
+        return None, error_line(error.__cause__ or error)
+    wrong = _wrong_type(message, body)
+    if not wrong and queue not in (None, message.queue_name):
+        wrong = f"it says that its queue is {message.queue_name!r}"
+    return (None, wrong) if wrong else (message, "")
+
+
+def time_of(ms: float) -> datetime | None:
+    """Return the time of milliseconds since 1970; None for 0, and for a number that another program wrote."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _wrong_type(message: Message[Any], body: bytes) -> str:
+    """Return which part of a message is invalid, or an empty text.
+
+    Note: It leaves out the value, which may be a password.
+    """
+    for name, kind in _TYPES.items():
+        part = getattr(message, name)
+        if not isinstance(part, kind):
+            return f"its {name} is of type {type(part).__name__}"
+    if not is_storable(message.message_id):
+        return "its message_id contains a NUL character or a lone surrogate"
+    if wrong := wrong_option(message.options):
+        return f"its option {wrong[0]} is of type {type(message.options[wrong[0]]).__name__}"
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _is_deep([*message.args, message.kwargs, message.options]):
+        return f"it is nested more than {_DEEPEST} levels deep"
+    return ""
+
+
+def _is_deep(values: list[Any]) -> bool:
+    for _ in range(_DEEPEST):
+        nested = [each.values() if isinstance(each, dict) else each for each in values if isinstance(each, dict | list)]
+        values = [inner for each in nested for inner in each]
+    return bool(values)
+
 
 #: Message options of the past attempts. A `tick` stays, because the requeued message is another attempt at that tick.
 #: An `idempotency_key` and callbacks stay, because the message is the same.
@@ -93,12 +141,7 @@ class DeadLetter:
 
     @cached_property
     def _decoded(self) -> tuple[Message[Any] | None, str]:
-        try:
-            message: Message[Any] = Message.decode(self.body)
-        except (DecodeError, RecursionError) as error:
-            return None, error_line(error.__cause__ or error)
-        wrong = wrong_type(message, self.body)
-        return (None, wrong) if wrong else (message, "")
+        return read(self.body)
 
     @property
     def message(self) -> Message[Any] | None:
@@ -211,9 +254,7 @@ class DeadLetterStore(Protocol):
         """
 
 
-def _requeue(
-    broker: Broker, letter: DeadLetter, move: Callable[[Message[Any]], object], **options: str
-) -> LetterResult:
+def requeue(broker: Broker, letter: DeadLetter, move: Callable[[Message[Any]], object], **options: str) -> LetterResult:
     """Requeue a letter through the hooks of the middleware. Refuse it if its message is broken.
 
     Parameters:
@@ -240,12 +281,12 @@ def _requeue(
 
 #: Characters of a text that are searched for secrets. The search takes time, and longer texts are not readable.
 LONGEST: Final = 20_000
-_DEEPEST: Final = 50  # levels of nested lists and dictionaries that are shown
+_DEEPEST_SHOWN: Final = 50  # levels of nested lists and dictionaries
 
 
 def without_secrets(value: Any, name: str = "", depth: int = 0) -> Any:
     """Return a value with secrets masked: in texts, in JSON within texts, and under names such as ``password``."""
-    if depth > _DEEPEST:
+    if depth > _DEEPEST_SHOWN:
         return "…"
     if value is not None and name and is_secret(name):
         return "***"
@@ -303,237 +344,281 @@ def bounded(text: str | None) -> str | None:
     return f"{mask_secrets(text[:LONGEST])[: LONGEST // 2]}… ({len(text):,} characters)"
 
 
-_SUFFIX: Final = ".XQ"
-_PAGE: Final = 100  # dead letters per round trip
-_LOCK_S: Final = 30  # how long a requeue blocks others if its process dies
-
-#: The scripts of the file beside this module, by name.
-_LUA: Final = read_scripts(__file__)
-_MOVE: Final = _LUA["move"]
+_POSITION: Final = re.compile(r"([0-9]{1,14})-(.+)", re.DOTALL)
 
 
-class RedisDeadLetters:
-    """The dead letters of a Redis broker, the ready-made one or an application's own.
-
-    Every method raises `RedisUnavailable` when Redis does not answer.
-    """
-
-    def __init__(self, broker: RedisBroker) -> None:
-        self._broker = broker
-        self._client: Any = broker.client
-        self._move: Any = broker.client.register_script(_MOVE)
-
-    def counts(self) -> dict[str, int]:
-        with translate_redis_errors():
-            numbers = {queue: self._client.zcard(self._key(queue)) for queue in self._queues()}
-        return {queue: number for queue, number in numbers.items() if number}
-
-    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
-        with translate_redis_errors():
-            queues = self._queues() if queue is None else [queue]
-            letters = (self._newest_first(name, died_until) for name in queues)
-            yield from heapq.merge(*letters, key=lambda each: each.died_ms, reverse=True)
-
-    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        change = self._requeue if action == "requeue" else self._delete
-        for letter in letters:
-            with self._exclusively():
-                result = change(letter)
-            yield result
-
-    @contextmanager
-    def _exclusively(self) -> Iterator[None]:
-        """Lock the block. Two at once for the same dead letter would leave a deduplication key held."""
-        lock = self._client.lock(f"{self._broker.namespace}:__requeue__", timeout=_LOCK_S, blocking_timeout=_LOCK_S)
-        with translate_redis_errors():
-            if not lock.acquire():
-                raise HousekeepingError("another process is requeueing dead letters; try again")
-            try:
-                yield
-            finally:
-                if lock.owned():
-                    lock.release()
-
-    def _requeue(self, letter: DeadLetter) -> LetterResult:
-        dead, redis_id = self._key(letter.queue), str(uuid4())
-        if self._client.zscore(dead, letter.broker_id) is None:
-            return LetterResult(letter.id, "gone")
-
-        def move(message: Message[Any]) -> object:
-            queue = f"{self._broker.namespace}:{message.queue_name}"
-            arguments = [letter.broker_id, redis_id, message.encode()]
-            return retry_on_outage(
-                lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)
-            )
-
-        return _requeue(self._broker, letter, move, redis_message_id=redis_id)
-
-    def _delete(self, letter: DeadLetter) -> LetterResult:
-        dead = self._key(letter.queue)
-        with self._client.pipeline() as pipeline:
-            pipeline.zrem(dead, letter.broker_id).hdel(f"{dead}.msgs", letter.broker_id)
-            return LetterResult(letter.id, "deleted" if any(pipeline.execute()) else "gone")
-
-    def _queues(self) -> list[str]:
-        """Return every queue with dead letters, also those of unknown actors."""
-        keys = self._client.scan_iter(match=self._key("*"), count=1000, _type="zset")
-        start = len(self._key("")) - len(_SUFFIX)
-        return sorted({text(key)[start : -len(_SUFFIX)] for key in keys})
-
-    def _newest_first(self, queue: str, died_until: datetime | None = None) -> Iterator[DeadLetter]:
-        """Yield the queue's dead letters, newest first, fetched page by page."""
-        key = self._key(queue)
-        until: Any = "+inf" if died_until is None else round(died_until.timestamp() * 1000)
-        same: set[Any] = set()  # the ids that were yielded with the time `until`
-        # By time and not by rank, because letters come and go meanwhile.
-        while page := self._client.zrevrangebyscore(key, until, "-inf", 0, _PAGE + len(same), withscores=True):
-            page = [(redis_id, ms) for redis_id, ms in page if redis_id not in same]
-            if not page:
-                return
-            yield from self._stored(queue, page)
-            last = page[-1][1]
-            same = (same if last == until else set()) | {redis_id for redis_id, ms in page if ms == last}
-            until = last
-
-    def _stored(self, queue: str, found: Sequence[tuple[Any, float]]) -> Iterator[DeadLetter]:
-        bodies = self._client.hmget(f"{self._key(queue)}.msgs", [redis_id for redis_id, _ in found])
-        for (redis_id, died_ms), body in zip(found, bodies, strict=True):
-            if body is not None:  # otherwise it was requeued or purged meanwhile
-                yield DeadLetter(text(redis_id), queue, died_ms, body)
-
-    def _key(self, queue: str) -> str:
-        return f"{self._broker.namespace}:{queue}{_SUFFIX}"
+def find(store: DeadLetterStore, ids: Collection[str]) -> dict[str, DeadLetter]:
+    """Return dead letters by message id or broker id; of several with the same id, the newest."""
+    sought, letters = set(ids), dict[str, DeadLetter]()
+    for letter in store.newest_first():
+        if len(letters) == len(sought):
+            break
+        for name in {letter.id, letter.broker_id} & sought:
+            letters.setdefault(name, letter)
+    return letters
 
 
-#: The largest number in AMQP.
-_MAX_PREFETCH: Final = 65_535
-#: Seconds without a letter after which a consumer is not sent more.
-_PAUSE_S: Final = 1.0
-
-
-class RabbitmqDeadLetters:
-    """Dead letters of the queues that a `ReliableRabbitmqBroker` has declared.
-
-    RabbitMQ delivers a queue only from its head, so every read fetches all dead letters. They return to their places
-    when the channel is closed or the process ends. Meanwhile another reader finds none.
-
-    Every method raises `BrokerUnavailable` when RabbitMQ does not answer.
-    """
-
-    def __init__(self, broker: Any) -> None:
-        self._broker = broker
-
-    def counts(self) -> dict[str, int]:
-        with self._channel():
-            numbers = {queue: self._count(queue) for queue in self._queues()}
-        return {queue: number for queue, number in numbers.items() if number}
-
-    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
-        with self._channel() as channel:
-            queues = [each for each in self._queues() if queue in (None, each)]
-            found = [letter for each in queues for letter in self._read(channel, each)]
-        if died_until is not None:
-            found = [letter for letter in found if letter.died_ms <= died_until.timestamp() * 1000]
-        # Times have seconds only, so of equal ones the last in its queue is the newest.
-        yield from sorted(reversed(found), key=lambda letter: letter.died_ms, reverse=True)
-
-    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
-        for queue in dict.fromkeys(letter.queue for letter in letters):
-            wanted = {letter.broker_id: letter for letter in letters if letter.queue == queue}
-            with self._channel() as channel:
-                channel.tx_select()  # each is changed in a transaction of its own
-                self._broker._declare_xq_queue(queue)  # the queue may have been deleted
-                for fetched in self._fetched(channel, queue):
-                    if letter := wanted.pop(fetched.broker_id, None):
-                        move = partial(self._move, channel, fetched.tag)
-                        if action == "requeue":
-                            yield _requeue(self._broker, letter, move)
-                        else:
-                            channel.basic_ack(fetched.tag)
-                            channel.tx_commit()
-                            yield LetterResult(letter.id, "deleted")
-                    if not wanted:
-                        break
-            yield from (LetterResult(letter.id, "gone") for letter in wanted.values())
-
-    def _move(self, channel: Any, tag: int, message: Message[Any]) -> bool:
-        # Declare the queue again: RabbitMQ silently drops messages to a deleted queue.
-        self._broker.queues_pending.add(message.queue_name)
-        self._broker.declare_queue(message.queue_name, ensure=True)
-        properties = self._broker.properties_of(message)
-        # One transaction publishes it to the queue and removes it from the dead letters.
-        channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
-        channel.basic_ack(tag)
-        channel.tx_commit()
-        return True
-
-    def _queues(self) -> list[str]:
-        return sorted(self._broker.get_declared_queues())
-
-    def _count(self, queue: str) -> int:
-        declared: Any = self._broker._declare_xq_queue(queue)
-        return int(declared.method.message_count)
-
-    def _read(self, channel: Any, queue: str) -> list[DeadLetter]:
-        """Return the dead letters of the queue, oldest first, fetched until the channel is closed."""
-        found: list[DeadLetter] = []
-        waiting = self._count(queue)
-        # A consumer is sent many at once, and `basic_get` takes a round trip for each. A quorum queue takes an
-        # unlimited prefetch for 2,000, and a server may be configured to another default.
-        channel.basic_qos(prefetch_count=_MAX_PREFETCH)
-        channel.basic_consume(
-            self._name(queue),
-            lambda _, method, properties, body: found.append(_delivered(queue, method, properties, body)),
-        )
-        while (before := len(found)) < waiting:
-            channel.connection.process_data_events(time_limit=_PAUSE_S)
-            if len(found) == before:
-                break  # another reader has them, or the prefetch is used up
-        found += self._fetched(channel, queue)
-        channel.connection.process_data_events(time_limit=0)
-        return found
-
-    def _fetched(self, channel: Any, queue: str) -> Iterator[DeadLetter]:
-        """Yield each dead letter of the queue, oldest first, fetched one by one until the channel is closed."""
-        while (got := channel.basic_get(self._name(queue)))[0] is not None:
-            yield _delivered(queue, *got)
-
-    def _name(self, queue: str) -> str:
-        return str(self._broker.physical(xq_name(queue)))
-
-    @contextmanager
-    def _channel(self) -> Iterator[Any]:
-        from housekeeping.brokers.rabbitmq import PIKA_ERRORS  # needs an extra
-
-        try:
-            with self._broker.waiting():
-                # The old connection may be lost, because an idle thread answers no heartbeats.
-                channel = self._broker._retry(lambda: self._broker.connection.channel())
-                try:
-                    yield channel
-                finally:
-                    with suppress(*PIKA_ERRORS):
-                        channel.close()
-        except (ConnectionClosed, *PIKA_ERRORS) as error:
-            del self._broker.connection
-            text = error_line(error).removeprefix("RabbitMQ: ")
-            raise BrokerUnavailable(f"RabbitMQ did not answer: {text}") from error
-
-
-def _delivered(queue: str, method: Any, properties: Any, body: bytes) -> DeadLetter:
-    # Without an id: written by Dramatiq's own broker, before it was hardened.
-    broker_id = properties.message_id or hashlib.sha256(body).hexdigest()[:32]
-    return DeadLetter(broker_id, queue, (properties.timestamp or 0) * 1000, body, method.delivery_tag)
-
-
-def dead_letters_of(broker: Broker) -> DeadLetterStore:
-    """Return the dead letters of a broker that has the library's middleware.
+def found(store: DeadLetterStore, ids: Sequence[str]) -> list[DeadLetter]:
+    """Return the dead letters with these ids, in this order, each once.
 
     Raises:
-      Refused: When the dead letters of this kind of broker cannot be listed.
+      DeadLetterRefused: When one of the ids has no dead letter.
     """
-    if isinstance(broker, RedisBroker):
-        return RedisDeadLetters(broker)
-    if hasattr(broker, "bury"):
-        return RabbitmqDeadLetters(broker)
-    raise Refused(f"the dead letters of a {type(broker).__name__} cannot be listed")
+    letters, given = find(store, ids), list(dict.fromkeys(ids))
+    for each in given:
+        if each not in letters:
+            raise DeadLetterRefused(f"there is no dead letter {each!r}; see: housekeeping deadletters list")
+    return [letters[each] for each in given]
+
+
+def readable(letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    """Return the letters if all of them can be read.
+
+    Raises:
+      DeadLetterRefused: When one cannot be read.
+    """
+    for letter in letters:
+        if letter.message is None:
+            raise DeadLetterRefused(
+                f"{letter.broker_id!r} cannot be sent again, because it cannot be read: {letter.unreadable}"
+            )
+    return letters
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Conditions that a dead letter must meet; None for any.
+
+    Attributes:
+      actor: Name of its actor.
+      error: Text that its error contains, as it is shown, in upper or lower case.
+      since: Earliest time of its death. A letter without a known time does not meet it.
+      until: Latest time of its death.
+    """
+
+    queue: str | None = None
+    actor: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __bool__(self) -> bool:
+        return self != LetterFilter()
+
+    def __str__(self) -> str:
+        """Return the conditions in one line, with secrets masked; ``all`` without conditions."""
+        texts = [(name, getattr(self, name)) for name in ("queue", "actor", "error")]
+        times = [(name, getattr(self, name)) for name in ("since", "until")]
+        conditions = [f"{name} {mask_secrets(text)!r}" for name, text in texts if text is not None]
+        conditions += [f"{name} {at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" for name, at in times if at is not None]
+        return ", ".join(conditions) or "all"
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return whether the letter meets the conditions."""
+        if self.queue is not None and letter.queue != self.queue:
+            return False
+        if self.actor is not None and (letter.message is None or letter.message.actor_name != self.actor):
+            return False
+        if self.since is not None and (letter.died_at is None or letter.died_at < self.since):
+            return False
+        if self.until is not None and letter.died_at is not None and letter.died_at > self.until:
+            return False
+        return self.error is None or _shows(letter.error or "", self.error.casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPosition:
+    """Place of a dead letter in the order newest first, from which a page continues.
+
+    Attributes:
+      died_ms: When it died, in milliseconds since 1970; 0 if that is unknown.
+    """
+
+    died_ms: int
+    broker_id: str
+
+    def __str__(self) -> str:
+        return f"{self.died_ms}-{self.broker_id}"
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> LetterPosition:
+        """Return the place of a letter."""
+        return cls(0 if letter.died_at is None else round(letter.died_ms), letter.broker_id)
+
+    @classmethod
+    def parse(cls, text: str) -> LetterPosition:
+        """Return the place that `str` has written.
+
+        Raises:
+          WrongArgument: The text is something else.
+        """
+        found = _POSITION.fullmatch(text)
+        if found is None:
+            raise WrongArgument(
+                f"{text[:60]!r} is not a place in the dead letters; take the one that a list has printed"
+            )
+        return cls(int(found[1]), found[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Dead letters that meet a filter, newest first.
+
+    Attributes:
+      older: After which letter the next page continues; None if no older one meets the filter.
+      complete: False if the search ended at its time limit, before the page was full.
+      searched: The number of letters that were read for the page.
+    """
+
+    letters: list[DeadLetter]
+    older: LetterPosition | None = None
+    complete: bool = True
+    searched: int = 0
+
+
+def search(
+    store: DeadLetterStore,
+    sought: LetterFilter,
+    size: int | None = None,
+    after: LetterPosition | None = None,
+    max_time: timedelta | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Page:
+    """Return a page of the dead letters that meet a filter.
+
+    Parameters:
+      size: Letters of the page; None for all.
+      after: Continue after this place. If its letter was removed, those of the same millisecond are returned again.
+      max_time: Time after the first letter until the search ends, so that a page with a rare error does not take
+        minutes; None for no limit.
+
+    Raises:
+      RedisUnavailable, BrokerUnavailable: The broker does not answer.
+    """
+    letters: list[DeadLetter] = []
+    last: DeadLetter | None = None
+    # RabbitMQ reads all letters before it returns the first one. With that time counted, a search might never advance.
+    budget: RunBudget | None = None
+    searched = 0
+    for letter in _newest_first(store, sought, after):
+        budget = budget or (None if max_time is None else RunBudget(max_time, clock))
+        if last is not None and (len(letters) == size or (budget is not None and budget.exceeded())):
+            return Page(letters, LetterPosition.of(last), len(letters) == size, searched)
+        if sought.since is not None and letter.died_at is not None and letter.died_at < sought.since:
+            break  # so are all others
+        last, searched = letter, searched + 1
+        if sought.matches(letter):
+            letters.append(letter)
+    return Page(letters, searched=searched)
+
+
+def _shows(error: str, sought: str) -> bool:
+    """Return whether the shown text of an error contains a text. Masked secrets are not searched."""
+    # Masking takes most of the time of a search. It adds nothing but asterisks, and a note to a long text.
+    if "*" not in sought and len(error) <= LONGEST and sought not in error.casefold():
+        return False
+    return sought in (bounded(error) or "").casefold()
+
+
+def _newest_first(store: DeadLetterStore, sought: LetterFilter, after: LetterPosition | None) -> Iterator[DeadLetter]:
+    if after is None:
+        return store.newest_first(sought.queue, sought.until)
+    until = datetime.fromtimestamp(after.died_ms / 1000, UTC)
+    return _behind(store.newest_first(sought.queue, until), after)
+
+
+def _behind(letters: Iterable[DeadLetter], place: LetterPosition) -> Iterator[DeadLetter]:
+    same: list[DeadLetter] = []
+    for letter in letters:
+        here = LetterPosition.of(letter)
+        if here.died_ms == place.died_ms:
+            same = [] if here == place else [*same, letter]
+        elif here.died_ms < place.died_ms:
+            yield from same
+            same = []
+            yield letter
+    yield from same
+
+
+_IN_WORDS: Final[dict[str, str]] = {
+    "requeued": "requeued",
+    "deleted": "deleted",
+    "duplicate": "kept as a duplicate of a live message",
+    "refused": "kept because it cannot be sent",
+    "gone": "already requeued or deleted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """Results of requeueing or deleting many dead letters.
+
+    Attributes:
+      stopped: Why the remaining letters were not tried; None if all were tried.
+      left: The number of letters that were not tried.
+    """
+
+    results: Sequence[LetterResult]
+    stopped: str | None = None
+    left: int = 0
+
+    @property
+    def kept(self) -> list[LetterResult]:
+        """The letters that a requeue left in place: duplicates and refused ones."""
+        return [each for each in self.results if each.outcome in ("duplicate", "refused")]
+
+    def __str__(self) -> str:
+        numbers = Counter[str](each.outcome for each in self.results)
+        parts = [f"{numbers[name]:,} {text}" for name, text in _IN_WORDS.items() if numbers[name]]
+        if self.stopped is not None:
+            parts.append(f"{counted(self.left, 'dead letter')} not tried: {self.stopped}")
+        return "; ".join(parts) or "no dead letter was found"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of ``housekeeping deadletters requeue --json`` and ``delete --json``."""
+        return {
+            "counts": dict(Counter(each.outcome for each in self.results)),
+            "not_tried": self.left,
+            "error": self.stopped,
+            "dead_letters": [{"id": each.id, "outcome": each.outcome, "detail": each.detail} for each in self.results],
+        }
+
+
+def describe_choice(letters: Sequence[DeadLetter], sought: LetterFilter | None) -> str:
+    """Return a description of the selected letters, for the action log.
+
+    Parameters:
+      sought: The filter that has found the letters; None if they were chosen by their ids.
+    """
+    if sought is None:
+        return ", ".join(letter.id for letter in letters)
+    return f"{counted(len(letters), 'dead letter')}: {sought}"
+
+
+#: Letters between two reports of the progress of a bulk change.
+_REPORTED: Final = 200
+
+
+def apply(
+    store: DeadLetterStore,
+    action: LetterAction,
+    letters: Sequence[DeadLetter],
+    report: Callable[[str], object] = lambda text: None,
+) -> BulkResult:
+    """Requeue or delete the dead letters one after the other.
+
+    A broken one is refused, and the others continue. If the broker does not answer, the result says how many are left.
+    If the process is killed, each letter is either changed or still there, and the rest can be changed again.
+
+    Parameters:
+      report: Called with the progress at regular intervals: ``1,200 of 20,000 tried``.
+    """
+    done: list[LetterResult] = []
+    try:
+        for result in store.change_each(action, letters):
+            done.append(result)
+            if len(done) % _REPORTED == 0:
+                report(f"{len(done):,} of {len(letters):,} tried")
+    except HousekeepingError as error:
+        return BulkResult(done, error_line(error), len(letters) - len(done))
+    return BulkResult(done)

@@ -1,4 +1,4 @@
-"""Dramatiq's RabbitMQ broker, made reliable; needs pika, the extra `rabbitmq`.
+"""Dramatiq's RabbitMQ broker, made reliable, and its dead letters; needs pika, the extra `rabbitmq`.
 
 Sends are confirmed, and repeated on a new connection; many messages are published in one transaction. The consumer
 acknowledges no messages but its own.
@@ -13,12 +13,14 @@ once the target queue has confirmed it. They need RabbitMQ 3.10.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 from uuid import uuid4
@@ -31,8 +33,9 @@ from dramatiq.errors import ConnectionClosed
 from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
+from housekeeping.brokers.dead_letters import DeadLetter, LetterAction, LetterResult, read, requeue
 from housekeeping.brokers.dramatiq_internals import body_of_dead_letter, change_class, forked_with
-from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, read
+from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
 from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, waiting
 from housekeeping.core.errors import BrokerUnavailable, SettingsError
 from housekeeping.core.logs import error_line
@@ -372,13 +375,7 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
                 )
                 self._levels.add(target)
         try:
-            self.channel.basic_publish(
-                exchange="",
-                routing_key=target,
-                body=body,
-                properties=properties,
-                mandatory=True,
-            )
+            self.channel.basic_publish("", target, body, properties, mandatory=True)
         except UnroutableError:
             # The queue was deleted.
             self.queues_pending.add(q_name(queue_name))
@@ -460,12 +457,21 @@ class ReliableRabbitmqBroker(RabbitmqBroker):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Connect and wait for answers in the block. Within `impatient`, end it with an error if RabbitMQ hangs."""
+        """Connect and wait for answers in the block. Within `impatient`, end it with an error if RabbitMQ hangs.
+
+        Raises:
+          BrokerUnavailable: When RabbitMQ does not answer.
+        """
         if is_impatient():
             for parameters in self.parameters:
                 parameters.socket_timeout = parameters.stack_timeout = PATIENCE_S
-        with waiting(_SERVER, partial(self._hang_up_if_silent, vars(self.state))):
-            yield
+        try:
+            with waiting(_SERVER, partial(self._hang_up_if_silent, vars(self.state))):
+                yield
+        except (ConnectionClosed, *PIKA_ERRORS) as error:
+            del self.connection
+            text = pika_error_line(error).removeprefix("RabbitMQ: ")
+            raise BrokerUnavailable(f"RabbitMQ did not answer: {text}") from error
 
     def _hang_up_if_silent(self, state: dict[str, Any]) -> None:
         """Shut down the connection of a thread if RabbitMQ no longer accepts new ones."""
@@ -540,9 +546,6 @@ def rabbitmq_broker(settings: Settings) -> ReliableRabbitmqBroker:
     return broker
 
 
-_NOT_FOUND = 404  # AMQP's code
-
-
 def lengths(settings: Settings, names: list[str]) -> dict[str, tuple[int, int, int]]:
     """Return the messages of each queue: waiting, delayed, dead. A missing queue has none.
 
@@ -556,8 +559,6 @@ def lengths(settings: Settings, names: list[str]) -> dict[str, tuple[int, int, i
             return {
                 name: (_length(broker, name), _delayed(broker, name), _length(broker, xq_name(name))) for name in names
             }
-    except PIKA_ERRORS as error:
-        raise BrokerUnavailable(f"RabbitMQ did not answer: {pika_error_line(error)}") from error
     finally:
         broker.close()
 
@@ -572,7 +573,120 @@ def _length(broker: ReliableRabbitmqBroker, name: str) -> int:
         declared: Any = broker.channel.queue_declare(broker.physical(name), passive=True)
     except ChannelClosedByBroker as error:
         del broker.channel
-        if error.reply_code == _NOT_FOUND:
+        if error.reply_code == 404:  # there is no such queue
             return 0
         raise
     return int(declared.method.message_count)
+
+
+#: The largest number in AMQP.
+_MAX_PREFETCH: Final = 65_535
+#: Seconds without a letter after which a consumer is not sent more.
+_PAUSE_S: Final = 1.0
+
+
+class RabbitmqDeadLetters:
+    """Dead letters of the queues that a `ReliableRabbitmqBroker` has declared.
+
+    RabbitMQ delivers a queue only from its head, so every read fetches all dead letters. They return to their places
+    when the channel is closed or the process ends. Meanwhile another reader finds none.
+
+    Every method raises `BrokerUnavailable` when RabbitMQ does not answer.
+    """
+
+    def __init__(self, broker: ReliableRabbitmqBroker) -> None:
+        self._broker = broker
+
+    def counts(self) -> dict[str, int]:
+        with self._channel():
+            numbers = {queue: self._count(queue) for queue in self._queues()}
+        return {queue: number for queue, number in numbers.items() if number}
+
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        with self._channel() as channel:
+            queues = [each for each in self._queues() if queue in (None, each)]
+            found = [letter for each in queues for letter in self._read(channel, each)]
+        if died_until is not None:
+            found = [letter for letter in found if letter.died_ms <= died_until.timestamp() * 1000]
+        # Times have seconds only, so of equal ones the last in its queue is the newest.
+        yield from sorted(reversed(found), key=lambda letter: letter.died_ms, reverse=True)
+
+    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        for queue in dict.fromkeys(letter.queue for letter in letters):
+            wanted = {letter.broker_id: letter for letter in letters if letter.queue == queue}
+            with self._channel() as channel:
+                channel.tx_select()  # each is changed in a transaction of its own
+                self._broker._declare_xq_queue(queue)  # the queue may have been deleted
+                for fetched in self._fetched(channel, queue):
+                    if letter := wanted.pop(fetched.broker_id, None):
+                        move = partial(self._move, channel, fetched.tag)
+                        if action == "requeue":
+                            yield requeue(self._broker, letter, move)
+                        else:
+                            channel.basic_ack(fetched.tag)
+                            channel.tx_commit()
+                            yield LetterResult(letter.id, "deleted")
+                    if not wanted:
+                        break
+            yield from (LetterResult(letter.id, "gone") for letter in wanted.values())
+
+    def _move(self, channel: Any, tag: int, message: Message[Any]) -> bool:
+        # Declare the queue again: RabbitMQ silently drops messages to a deleted queue.
+        self._broker.queues_pending.add(message.queue_name)
+        self._broker.declare_queue(message.queue_name, ensure=True)
+        properties = self._broker.properties_of(message)
+        # One transaction publishes it to the queue and removes it from the dead letters.
+        channel.basic_publish("", self._broker.physical(message.queue_name), message.encode(), properties)
+        channel.basic_ack(tag)
+        channel.tx_commit()
+        return True
+
+    def _queues(self) -> list[str]:
+        return sorted(self._broker.get_declared_queues())
+
+    def _count(self, queue: str) -> int:
+        return int(self._broker._declare_xq_queue(queue).method.message_count)
+
+    def _read(self, channel: Any, queue: str) -> list[DeadLetter]:
+        """Return the dead letters of the queue, oldest first, fetched until the channel is closed."""
+        found: list[DeadLetter] = []
+        waiting = self._count(queue)
+        # A consumer is sent many at once, and `basic_get` takes a round trip for each. A quorum queue takes an
+        # unlimited prefetch for 2,000, and a server may be configured to another default.
+        channel.basic_qos(prefetch_count=_MAX_PREFETCH)
+        channel.basic_consume(
+            self._name(queue),
+            lambda _, method, properties, body: found.append(_delivered(queue, method, properties, body)),
+        )
+        while (before := len(found)) < waiting:
+            channel.connection.process_data_events(time_limit=_PAUSE_S)
+            if len(found) == before:
+                break  # another reader has them, or the prefetch is used up
+        found += self._fetched(channel, queue)
+        channel.connection.process_data_events(time_limit=0)
+        return found
+
+    def _fetched(self, channel: Any, queue: str) -> Iterator[DeadLetter]:
+        """Yield each dead letter of the queue, oldest first, fetched one by one until the channel is closed."""
+        while (got := channel.basic_get(self._name(queue)))[0] is not None:
+            yield _delivered(queue, *got)
+
+    def _name(self, queue: str) -> str:
+        return self._broker.physical(xq_name(queue))
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        with self._broker.waiting():
+            # The old connection may be lost, because an idle thread answers no heartbeats.
+            channel = self._broker._retry(lambda: self._broker.connection.channel())
+            try:
+                yield channel
+            finally:
+                with suppress(*PIKA_ERRORS):
+                    channel.close()
+
+
+def _delivered(queue: str, method: Any, properties: Any, body: bytes) -> DeadLetter:
+    # Without an id: written by Dramatiq's own broker, before it was hardened.
+    broker_id = properties.message_id or hashlib.sha256(body).hexdigest()[:32]
+    return DeadLetter(broker_id, queue, (properties.timestamp or 0) * 1000, body, method.delivery_tag)

@@ -1,17 +1,19 @@
-"""Dramatiq's Redis broker, made reliable.
+"""Dramatiq's Redis broker, made reliable, and its dead letters.
 
-Message bodies are validated, because Dramatiq's consumers stop at one that they cannot read.
+Message bodies are validated, because Dramatiq's consumers stop at one that they cannot read. Dramatiq keeps the dead
+letters of each queue in a sorted set by time and a hash of bodies.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 from uuid import uuid4
 
@@ -19,8 +21,9 @@ import redis
 from dramatiq import Broker, Consumer, Message, MessageProxy
 from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE, RedisBroker
 from dramatiq.common import compute_backoff, q_name
-from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.errors import ConnectionClosed
 
+from housekeeping.brokers.dead_letters import DeadLetter, LetterAction, LetterResult, read, requeue
 from housekeeping.brokers.dramatiq_internals import (
     RedisConsumer,
     body_of_dead_letter,
@@ -29,76 +32,22 @@ from housekeeping.brokers.dramatiq_internals import (
     dispatch_script,
     exception_of,
     forked_with,
-    wrong_option,
 )
+from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.logs import error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import fill, read_scripts, redis_client, register_freeing_script, text
+from housekeeping.core.redis import (
+    fill,
+    is_storable,
+    read_scripts,
+    redis_client,
+    register_freeing_script,
+    retry_on_outage,
+    text,
+    translate_redis_errors,
+)
 from housekeeping.core.redis_internals import reject_cluster
 from housekeeping.core.settings import Settings
-
-_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    "actor_name": str,
-    "message_id": str,
-    "message_timestamp": (int, float),  # other programs send fractions of a millisecond
-    "kwargs": dict,
-    "options": dict,
-}
-#: Deepest nesting of a message. Python reads JSON that is nested almost as deeply as its stack allows, which is 1000
-#: frames. A thread that logs such a message, or enqueues it again, would end, and lose the message.
-_DEEPEST: Final = 500
-
-
-def read(body: bytes, queue_name: str) -> tuple[Message[Any] | None, str]:
-    """Return the message, or None and why it cannot be taken from this queue."""
-    try:
-        message: Message[Any] = Message.decode(body)
-    except DecodeError as error:
-        return None, error_line(error.__cause__ or error)
-    if wrong := wrong_type(message, body):
-        return None, wrong
-    if message.queue_name != queue_name:
-        return None, f"it says that its queue is {message.queue_name!r}"
-    return message, ""
-
-
-def time_of(ms: float) -> datetime | None:
-    """Return the time of milliseconds since 1970; None for 0, and for a number that another program wrote."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def wrong_type(message: Message[Any], body: bytes) -> str:
-    """Return which part of a message is invalid, or an empty text.
-
-    Note: It leaves out the value, which may be a password.
-    """
-    for name, kind in _TYPES.items():
-        part = getattr(message, name)
-        if not isinstance(part, kind):
-            return f"its {name} is of type {type(part).__name__}"
-    if not is_storable(message.message_id):
-        return "its message_id contains a NUL character or a lone surrogate"
-    if wrong := wrong_option(message.options):
-        return f"its option {wrong[0]} is of type {type(message.options[wrong[0]]).__name__}"
-    if body.count(b"[") + body.count(b"{") > _DEEPEST and _is_deep([*message.args, message.kwargs, message.options]):
-        return f"it is nested more than {_DEEPEST} levels deep"
-    return ""
-
-
-def _is_deep(values: list[Any]) -> bool:
-    for _ in range(_DEEPEST):
-        nested = [each.values() if isinstance(each, dict) else each for each in values if isinstance(each, dict | list)]
-        values = [inner for each in nested for inner in each]
-    return bool(values)
-
-
-def is_storable(text: str) -> bool:
-    """Return whether scripts of Redis and PostgreSQL accept a text: without NUL characters and lone surrogates."""
-    return "\0" not in text and (text.isascii() or text == text.encode(errors="ignore").decode())
-
 
 logger = named_logger(__name__)
 
@@ -368,3 +317,103 @@ def _read(body: bytes | None, queue_name: str) -> tuple[Message[Any] | None, str
     if message is not None and not (isinstance(redis_id, str) and is_storable(redis_id)):
         return None, "it has no valid redis_message_id in its options"
     return message, why
+
+
+_SUFFIX: Final = ".XQ"
+_PAGE: Final = 100  # dead letters per round trip
+_LOCK_S: Final = 30  # how long a requeue blocks others if its process dies
+
+_MOVE: Final = _LUA["move"]
+
+
+class RedisDeadLetters:
+    """The dead letters of a Redis broker, the ready-made one or an application's own.
+
+    Every method raises `RedisUnavailable` when Redis does not answer.
+    """
+
+    def __init__(self, broker: RedisBroker) -> None:
+        self._broker = broker
+        self._client: Any = broker.client
+        self._move: Any = broker.client.register_script(_MOVE)
+
+    def counts(self) -> dict[str, int]:
+        with translate_redis_errors():
+            numbers = {queue: self._client.zcard(self._key(queue)) for queue in self._queues()}
+        return {queue: number for queue, number in numbers.items() if number}
+
+    def newest_first(self, queue: str | None = None, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        with translate_redis_errors():
+            queues = self._queues() if queue is None else [queue]
+            letters = (self._newest_first(name, died_until) for name in queues)
+            yield from heapq.merge(*letters, key=lambda each: each.died_ms, reverse=True)
+
+    def change_each(self, action: LetterAction, letters: Sequence[DeadLetter]) -> Iterator[LetterResult]:
+        change = self._requeue if action == "requeue" else self._delete
+        for letter in letters:
+            with self._exclusively():
+                result = change(letter)
+            yield result
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Lock the block. Two at once for the same dead letter would leave a deduplication key held."""
+        lock = self._client.lock(f"{self._broker.namespace}:__requeue__", timeout=_LOCK_S, blocking_timeout=_LOCK_S)
+        with translate_redis_errors():
+            if not lock.acquire():
+                raise HousekeepingError("another process is requeueing dead letters; try again")
+            try:
+                yield
+            finally:
+                if lock.owned():
+                    lock.release()
+
+    def _requeue(self, letter: DeadLetter) -> LetterResult:
+        dead, redis_id = self._key(letter.queue), str(uuid4())
+        if self._client.zscore(dead, letter.broker_id) is None:
+            return LetterResult(letter.id, "gone")
+
+        def move(message: Message[Any]) -> object:
+            queue = f"{self._broker.namespace}:{message.queue_name}"
+            arguments = [letter.broker_id, redis_id, message.encode()]
+            return retry_on_outage(
+                lambda: self._move(keys=[dead, f"{dead}.msgs", queue, f"{queue}.msgs"], args=arguments)
+            )
+
+        return requeue(self._broker, letter, move, redis_message_id=redis_id)
+
+    def _delete(self, letter: DeadLetter) -> LetterResult:
+        dead = self._key(letter.queue)
+        with self._client.pipeline() as pipeline:
+            pipeline.zrem(dead, letter.broker_id).hdel(f"{dead}.msgs", letter.broker_id)
+            return LetterResult(letter.id, "deleted" if any(pipeline.execute()) else "gone")
+
+    def _queues(self) -> list[str]:
+        """Return every queue with dead letters, also those of unknown actors."""
+        keys = self._client.scan_iter(match=self._key("*"), count=1000, _type="zset")
+        start = len(self._key("")) - len(_SUFFIX)
+        return sorted({text(key)[start : -len(_SUFFIX)] for key in keys})
+
+    def _newest_first(self, queue: str, died_until: datetime | None = None) -> Iterator[DeadLetter]:
+        """Yield the queue's dead letters, newest first, fetched page by page."""
+        key = self._key(queue)
+        until: Any = "+inf" if died_until is None else round(died_until.timestamp() * 1000)
+        same: set[Any] = set()  # the ids that were yielded with the time `until`
+        # By time and not by rank, because letters come and go meanwhile.
+        while page := self._client.zrevrangebyscore(key, until, "-inf", 0, _PAGE + len(same), withscores=True):
+            page = [(redis_id, ms) for redis_id, ms in page if redis_id not in same]
+            if not page:
+                return
+            yield from self._stored(queue, page)
+            last = page[-1][1]
+            same = (same if last == until else set()) | {redis_id for redis_id, ms in page if ms == last}
+            until = last
+
+    def _stored(self, queue: str, found: Sequence[tuple[Any, float]]) -> Iterator[DeadLetter]:
+        bodies = self._client.hmget(f"{self._key(queue)}.msgs", [redis_id for redis_id, _ in found])
+        for (redis_id, died_ms), body in zip(found, bodies, strict=True):
+            if body is not None:  # otherwise it was requeued or purged meanwhile
+                yield DeadLetter(text(redis_id), queue, died_ms, body)
+
+    def _key(self, queue: str) -> str:
+        return f"{self._broker.namespace}:{queue}{_SUFFIX}"

@@ -11,23 +11,21 @@ import click
 import redis
 
 from housekeeping.app import broker_without_database
-from housekeeping.brokers.dead_letter_selection import (
+from housekeeping.brokers import dead_letters_of
+from housekeeping.brokers.dead_letters import (
+    NAME_WIDTH,
     BulkResult,
+    DeadLetter,
+    DeadLetterStore,
+    LetterAction,
     LetterFilter,
     LetterPosition,
     apply,
+    body,
     describe_choice,
     found,
     readable,
     search,
-)
-from housekeeping.brokers.dead_letters import (
-    NAME_WIDTH,
-    DeadLetter,
-    DeadLetterStore,
-    LetterAction,
-    body,
-    dead_letters_of,
 )
 from housekeeping.cli.main import load_settings, load_workers, use_database_if_set
 from housekeeping.cli.output import (

@@ -242,6 +242,11 @@ def text(value: bytes | str | int | None) -> str:
     )
 
 
+def is_storable(text: str) -> bool:
+    """Return whether scripts of Redis and PostgreSQL accept a text: without NUL characters and lone surrogates."""
+    return "\0" not in text and (text.isascii() or text == text.encode(errors="ignore").decode())
+
+
 def milliseconds(length: timedelta) -> int:
     """Return a duration in whole milliseconds, the unit of Redis."""
     return int(length.total_seconds() * 1000)

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from peewee import SQL, PeeweeException, Select, fn
 
-from housekeeping.brokers.dead_letter_selection import LetterFilter, search
-from housekeeping.brokers.dead_letters import DeadLetterStore
+from housekeeping.brokers.dead_letters import DeadLetterStore, LetterFilter, search
 from housekeeping.core.errors import DatabaseUnavailable, HousekeepingError
 from housekeeping.core.logs import error_line, in_one_line, mask_secrets
 from housekeeping.core.settings import MAIN

@@ -22,11 +22,10 @@ from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError
 
 from housekeeping.brokers.dramatiq_internals import Requeue, Skip, SkipEnqueue, StoreUnavailable, fail_message_on_error
-from housekeeping.brokers.redis import is_storable
 from housekeeping.core import telemetry
 from housekeeping.core.errors import RedisUnavailable
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.redis import milliseconds, retry_on_outage
+from housekeeping.core.redis import is_storable, milliseconds, retry_on_outage
 from housekeeping.leases.lease import ExclusiveLease
 from housekeeping.leases.renewal import Renewal, renewals
 from housekeeping.middleware.keys import (

@@ -13,19 +13,24 @@ from urllib.parse import unquote
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
-from housekeeping.brokers.dead_letter_selection import (
+from housekeeping.brokers.dead_letters import (
+    NAME_WIDTH,
     BulkResult,
+    DeadLetter,
+    DeadLetterStore,
+    LetterAction,
     LetterFilter,
     LetterPosition,
     Page,
     apply,
+    body,
+    bounded,
     describe_choice,
     find,
     found,
     readable,
     search,
 )
-from housekeeping.brokers.dead_letters import NAME_WIDTH, DeadLetter, DeadLetterStore, LetterAction, body, bounded
 from housekeeping.core.errors import WrongArgument
 from housekeeping.core.logs import error_line, in_one_line
 from housekeeping.core.logs import logger as named_logger

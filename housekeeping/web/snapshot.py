@@ -19,7 +19,8 @@ from dramatiq import Broker
 from flask import abort
 
 from housekeeping.app import broker_without_database
-from housekeeping.brokers.dead_letters import DeadLetterStore, dead_letters_of
+from housekeeping.brokers import dead_letters_of
+from housekeeping.brokers.dead_letters import DeadLetterStore
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock, impatient
 from housekeeping.core.errors import DatabaseUnavailable
 from housekeeping.core.settings import Settings

@@ -6,28 +6,23 @@ from collections.abc import Sequence
 from itertools import islice
 
 from housekeeping.brokers import dead_letters as models
-from housekeeping.brokers import dead_letters as on_redis
-from housekeeping.brokers import dramatiq_internals, harden, message_broker, queue_lengths, redis
+from housekeeping.brokers import dead_letters_of, dramatiq_internals, harden, message_broker, queue_lengths, redis
 from housekeeping.brokers import rabbitmq as broker
 from housekeeping.brokers import rabbitmq as delay_queues
-from housekeeping.brokers.dead_letter_selection import (
+from housekeeping.brokers.dead_letters import (
+    DeadLetter,
+    DeadLetterStore,
+    LetterAction,
     LetterFilter,
     LetterPosition,
+    LetterResult,
     apply,
+    as_new,
     describe_choice,
     find,
     found,
     readable,
     search,
-)
-from housekeeping.brokers.dead_letters import (
-    DeadLetter,
-    DeadLetterStore,
-    LetterAction,
-    LetterResult,
-    RedisDeadLetters,
-    as_new,
-    dead_letters_of,
     without_secrets,
 )
 from housekeeping.brokers.dramatiq_internals import (
@@ -47,7 +42,7 @@ from housekeeping.brokers.rabbitmq import (
     level_queue,
     level_queues,
 )
-from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, ReliableRedisBroker, redis_broker
+from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS, RedisDeadLetters, ReliableRedisBroker, redis_broker
 
 
 def newest(store: DeadLetterStore, limit: int) -> list[DeadLetter]:

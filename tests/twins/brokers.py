@@ -11,7 +11,6 @@ from tests.internals.brokers import (
     Prefetch,
     ReliableRedisBroker,
     models,
-    on_redis,
     redis,
 )
 from tests.internals.brokers import broker as rabbitmq
@@ -101,6 +100,6 @@ TWINS: Final[list[Twin]] = [
         "R6",
         "copies_instead_of_moving",
         f"{_REQUEUEING}test_of_two_concurrent_operators_one_requeues",
-        in_text(on_redis, "_MOVE", 'redis.call("zrem", KEYS[1], ARGV[1]) == 0', 'ARGV[1] == ""'),
+        in_text(redis, "_MOVE", 'redis.call("zrem", KEYS[1], ARGV[1]) == 0', 'ARGV[1] == ""'),
     ),
 ]
