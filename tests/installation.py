@@ -140,7 +140,8 @@ def installation(
         worker="a.former_worker", trigger="cli", started_at=old, heartbeat_at=old, finished_at=old, outcome="done"
     ).execute()
     kept = {name: value for name, value in environment.items() if not name.startswith(f"{PREFIX}TEST_")}
-    path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
+    programs = (command_processes.folder, Path(sys.executable).parent)
+    path = os.pathsep.join((*map(str, programs), kept.get("PATH", os.defpath)))
     own = {f"{PREFIX}{name}": value for name, value in ours.items()}
     yield Installation(settings, admin, client, folder, kept | own | {"PATH": path}, command_processes)
     client.close()

@@ -124,7 +124,9 @@ def reader(
     tmp_path: Path,
     warehouse: Warehouse,
 ) -> Reader:
-    installation = Installation(settings, admin, redis_client, tmp_path, with_programs(environment), command_processes)
+    installation = Installation(
+        settings, admin, redis_client, tmp_path, with_programs(environment, command_processes.folder), command_processes
+    )
     return Reader(installation, tmp_path / "reader", warehouse)
 
 

@@ -258,7 +258,7 @@ def followed(text: str, two: TwoServers) -> str:
     text = text.replace("postgresql://user:password@ci-host:5432/ci", two.ci.database_url)
     text = text.replace("redis://host:6379/0", two.main.redis_url)
     kept = {name: value for name, value in two.environment.items() if not name.startswith("HOUSEKEEPING_")}
-    return in_a_shell(text, with_programs(kept), two.folder)
+    return in_a_shell(text, with_programs(kept, two.processes.folder), two.folder)
 
 
 def test_page_leads_from_two_fresh_servers_to_runs_in_both(two: TwoServers) -> None:

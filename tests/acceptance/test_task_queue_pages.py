@@ -122,7 +122,9 @@ def reader(
 ) -> Iterator[Reader]:
     environment |= {f"{PREFIX}REDIS_URL": redis_of_installations}
     client = redis.Redis.from_url(redis_of_installations)
-    installation = Installation(settings, admin, client, tmp_path, with_programs(environment), command_processes)
+    installation = Installation(
+        settings, admin, client, tmp_path, with_programs(environment, command_processes.folder), command_processes
+    )
     with Reader(installation, tmp_path / "reader", tmp_path / "log") as reader:
         yield reader
     client.close()
