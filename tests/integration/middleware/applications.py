@@ -104,7 +104,7 @@ def queued(broker: RedisBroker, queue: str = "default") -> list[Message[Any]]:
     places = {redis_id.decode(): place for place, redis_id in enumerate(waiting)}
     return sorted(
         (Message.decode(body) for body in bodies),
-        key=lambda message: (message.message_timestamp, places.get(message.options["redis_message_id"], -1)),
+        key=lambda message: (message.message_timestamp, places.get(message.options.get("redis_message_id", ""), -1)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the dead-letter tests: a Redis broker, and messages that fail at once."""
+"""Fixtures of the dead-letter tests: the broker of ``--broker``, and messages that fail at once."""
 
 from __future__ import annotations
 
@@ -9,39 +9,33 @@ import dramatiq
 import pytest
 import redis
 from dramatiq import Actor
-from dramatiq.brokers.redis import RedisBroker
 
 from housekeeping import Settings
 from tests.integration.middleware.step_worker import StepWorker, installed
-from tests.internals.brokers import RedisDeadLetters
+from tests.internals.brokers import DeadLetterStore, dead_letters_of
 
 #: Declares an actor that fails for good.
 Doomed = Callable[..., Actor[..., Any]]
 
 
 @pytest.fixture
-def broker_url() -> None:
-    """Return a Redis broker's URL, with any ``--broker``."""
-
-
-@pytest.fixture
-def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[RedisBroker]:
+def broker(settings: Settings, redis_client: redis.Redis) -> Iterator[Any]:
     with installed(settings) as broker:
         yield broker
 
 
 @pytest.fixture
-def step_worker(broker: RedisBroker) -> StepWorker:
+def step_worker(broker: Any) -> StepWorker:
     return StepWorker(broker)
 
 
 @pytest.fixture
-def store(broker: RedisBroker) -> RedisDeadLetters:
-    return RedisDeadLetters(broker)
+def store(broker: Any) -> DeadLetterStore:
+    return dead_letters_of(broker)
 
 
 @pytest.fixture
-def doomed(broker: RedisBroker) -> Doomed:
+def doomed(broker: Any) -> Doomed:
     def declare(error: Exception | None = None, name: str = "doomed", **options: Any) -> Actor[..., Any]:
         def fail(*args: Any, **kwargs: Any) -> None:
             raise error or ValueError("disk full")

@@ -1,11 +1,10 @@
-"""Dead letters in RabbitMQ."""
+"""Dead letters: what only RabbitMQ does. `tests/integration/brokers/dead_letters` has what both brokers promise."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import dramatiq
-import pika
 import pytest
 from dramatiq import Message
 from pika.adapters.blocking_connection import BlockingChannel
@@ -18,16 +17,12 @@ from tests.integration.middleware.applications import eventually, queued, workin
 from tests.internals.brokers import (
     DEAD_MESSAGE_TTL_MS,
     DeadLetterStore,
-    LetterFilter,
-    apply,
     dead_letters_of,
-    find,
     message_broker,
     newest,
     requeue,
-    search,
 )
-from tests.internals.core import BrokerUnavailable, DeadLetterRefused
+from tests.internals.core import BrokerUnavailable
 from tests.rabbitmq_look import bodies
 from tests.rabbitmq_server import free_ports
 
@@ -78,14 +73,6 @@ def test_letters_beyond_the_prefetch_of_a_consumer_are_read(
     assert sorted(each.message.args[0] for each in found if each.message) == [0, 1, 2]
 
 
-def test_letter_with_an_impossible_time_hides_no_other(broker: Any, store: DeadLetterStore) -> None:
-    properties = pika.BasicProperties(message_id="far", timestamp=2**62)
-    broker.channel.basic_publish("", broker.physical("default.XQ"), b"\x80", properties)
-
-    eventually(lambda: store.counts() == {"default": 4})
-    assert {each.broker_id: each.died_at for each in newest(store, 10)}["far"] is None
-
-
 @pytest.mark.parametrize(
     ("queue", "arguments"),
     [
@@ -109,19 +96,6 @@ def test_quorum_queue_has_no_delivery_limit_that_messages_reach(
             broker.physical(queue), durable=True, arguments={**given, "x-queue-type": "quorum", "x-delivery-limit": 20}
         )
     broker.close()
-
-
-def test_requeued_letter_is_in_its_queue_and_no_longer_dead(broker: Any, store: DeadLetterStore) -> None:  # R6
-    letter = newest(store, 3)[1]
-
-    [result] = requeue(store, [letter.id])
-
-    [message] = queued(broker)
-    assert (result.outcome, message.message_id) == ("requeued", letter.id)
-    assert "traceback" not in message.options
-    assert letter.id not in [dead.message_id for dead in queued(broker, "default.XQ")]
-    eventually(lambda: store.counts() == {"default": 2})  # a quorum queue has its messages back a moment later
-    assert [each.outcome for each in store.change_each("requeue", [letter])] == ["gone"]
 
 
 def test_requeue_recreates_a_deleted_queue_and_keeps_the_priority(broker: Any) -> None:  # R6
@@ -182,32 +156,3 @@ def test_requeue_that_fails_half_way_leaves_the_letter_in_place(  # R6
 
     assert queued(broker) == []
     eventually(lambda: store.counts() == {"default": 3})  # a quorum queue has its messages back a moment later
-
-
-def test_unreadable_letter_has_its_broker_id(broker: Any, store: DeadLetterStore) -> None:  # B3
-    broker.bury("default", b"\x80")
-
-    [unreadable] = [letter for letter in newest(store, 10) if letter.message is None]
-
-    assert list(find(store, {unreadable.broker_id})) == [unreadable.broker_id]
-    with pytest.raises(DeadLetterRefused, match="cannot be read"):
-        requeue(store, [unreadable.broker_id])
-
-
-def test_bulk_requeue_moves_all_but_the_broken_letter(broker: Any, store: DeadLetterStore) -> None:  # R6
-    broker.bury("default", b"\x80")
-
-    result = apply(store, "requeue", search(store, LetterFilter()).letters[::-1])
-
-    assert str(result) == "3 requeued; 1 kept because it cannot be sent"
-    assert sorted(message.args[0] for message in queued(broker)) == [0, 1, 2]
-    assert [each.message for each in newest(store, 10)] == [None]
-
-
-def test_bulk_delete_keeps_the_letters_that_were_not_chosen(store: DeadLetterStore) -> None:  # R6
-    chosen = search(store, LetterFilter(error="no 1")).letters[::-1]
-
-    first, again = (apply(store, "delete", chosen) for _ in range(2))
-
-    assert (str(first), str(again)) == ("1 deleted", "1 already requeued or deleted")
-    assert sorted(each.message.args[0] for each in newest(store, 10) if each.message) == [0, 2]
