@@ -345,6 +345,8 @@ def bounded(text: str | None) -> str | None:
 
 
 _POSITION: Final = re.compile(r"([0-9]{1,14})-(.+)", re.DOTALL)
+#: The latest time of a place, in the year 5138. Later ones that another program wrote are no times for Python.
+_LATEST_MS: Final = 10**14 - 1
 
 
 def find(store: DeadLetterStore, ids: Collection[str]) -> dict[str, DeadLetter]:
@@ -393,7 +395,7 @@ class LetterFilter:
       actor: Name of its actor.
       error: Text that its error contains, as it is shown, in upper or lower case.
       since: Earliest time of its death. A letter without a known time does not meet it.
-      until: Latest time of its death.
+      until: It died before this time, if that is known.
     """
 
     queue: str | None = None
@@ -421,7 +423,7 @@ class LetterFilter:
             return False
         if self.since is not None and (letter.died_at is None or letter.died_at < self.since):
             return False
-        if self.until is not None and letter.died_at is not None and letter.died_at > self.until:
+        if self.until is not None and letter.died_at is not None and letter.died_at >= self.until:
             return False
         return self.error is None or _shows(letter.error or "", self.error.casefold())
 
@@ -431,7 +433,7 @@ class LetterPosition:
     """Place of a dead letter in the order newest first, from which a page continues.
 
     Attributes:
-      died_ms: When it died, in milliseconds since 1970; 0 if that is unknown.
+      died_ms: When it died, in milliseconds since 1970, at most `_LATEST_MS`; 0 if that is unknown.
     """
 
     died_ms: int
@@ -443,7 +445,7 @@ class LetterPosition:
     @classmethod
     def of(cls, letter: DeadLetter) -> LetterPosition:
         """Return the place of a letter."""
-        return cls(0 if letter.died_at is None else round(letter.died_ms), letter.broker_id)
+        return cls(round(min(letter.died_ms, _LATEST_MS)), letter.broker_id)
 
     @classmethod
     def parse(cls, text: str) -> LetterPosition:
@@ -523,7 +525,7 @@ def _shows(error: str, sought: str) -> bool:
 def _newest_first(store: DeadLetterStore, sought: LetterFilter, after: LetterPosition | None) -> Iterator[DeadLetter]:
     if after is None:
         return store.newest_first(sought.queue, sought.until)
-    until = datetime.fromtimestamp(after.died_ms / 1000, UTC)
+    until = None if after.died_ms == _LATEST_MS else datetime.fromtimestamp(after.died_ms / 1000, UTC)
     return _behind(store.newest_first(sought.queue, until), after)
 
 

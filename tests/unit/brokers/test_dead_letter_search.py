@@ -64,7 +64,7 @@ def ids(letters: Sequence[DeadLetter]) -> list[str]:
         (LetterFilter(actor="charge"), ["c", "a"]),
         (LetterFilter(error="TIMED"), ["b", "a"]),
         (LetterFilter(since=NOW - timedelta(seconds=10)), ["b", "a"]),
-        (LetterFilter(until=NOW - timedelta(seconds=10)), ["c", "b"]),
+        (LetterFilter(until=NOW - timedelta(seconds=10)), ["c"]),
         (LetterFilter(queue="other"), []),
         (LetterFilter(actor="charge", error="disk"), ["c"]),
     ],
@@ -123,7 +123,7 @@ def test_page_continues_although_its_last_letter_was_requeued() -> None:
 
 def test_page_after_a_newer_place_keeps_the_end_of_the_filter() -> None:
     store = Store(letter("a"), letter("b", ago_s=10))
-    sought = LetterFilter(until=NOW - timedelta(seconds=10))
+    sought = LetterFilter(until=NOW - timedelta(seconds=9))
 
     assert ids(search(store, sought, 10, LetterPosition.of(letter("gone", ago_s=-1))).letters) == ["b"]
 
