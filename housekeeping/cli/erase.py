@@ -27,7 +27,6 @@ from housekeeping.cli.output import (
     print_page,
     print_table,
     progress,
-    read_id,
     read_times,
     say,
     table,
@@ -445,7 +444,6 @@ def list_erasures(subject: str | None, receipts: bool, before: str | None, limit
     the database, "housekeeping erase --replay-since TIME --receipts FILE" repeats the erasures after the backup.
     """
     settings = load_ledger()
-    place = read_id(before, "an erasure; housekeeping erasures lists them")
     with translate_postgres_errors():
         since, until = read_times(times, database_now())
     if receipts:
@@ -454,8 +452,8 @@ def list_erasures(subject: str | None, receipts: bool, before: str | None, limit
             if each.has_ended:
                 click.echo(json.dumps(each.receipt(secret)))
         return
-    found = read_erasures(limit + 1, before=place, since=since, until=until, subject=subject)
-    print_page("erasures", found, limit, _COLUMNS, _cells, "no erasures")
+    chosen = {"subject": subject, "since": since, "until": until}
+    print_page("erasures", read_erasures, _COLUMNS, _cells, before, limit, **chosen)
 
 
 _COLUMNS: Final = (">ID", "STATE", "KIND", "HMAC", "REQUESTED (UTC)", ">TOOK", "REASON, ERROR")

@@ -17,7 +17,6 @@ from housekeeping.cli.output import (
     print_as_json,
     print_page,
     progress,
-    read_id,
     read_times,
     say,
     time_options,
@@ -96,11 +95,10 @@ def actions(target: str | None, user: str | None, before: str | None, limit: int
     """
     schema.use_database(load_settings())
     schema.require()
-    place = read_id(before, "an action; housekeeping actions --json has them")
     with translate_postgres_errors():
-        first, last = read_times(times, database_now())
-    found = logged_actions(limit + 1, before=place, target=target, user=user, since=first, until=last)
-    print_page("actions", found, limit, _COLUMNS, _cells, "no actions")
+        since, until = read_times(times, database_now())
+    chosen = {"target": target, "user": user, "since": since, "until": until}
+    print_page("actions", logged_actions, _COLUMNS, _cells, before, limit, **chosen)
 
 
 _COLUMNS: Final = ("TIME (UTC)", "USER", "ACTION", "TARGET", "RESULT")

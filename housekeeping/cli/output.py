@@ -381,20 +381,18 @@ def print_list(
         say(f"older ones: --before {shlex.quote(more['older'])}")
 
 
-def read_id(text: str | None, what: str) -> int | None:
-    """Return the id that --before was given, or raise WrongArgument.
-
-    Parameters:
-      what: What it identifies, and which command has the ids.
-    """
-    if text is not None and not text.isdecimal():
-        raise WrongArgument(f"{text!r} is no ID of {what}")
-    return None if text is None else int(text)
-
-
 def print_page(
-    name: str, found: Sequence[T], limit: int, columns: Sequence[str], row: Callable[[T], Iterable[str]], empty: str
+    name: str,
+    read: Callable[..., Sequence[T]],
+    columns: Sequence[str],
+    row: Callable[[T], Iterable[str]],
+    before: str | None,
+    limit: int,
+    **conditions: Any,
 ) -> None:
-    """Print a page of rows with ids as `print_list` does. Of them one more was read than is shown."""
+    """Print a page of rows with ids, which `read` returns, as `print_list` does."""
+    if before is not None and not before.isdecimal():
+        raise WrongArgument(f"{before!r} is no ID; housekeeping {name} --json has them")
+    found = read(limit + 1, before=None if before is None else int(before), **conditions)
     shown, older = page_of(found, limit)
-    print_list(name, shown, columns, row, empty, older=None if older is None else str(older))
+    print_list(name, shown, columns, row, f"no {name}", older=None if older is None else str(older))

@@ -24,7 +24,7 @@ from housekeeping.erasures.graph import TableName
 from housekeeping.erasures.work import COUNTED, Erasing, name_of
 from housekeeping.insight.wording import as_json
 from housekeeping.ledger.erasures import each_secret, keyed_digest
-from housekeeping.ledger.schema import Erasure
+from housekeeping.ledger.schema import Erasure, newest
 
 #: Version of the form of receipts.
 _FORM: Final = 1
@@ -207,16 +207,9 @@ def read_erasures(
       DatabaseUnavailable: The database ``main`` does not answer.
     """
     with database.using(MAIN), translate_postgres_errors():
-        rows: Any = Erasure.select().order_by(Erasure.id.desc()).limit(limit)
-        conditions: list[tuple[Any, Any]] = [
-            (before, Erasure.id < before),
-            (since, Erasure.requested_at >= since),
-            (until, Erasure.requested_at < until),
-            (subject, Erasure.subject == subject),
-        ]
-        for value, condition in conditions:
-            rows = rows if value is None else rows.where(condition)
-        return [ErasureRecord.of(row) for row in rows]
+        given = (before, Erasure.id < before), (subject, Erasure.subject == subject)
+        times = (since, Erasure.requested_at >= since), (until, Erasure.requested_at < until)
+        return [*map(ErasureRecord.of, newest(Erasure.select(), [Erasure.id], limit, *given, *times))]
 
 
 def all_erasures(

@@ -17,7 +17,7 @@ from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database
 from housekeeping.database.queries import database_now
 from housekeeping.ledger import runs
 from housekeeping.ledger.runs import HEARTBEAT, PREDICATE, SILENCE
-from housekeeping.ledger.schema import NEWEST_FIRST, NOW, Run, name_database, run_label
+from housekeeping.ledger.schema import NEWEST_FIRST, NOW, Run, name_database, newest, run_label
 
 _ATTEMPTS: Final = 100  # of one message; its retries are 25
 _OPEN: Final = 100  # open runs of a worker that are read; fewer threads run it at once
@@ -393,12 +393,9 @@ def _runs(wanted: RunFilter, before: RunPosition | None, limit: int) -> list[Run
         (wanted.trigger, Run.trigger == wanted.trigger),
         (wanted.since, Run.started_at >= wanted.since),
         (wanted.until, Run.started_at < wanted.until),
+        (before, before and _after(before)),
     ]
-    conditions = [condition for value, condition in given if value is not None]
-    if before is not None:
-        conditions.append(_after(before))
-    query: Any = select_runs().order_by(Run.started_at.desc(), Run.id.desc()).limit(limit)
-    return [record_of(run) for run in (query.where(*conditions) if conditions else query)]
+    return [*map(record_of, newest(select_runs(), [Run.started_at, Run.id], limit, *given))]
 
 
 def _after(position: RunPosition) -> Expression:

@@ -17,7 +17,7 @@ from housekeeping.core.logs import logger as named_logger
 from housekeeping.core.settings import MAIN
 from housekeeping.database.connection import database, time_limit, translate_postgres_errors
 from housekeeping.database.queries import CompiledQuery, Parameter, QueryCache
-from housekeeping.ledger.schema import NOT_ENDED, NOW, ActionRow, Deployment, Run, Switch
+from housekeeping.ledger.schema import NOT_ENDED, NOW, ActionRow, Deployment, Run, Switch, newest
 
 logger = named_logger(__name__)
 
@@ -167,20 +167,13 @@ def logged_actions(
       DatabaseUnavailable: The database ``main`` does not answer.
     """
     with database.using(MAIN), translate_postgres_errors():
-        rows: Any = ActionRow.select().order_by(ActionRow.id.desc()).limit(limit)
-        given: list[tuple[Any, Any]] = [
-            (before, ActionRow.id < before),
-            (since, ActionRow.at >= since),
-            (until, ActionRow.at < until),
-        ]
         # PostgreSQL text cannot contain NUL characters, and none is stored.
         name, place = (in_one_line(text or "", _MAX_TEXT) for text in (user, target))
         of_user = (ActionRow.user == name) | fn.STARTS_WITH(ActionRow.user, f"{name}@")
         of_target = (ActionRow.target == place) | fn.STARTS_WITH(ActionRow.target, f"{place} ")
-        given += [(target, of_target), (user, of_user)]
-        for value, condition in given:
-            rows = rows if value is None else rows.where(condition)
-        return list(rows)
+        given = (before, ActionRow.id < before), (target, of_target), (user, of_user)
+        times = (since, ActionRow.at >= since), (until, ActionRow.at < until)
+        return list(newest(ActionRow.select(), [ActionRow.id], limit, *given, *times))
 
 
 def _in_main(write: Callable[[], int]) -> tuple[int | None, str | None]:

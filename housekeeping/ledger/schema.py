@@ -51,6 +51,17 @@ def parse_run_label(text: str) -> tuple[str, int] | None:
     return None if found is None else (found[1] or MAIN, int(found[2]))
 
 
+def newest(query: Any, order: Sequence[Any], limit: int, *given: tuple[Any, Any]) -> Any:
+    """Return the first rows of a query, by these columns in descending order.
+
+    Parameters:
+      given: Values of a filter, each with its condition, which is left out if the value is None.
+    """
+    conditions = [condition for value, condition in given if value is not None]
+    ordered = query.order_by(*(column.desc() for column in order)).limit(limit)
+    return ordered.where(*conditions) if conditions else ordered
+
+
 def page_of(rows: Sequence[T], limit: int) -> tuple[Sequence[T], int | None]:
     """Return a page of rows, of which one more was read if there are more, and the id after which the next one begins.
 

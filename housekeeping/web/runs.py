@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, get_args
 
@@ -34,14 +34,16 @@ def add_action_log(app: Flask) -> None:
 
     @app.get("/actions")
     def actions() -> tuple[str, int]:
-        form = Form(request.args, "target", "user", "since", "until")
-        (since, until), (target, user) = form.times(), map(form.typed.get, ("target", "user"))
-        before = request.args.get("before", type=int)
-        limit = 0 if form.errors else _SHOWN + 1
-        found = logged_actions(limit, before=before, target=target, user=user, since=since, until=until)
-        shown, older = page_of(found, _SHOWN)
-        page = render_template("actions.html", actions=shown, older=older, form=form)
-        return page, 400 if form.errors else 200
+        return _list("actions.html", logged_actions, "target", "user")
+
+
+def _list(template: str, read: Callable[..., Sequence[Any]], *names: str) -> tuple[str, int]:
+    """Return a page of rows with ids, filtered by these fields and by time, and the status."""
+    form = Form(request.args, *names, "since", "until")
+    (since, until), before = form.times(), request.args.get("before", type=int)
+    limit, typed = 0 if form.errors else _SHOWN + 1, {name: form.typed.get(name) for name in names}
+    shown, older = page_of(read(limit, before=before, since=since, until=until, **typed), _SHOWN)
+    return render_template(template, shown=shown, older=older, form=form), 400 if form.errors else 200
 
 
 def add_erasures(app: Flask, settings: Settings) -> None:
@@ -49,14 +51,7 @@ def add_erasures(app: Flask, settings: Settings) -> None:
 
     @app.get("/erasures")
     def erasures() -> tuple[str, int]:
-        form = Form(request.args, "subject", "since", "until")
-        since, until = form.times()
-        before = request.args.get("before", type=int)
-        limit = 0 if form.errors else _SHOWN + 1
-        found = read_erasures(limit, before=before, since=since, until=until, subject=form.typed.get("subject"))
-        shown, older = page_of(found, _SHOWN)
-        page = render_template("erasures.html", erasures=shown, older=older, form=form)
-        return page, 400 if form.errors else 200
+        return _list("erasures.html", read_erasures, "subject")
 
     @app.get("/erasures/<int:number>/receipt.json")
     def receipt(number: int) -> Response:

@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.conftest import Command
 from tests.acceptance.test_narrow_terminal import too_wide
 from tests.internals.database import Database
-from tests.internals.ledger import Erasure
+from tests.internals.ledger import Erasure, record_action
 
 #: Starts many processes.
 pytestmark = pytest.mark.slow
@@ -64,6 +64,22 @@ def test_list_has_states_and_hmacs_and_no_keys(command: Command, ended: int, env
     ]
     assert "5fa75fa75fa7" in shown and "ticket 12" in shown and too_wide(shown) == []
     assert "4711" not in shown and "eve@example.com" not in json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["actions", "erasures"])
+def test_list_continues_where_the_page_before_ended(command: Command, postgres: Database, name: str) -> None:
+    for number in range(3):
+        add()
+        with record_action("pause", str(number), "kim"):
+            pass
+
+    first = json.loads(command(name, "--limit", "2", "--json").stdout)
+    second = json.loads(command(name, "--limit", "2", "--before", first["older"], "--json").stdout)
+    wrong = command(name, "--before", "x")
+
+    ids = [each["id"] for page in (first, second) for each in page[name]]
+    assert (len(first[name]), ids, second["older"]) == (2, sorted(ids, reverse=True), None) and len({*ids}) == 3
+    assert wrong.returncode == 2 and f"'x' is no ID; housekeeping {name} --json has them" in wrong.stderr
 
 
 def test_receipt_names_what_was_erased_what_is_kept_and_what_is_outside(
