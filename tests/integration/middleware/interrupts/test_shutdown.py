@@ -17,7 +17,7 @@ from dramatiq.middleware import AsyncIO, Shutdown
 from housekeeping import Settings
 from tests.integration.middleware.applications import close_all, installed, queued
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -65,15 +65,20 @@ def test_actor_is_interrupted_after_the_grace_and_requeued(broker: RedisBroker) 
     assert broker.client.llen(f"{broker.namespace}:default") == 1
 
 
-def test_actor_that_ends_within_the_grace_is_acknowledged(broker: RedisBroker) -> None:  # R5
+def test_actor_that_ends_within_the_grace_is_acknowledged(settings: Settings, redis_client: redis.Redis) -> None:  # R5
+    broker = installed(settings.model_copy(update={"database_url": None, "grace_s": 600.0}))
     endless = Endless(broker)
-    worker = started(broker, endless)
 
-    threading.Timer(0.2, endless.may_end.set).start()
-    worker.stop(timeout=PATIENCE_S * 1000)
+    class EndDuringTheGrace(Middleware):
+        def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+            endless.may_end.set()
+
+    broker.add_middleware(EndDuringTheGrace())
+    started(broker, endless).stop(timeout=PATIENCE_S * 1000)
 
     assert not endless.interrupted.is_set()
     assert queued(broker) == []
+    close_all()
 
 
 def test_actor_with_shutdown_notification_is_interrupted_at_once(
@@ -127,8 +132,10 @@ def test_actor_that_called_another_as_a_function_is_interrupted(  # R5
     endless = Endless(broker, first=other, notify_shutdown=at_once)
     worker = started(broker, endless)
 
-    threading.Timer(PATIENCE_S, endless.may_end.set).start()
+    release = threading.Timer(PATIENCE_S, endless.may_end.set)
+    release.start()
     worker.stop(timeout=2 * PATIENCE_S * 1000)
+    release.cancel()
     close_all()
 
     assert endless.interrupted.is_set()
@@ -150,8 +157,15 @@ def test_actor_called_as_a_function_is_not_interrupted(broker: RedisBroker) -> N
 
 @pytest.mark.slow
 def test_interrupted_coroutine_that_ends_slowly_is_requeued(broker: RedisBroker) -> None:  # R5
-    began, may_end = threading.Event(), threading.Event()
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class EndBeforeTheLoop(Middleware):
+        def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+            may_end.set()
+            assert ended.wait(PATIENCE_S)
+
     broker.add_middleware(AsyncIO())
+    broker.add_middleware(EndBeforeTheLoop())  # its hook is called first
 
     @dramatiq.actor(broker=broker)
     async def slow() -> None:
@@ -160,13 +174,13 @@ def test_interrupted_coroutine_that_ends_slowly_is_requeued(broker: RedisBroker)
             await asyncio.sleep(PATIENCE_S)
         finally:
             await asyncio.to_thread(may_end.wait, PATIENCE_S)  # Dramatiq waits for it for a second
+            ended.set()
 
     slow.send()
     worker = Worker(broker, worker_timeout=20, worker_threads=1)
     worker.start()
     assert began.wait(PATIENCE_S)
     worker.stop(timeout=PATIENCE_S * 1000)
-    may_end.set()
 
     [message] = queued(broker)
     assert "retries" not in message.options
