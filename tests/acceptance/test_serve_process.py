@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,27 +16,33 @@ from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.acceptance.conftest import Command
 from tests.acceptance.processes import PATIENCE_S, Process, eventually, started
 from tests.internals.database import Database
-from tests.internals.ledger import NOW, SILENCE, Run, TickRow
+from tests.internals.ledger import NOW, SILENCE, Run, TickRow, ticks
 
 SERVE = [sys.executable, "-m", "housekeeping", "serve"]
 STATUSES = "user_status_cleanup.batch"
 CALLS = "shop.calls"
-#: A sweep whose run is in its first batch until the file ``go`` exists; the file ``called`` shows that it is.
-MODULE = """
+#: Its last tick is not in this minute, so that no other one comes during a test.
+ONCE_A_YEAR: Final = "0 0 1 1 *"
+#: A sweep whose run is in its first batch until the file ``go`` exists; the file ``called`` shows that it is. With the
+#: file ``go_when_stopped``, the batch ends once the run is to stop.
+MODULE = f"""
 import pathlib, time
 from datetime import timedelta
 from housekeeping import Call, Delete, Lease, Limits, Rows, Sweep
+from housekeeping.core.telemetry import current_message
 
 def call(row):
     pathlib.Path("called").touch()
-    until = time.monotonic() + 60
+    message, until = current_message.get(), time.monotonic() + 60
     while not pathlib.Path("go").exists() and time.monotonic() < until:
+        if pathlib.Path("go_when_stopped").exists() and message.stopping.is_set():
+            return
         time.sleep(0.02)
 
 calls = Sweep(
     "shop.calls",
     Rows("calls", stale=lambda row, now: row.due_at <= now, order="id", action=Call(call, then=Delete())),
-    schedule="* * * * *", lease=Lease("calls", timedelta(minutes=10)), limits=Limits(batch=1),
+    schedule="{ONCE_A_YEAR}", lease=Lease("calls", timedelta(minutes=10)), limits=Limits(batch=1),
 )
 """
 #: Sends SIGTERM to its own process while the line is written, before a supervisor could.
@@ -69,6 +76,7 @@ def calls(
     postgres.execute_sql("CREATE TABLE calls (id bigint PRIMARY KEY, due_at timestamptz NOT NULL)")
     postgres.execute_sql("INSERT INTO calls SELECT n, now() FROM generate_series(1, 3) AS n")
     (tmp_path / "calls_of_the_shop.py").write_text(MODULE)
+    catch_up(CALLS)
     monkeypatch.chdir(tmp_path)
     return environment | {"HOUSEKEEPING_SWEEPS": "calls_of_the_shop", "HOUSEKEEPING_BUILT_IN": "none"}
 
@@ -81,6 +89,11 @@ def in_a_batch(calls: dict[str, str], folder: Path) -> Iterator[Process]:
         yield process
 
 
+def catch_up(worker: str) -> None:
+    """Let the first process of the test send this year's tick of the worker, which runs once a year."""
+    ticks.remember(worker, datetime(datetime.now(UTC).year - 1, 1, 1, tzinfo=UTC))
+
+
 def of(worker: str) -> list[Run]:
     return list(Run.select().where(Run.worker == worker).order_by(Run.id))
 
@@ -90,6 +103,8 @@ def test_two_processes_share_the_schedule_and_commands_show_it(
 ) -> None:
     # S1, S5, L4
     add(3)
+    catch_up(STATUSES)
+    environment["HOUSEKEEPING_WORKERS"] = json.dumps({STATUSES: {"schedule": ONCE_A_YEAR}})
     with (
         started(SERVE, environment, tmp_path / "one") as one,
         started(SERVE, environment, tmp_path / "other") as other,
@@ -97,20 +112,19 @@ def test_two_processes_share_the_schedule_and_commands_show_it(
         eventually(lambda: [run.outcome for run in of(STATUSES)][:1] == ["done"], one, other)
         eventually(lambda: _alive(command) == 4, one, other)  # each is a worker and a scheduler
         status = json.loads(command("status", "--json").stdout)
-        outputs = [command(*each) for each in (["why", STATUSES], ["plan", STATUSES], ["doctor"], ["leases", "list"])]
+        why, doctor = command("why", STATUSES), command("doctor")
+        # The library's own workers may be at work at this moment.
+        eventually(lambda: "8 of 8 threads are free; runs need no queue" in command("plan", STATUSES).stdout, one)
+        eventually(lambda: command("leases", "list").stdout == "no leases are held\n", one)
         assert [one.terminate(), other.terminate()] == [0, 0]
 
-    [run, *_] = of(STATUSES)
+    [run] = of(STATUSES)
     assert (run.trigger, run.counts["deleted_rows"], UserStatus.select().count()) == ("schedule", 3, 0)
-    assert len({each.tick for each in of(STATUSES)}) == len(of(STATUSES)), "one run for each tick"
     names = {alert["name"] for alert in status["alerts"]}
     assert names.isdisjoint({"unavailable", "no_worker", "no_scheduler", "overdue"}), status["alerts"]
-    why, plan, doctor, leases = outputs
     assert why.stdout.splitlines()[1] == "it completed" and why.stdout.splitlines()[-1] == "a run now would start"
-    assert "8 of 8 threads are free; runs need no queue" in plan.stdout
     assert "leases, ticks and heartbeats are in the database" in " ".join(doctor.stdout.split())
     assert doctor.returncode == 0, doctor.stdout
-    assert leases.stdout == "no leases are held\n"
     assert _alive(command) == 0, "the last heartbeats"
 
 
@@ -124,9 +138,9 @@ def test_stopped_process_ends_its_batch_and_the_next_one_continues_the_tick(
 ) -> None:
     # R5, S5
     with in_a_batch(calls, tmp_path) as one:
-        one.running.terminate()
-        (tmp_path / "go").touch()
-        assert one.running.wait(PATIENCE_S) == 0
+        (tmp_path / "go_when_stopped").touch()
+        assert one.terminate() == 0
+    (tmp_path / "go").touch()
     [stopped] = of(CALLS)
     assert (stopped.outcome, stopped.reason) == ("partial", "shutdown")
     assert TickRow.select().where(TickRow.due_at.is_null(False), TickRow.holder.is_null()).count() >= 1
@@ -184,7 +198,7 @@ def test_installations_with_different_schemas_share_a_database(
         alive = [json.loads(command("status", "--json", **each).stdout)["processes"] for each in ({}, other)]
 
     assert dict(_runs_of_other(postgres))[STATUSES] == "skipped"
-    assert {run.outcome for run in of(STATUSES)} == {"done"}
+    assert "skipped" not in {run.outcome for run in of(STATUSES)}
     assert [len(each) for each in alive] == [2, 2]
     postgres.execute_sql("DROP SCHEMA other CASCADE")
 
