@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -21,14 +22,19 @@ from selenium.webdriver.support import expected_conditions as until
 from selenium.webdriver.support.wait import WebDriverWait
 
 Wait = WebDriverWait[ChromiumDriver]
-#: Widths in px of a small phone, a tablet and a laptop.
-WIDTHS: Final = (320, 768, 1440)
-#: Script that returns whether the page is no wider than the screen. Wait for it: the browser applies an emulated width
-#: shortly after the page's load event.
-FITS: Final = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+_PATIENCE_S: Final = 90
+#: Width in px of a phone, a tablet and a laptop, and whether the page is dark; None if only its words are looked at.
+_SCREENS: Final = ((320, False), (320, True), (768, None), (1440, False), (1440, True))
+#: Script that returns whether the page has this width in px and color scheme, and nothing wider. Wait for it: the
+#: browser applies what it emulates shortly after the command.
+_FITS: Final = """
+const { clientWidth, scrollWidth } = document.documentElement;
+return clientWidth === arguments[0] && scrollWidth <= clientWidth
+  && matchMedia("(prefers-color-scheme: dark)").matches === arguments[1];
+"""
 
 #: Script that returns the words of the page that are broken in the middle, each with its text.
-BROKEN_WORDS: Final = r"""
+_BROKEN_WORDS: Final = r"""
 const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 const range = document.createRange();
 const broken = [];
@@ -65,6 +71,7 @@ def chromium(profile: Path) -> Iterator[ChromiumDriver]:
     ):
         options.add_argument(argument)
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver.set_script_timeout(_PATIENCE_S)
     try:
         yield driver
     finally:
@@ -88,29 +95,43 @@ def require_chromium() -> None:
     pytest.skip("chromium and chromedriver are not installed")
 
 
-def misfits(driver: ChromiumDriver, wait: Wait, address: str) -> dict[int, list[str]]:
-    """Return the words that a page breaks, by width of the screen, once it is no wider than each screen."""
-    found = {}
-    for width in WIDTHS:
-        looks(driver, width, 800, phone=width < 500)
-        driver.get(address)
-        assert wait.until(lambda page: page.execute_script(FITS)), width
-        found[width] = driver.execute_script(BROKEN_WORDS)
-    return {width: words for width, words in found.items() if words}
-
-
 def press(wait: Wait, css: str) -> None:
     """Press Enter on an element."""
     wait.until(until.presence_of_element_located((By.CSS_SELECTOR, css))).send_keys(Keys.ENTER)
 
 
-def violations(driver: ChromiumDriver) -> list[str]:
-    """Return the accessibility rules that the page breaks, each with an element."""
+def flaws(driver: ChromiumDriver, wait: Wait, address: str | None = None) -> list[str]:
+    """Return the words and the accessibility rules that a page breaks on each screen, the latter in light and in dark.
+
+    The page is the open one without an address. It must be no wider than each screen.
+    """
+    if address is not None:
+        driver.get(address)
     script = (resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
     # As the browser's own command, because the page's policy allows no other scripts.
     driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
+    found = []
+    for width, dark in _SCREENS:
+        looks(driver, width, 800, dark=bool(dark), phone=width < 500)
+        screen = f"{width} px, {'dark' if dark else 'light'}"
+        wait.until(partial(_fits, width, bool(dark)), f"{address or driver.current_url} is wider than {screen}")
+        flawed = driver.execute_script(_BROKEN_WORDS) if not dark else []
+        if dark is not None:
+            flawed += _broken_rules(driver, **({"runOnly": ["color-contrast"]} if dark else {}))
+        found += [f"{screen}: {each}" for each in flawed]
+    return found
+
+
+def _fits(width: int, dark: bool, driver: ChromiumDriver) -> bool:
+    return bool(driver.execute_script(_FITS, width, dark))
+
+
+def _broken_rules(driver: ChromiumDriver, **options: list[str]) -> list[str]:
+    """Return the accessibility rules that the page breaks, each with an element."""
     found: list[str] = driver.execute_async_script(
-        "const done = arguments[0];"
-        "axe.run().then((result) => done(result.violations.map((each) => `${each.id}: ${each.nodes[0].html}`)))"
+        "const [options, done] = arguments;"
+        "axe.run({ ...options, resultTypes: ['violations'] }).then((result) =>"
+        " done(result.violations.map((each) => `${each.id}: ${each.nodes[0].html}`)))",
+        options,
     )
     return found

@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support import expected_conditions as until
 
 from housekeeping import Settings
-from tests.acceptance.browser import FITS, Wait, looks, press, violations
+from tests.acceptance.browser import Wait, flaws, press
 from tests.acceptance.test_dashboard import TOKEN, WORKER, focused, text_of
 from tests.acceptance.test_dashboard import browser as browser
 from tests.acceptance.test_dashboard import dashboard as dashboard
@@ -31,10 +31,6 @@ from tests.internals.web import create_app
 from tests.internals.workers import configured_sweeps
 
 pytestmark = pytest.mark.slow
-
-screens = pytest.mark.parametrize(
-    ("width", "dark"), [(width, dark) for width in (320, 390, 1280) for dark in (False, True)]
-)
 
 
 @pytest.fixture
@@ -129,51 +125,21 @@ def test_live_updates_keep_search_order_and_an_open_form(
     assert focused(browser) == search and search.get_property("value") == "job_07"
 
 
-@screens
-def test_sixty_workers_are_accessible_on_every_screen(
-    many_workers: str, browser: ChromiumDriver, wait: Wait, width: int, dark: bool
+def test_no_page_of_many_is_too_wide_breaks_a_word_or_an_accessibility_rule(
+    many_workers: str, letters: Any, browser: ChromiumDriver, wait: Wait
 ) -> None:
-    looks(browser, width, 800, dark=dark, phone=width < 500)
+    pages = ("/", "/?q=mail&sort=backlog", "/dead-letters?actor=charge&since=soon")
 
-    found = broken_rules(browser, wait, many_workers, ["/", "/?q=mail&sort=backlog"])
+    found = {page: flaws(browser, wait, f"{many_workers}{page}") for page in pages}
 
-    assert found == []
+    assert found == dict.fromkeys(pages, [])
 
 
-@screens
-def test_pages_of_changes_are_accessible_on_every_screen(
-    letters: Any,
-    logged_in: str,
-    browser: ChromiumDriver,
-    wait: Wait,
-    add: Callable[[int], None],
-    width: int,
-    dark: bool,
+def test_no_page_of_a_change_is_too_wide_breaks_a_word_or_an_accessibility_rule(
+    letters: Any, logged_in: str, browser: ChromiumDriver, wait: Wait
 ) -> None:
-    add(3)
-    looks(browser, width, 800, dark=dark, phone=width < 500)
+    pages = (f"/workers/{WORKER}/message?id=5f0c2a9e-1f0a-4a43-a7d9-0d7c1f0c2a9e", "/dead-letters/all/delete?all=1")
 
-    found = broken_rules(
-        browser,
-        wait,
-        logged_in,
-        [
-            f"/workers/{WORKER}/plan",
-            f"/workers/{WORKER}/run?rows=3&exact=1",
-            f"/workers/{WORKER}/message?id=5f0c2a9e-1f0a-4a43-a7d9-0d7c1f0c2a9e",
-            "/dead-letters?actor=charge&since=soon",
-            "/dead-letters/all/delete?all=1",
-        ],
-    )
+    found = {page: flaws(browser, wait, f"{logged_in}{page}") for page in pages}
 
-    assert found == []
-
-
-def broken_rules(browser: ChromiumDriver, wait: Wait, address: str, paths: list[str]) -> list[str]:
-    """Return the accessibility rules that each page breaks; a page must not be wider than the screen."""
-    found = []
-    for path in paths:
-        browser.get(f"{address}{path}")
-        wait.until(lambda page: page.execute_script(FITS))
-        found += [f"{path}: {each}" for each in violations(browser)]
-    return found
+    assert found == dict.fromkeys(pages, [])
