@@ -70,46 +70,50 @@ def own_tables() -> Iterator[None]:
     restore_declared_key(Coupon)
 
 
-def of_columns(found: Found, *levels: str) -> list[Finding]:
-    return [each for each in found(*levels) if each.subject.startswith("columns of")]
+def of_columns(settings: Settings, *levels: str) -> list[Finding]:
+    return [each for each in columns.examine_columns(settings, configured_sweeps(settings)) if each.level in levels]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("table", "column", "workers"), REQUIRED)
 def test_missing_required_column_is_an_error_that_names_its_workers(
-    found: Found, postgres: Database, table: str, column: str, workers: str
+    complete: Settings, tables: None, postgres: Database, table: str, column: str, workers: str
 ) -> None:
     postgres.execute_sql(f"ALTER TABLE {table} DROP COLUMN {column} CASCADE")
 
-    missing = of_columns(found, "error")
+    missing = of_columns(complete, "error")
 
     assert ", ".join(each.area for each in missing) == workers
     assert {each.text for each in missing} == {f"table {table} has no column {column}"}
     assert all(each.way_out is not None and '["tables"]' in each.way_out for each in missing)
-    assert [each.subject for each in found("error") if each.subject == "connection"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("table", "column"), NOT_NEEDED)
 def test_missing_column_that_no_worker_uses_is_no_finding(
-    found: Found, postgres: Database, table: str, column: str
+    complete: Settings, tables: None, postgres: Database, table: str, column: str
 ) -> None:
     postgres.execute_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
 
-    assert of_columns(found, "warning", "error") == []
+    assert of_columns(complete, "warning", "error") == []
 
 
 @pytest.mark.slow
-def test_missing_optional_columns_are_fine(found: Found, postgres: Database) -> None:
+def test_only_missing_columns_that_are_needed_are_errors_of_doctor(found: Found, postgres: Database) -> None:
     postgres.execute_sql("ALTER TABLE ci_builds DROP COLUMN stage, DROP COLUMN name")
+    postgres.execute_sql("ALTER TABLE user_statuses DROP COLUMN clear_status_at CASCADE")
 
-    assert of_columns(found, "warning", "error") == []
-    assert [each for each in found("warning") if each.subject == "indexes"] == []
-    [findings] = of_columns(found, "fine")
-    assert findings.text == "optional columns are missing: name, stage; log lines, events and error reports omit them"
+    everything = found("fine", "warning", "error")
+
+    of_each = {level: [each for each in everything if each.level == level] for level in ("fine", "warning", "error")}
+    optional, required = (
+        [each.text for each in of_each[level] if each.subject.startswith("columns of")] for level in ("fine", "error")
+    )
+    assert optional == ["optional columns are missing: name, stage; log lines, events and error reports omit them"]
+    assert required == ["table user_statuses has no column clear_status_at"]
+    assert [each for each in of_each["warning"] if each.subject == "indexes" and each.area.startswith("ci.")] == []
+    assert [each for each in of_each["warning"] if each.subject.startswith("columns of")] == []
+    assert "connection" not in {each.subject for each in of_each["error"]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "texts"),
     [
@@ -119,11 +123,11 @@ def test_missing_optional_columns_are_fine(found: Found, postgres: Database) -> 
     ],
 )
 def test_column_of_an_unsuitable_type_is_an_error(
-    found: Found, postgres: Database, change: str, texts: set[str]
+    complete: Settings, tables: None, postgres: Database, change: str, texts: set[str]
 ) -> None:
     postgres.execute_sql(f"ALTER TABLE ci_builds ALTER COLUMN {change}")
 
-    findings = of_columns(found, "warning", "error")
+    findings = of_columns(complete, "warning", "error")
 
     assert {each.text.partition(" character varying")[0] for each in findings} == texts
 
