@@ -22,7 +22,7 @@ from tests.internals.core import MAIN
 from tests.internals.database import connect_to, database
 from tests.sentinel_servers import PORTS
 
-PATIENCE_S: Final = 10
+PATIENCE_S: Final = 60
 _LOADS_A_SCRIPT: Final = b"$6\r\nSCRIPT\r\n"
 #: Before the command is sent, or after its answer was read but before the client returns it.
 Where = Literal["before", "after"]

@@ -126,13 +126,13 @@ def test_workers_that_are_killed_all_the_time_charge_once(
         with charging.at_work(tmp_path / f"worker{kills}.log") as worker:
             before = len(charges(admin))
             eventually(
-                lambda: len(charges(admin)) > before + 20 or not charging.unfinished(),  # noqa: B023
+                lambda: len(charges(admin)) > before + 40 or not charging.unfinished(),  # noqa: B023
                 worker,
             )
             worker.kill()
             kills += 1
 
-    assert kills > 10
+    assert kills > 2
     assert charges(admin) == dict.fromkeys(range(300), 1)
 
 

@@ -63,7 +63,7 @@ def test_due_status_is_cleared_at_the_next_tick(  # S2, B1
         started([*SCHEDULER, APP], environment, tmp_path / "scheduler") as scheduler,
         started([*WORKER, APP, "-p", "1", "-t", "2"], environment, tmp_path / "worker") as worker,
     ):
-        eventually(lambda: UserStatus.select().count() == 1, scheduler, worker, patience_s=90)
+        eventually(lambda: UserStatus.select().count() == 1, scheduler, worker, patience_s=180)
         eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker)
         assert worker.terminate() == 0
 

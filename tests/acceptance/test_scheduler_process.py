@@ -43,7 +43,7 @@ def test_two_schedulers_started_without_redis_fire_the_next_tick_once(  # S1, S2
             servers.start("redis")
             with started([*WORKER, APP, "-p", "1", "-t", "2"], environment, tmp_path / "worker") as worker:
                 # A minute until the tick, and a margin for a busy machine.
-                eventually(lambda: UserStatus.select().count() == 1, one, other, worker, patience_s=90)
+                eventually(lambda: UserStatus.select().count() == 1, one, other, worker, patience_s=180)
                 eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker)
 
     # A slow start may miss a tick before Redis answers, and another one may have run since.

@@ -66,7 +66,7 @@ def test_each_of_several_named_queues_is_consumed(
     command = [sys.executable, "-m", "housekeeping", "worker", "-t", "1", "-Q", "cronjob", "-Q", "git_refs"]
 
     with started(command, environment, tmp_path / "log") as worker:
-        eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker, patience_s=15)
+        eventually(lambda: Run.select().where(Run.outcome == "done").exists(), worker)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 
 T = TypeVar("T")
 
-_PATIENCE_S: Final = 10
+_PATIENCE_S: Final = 60
 #: What a batch of one statement contains, prepared or not.
 _COMMITS_BY_ITSELF: Final = (b"EXECUTE housekeeping_", b'"advanced" AS')
 _CHUNK: Final = 65_536

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 _CHUNK: Final = 1 << 20
-_PATIENCE_S: Final = 10
+_PATIENCE_S: Final = 60
 
 
 class RoundTrips:

@@ -19,7 +19,7 @@ from tests.integration.leases.test_leases import store_and_expire as store_and_e
 from tests.internals.database import Database
 from tests.internals.leases import LeaseStore
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 class Slow:

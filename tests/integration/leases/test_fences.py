@@ -28,7 +28,7 @@ from tests.session_settings import set_in_session
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture

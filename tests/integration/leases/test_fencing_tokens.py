@@ -16,7 +16,7 @@ from tests.internals.database import Database, database
 from tests.internals.leases import Fence, LeaseRow, acquire_epoch, check_epoch
 from tests.internals.ledger import NOW
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 LONG_AGO = NOW - timedelta(days=29)
 
 

@@ -24,7 +24,7 @@ from tests.internals.database import database
 from tests.internals.ledger import Run
 from tests.rabbitmq_look import on_rabbitmq, watched
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _opened: list[Any] = []
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.internals.core import LostLease
 
-LONG_ENOUGH_S: Final = 8  # several of the shortest ttl
+LONG_ENOUGH_S: Final = 60
 
 
 class Endless:

@@ -21,7 +21,7 @@ from tests.integration.middleware.applications import close_all, installed, work
 from tests.internals.brokers import message_broker
 from tests.internals.database import Database, database
 
-PATIENCE_MS: Final = 20_000
+PATIENCE_MS: Final = 60_000
 
 
 @pytest.fixture(params=["before", "after"])

@@ -30,7 +30,7 @@ from tests.internals.core import HousekeepingError
 from tests.internals.database import Database, database
 from tests.internals.ledger import Completion
 
-PATIENCE_S: Final = 20
+PATIENCE_S: Final = 60
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_delayed_message_of_a_removed_actor_dies_and_blocks_no_other(
     work.send_with_options(delay=2)
 
     with working(newer):
-        assert ran.wait(timeout=20)
+        assert ran.wait(timeout=60)
         eventually(lambda: [message.actor_name for message in queued(newer, "default.XQ")] == ["gone"])
     close_all()
 

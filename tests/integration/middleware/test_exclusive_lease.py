@@ -22,7 +22,7 @@ from tests.integration.middleware.step_worker import StepWorker
 
 TTL = timedelta(minutes=10)
 KEY = "報告/夜"
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.internals.brokers import InvalidOption
 from tests.internals.middleware import Admission, Deduplication
 from tests.sentinel_servers import applications_client
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def declared(

@@ -27,7 +27,7 @@ from tests.internals.ledger import Run
 KEY = "報告/夜"
 TTL = timedelta(minutes=10)
 SHORT = timedelta(seconds=3)
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def declared(

@@ -139,7 +139,7 @@ def test_group_with_a_dropped_duplicate_completes(broker: Any, answer: Any) -> N
     group = dramatiq.group([answer.message(1), answer.message(1), answer.message(2)], broker=broker).run()
 
     with working(broker):
-        results = list(group.get_results(block=True, timeout=20_000))
+        results = list(group.get_results(block=True, timeout=60_000))
 
     assert results == [1, 1, 2]
 
@@ -150,16 +150,16 @@ def test_duplicate_of_a_running_async_actor_waits_for_its_result(broker: Any, ba
     @dramatiq.actor(broker=broker, idempotent=True, deduplicate="until_executed")
     async def answer() -> int:
         started.set()
-        go_on.wait(20)
+        go_on.wait(60)
         return 42
 
     answer.send()
     with working(broker):
-        assert started.wait(20)
+        assert started.wait(60)
         second = answer.send()
         go_on.set()
 
-        assert backend.get_result(by_id(second), block=True, timeout=20_000) == 42
+        assert backend.get_result(by_id(second), block=True, timeout=60_000) == 42
 
 
 def test_duplicate_that_asks_for_a_rerun_has_the_running_messages_result(  # D8

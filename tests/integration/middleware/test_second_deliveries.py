@@ -18,7 +18,7 @@ from tests.integration.middleware.step_worker import StepWorker, delivered_again
 from tests.internals.middleware import delivery
 
 SHORT = timedelta(seconds=3)
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture

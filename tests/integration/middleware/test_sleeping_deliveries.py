@@ -22,7 +22,7 @@ from tests.internals.engine import register
 from tests.internals.leases import renewal
 from tests.internals.workers import status_sweep as sweep
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 ASLEEP_S = 60.0  # longer than the mark of a running message lasts
 
 

@@ -20,7 +20,7 @@ from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.brokers import DeadLetterStore, LetterResult, dead_letters_of, find, newest, requeue
 from tests.internals.core import DeadLetterRefused, RedisUnavailable
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 #: The script that moves a dead letter to its queue.
 _MOVE = ["EVALSHA", ".XQ.msgs"]
 _OF_REDIS = "it breaks a command of the Redis broker"

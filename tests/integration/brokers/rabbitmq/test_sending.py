@@ -90,7 +90,7 @@ class Ended(threading.Thread):
         self._both = threading.Barrier(2)
 
     def is_alive(self) -> bool:
-        self._both.wait(timeout=20)
+        self._both.wait(timeout=60)
         return False
 
 
@@ -99,7 +99,7 @@ def in_threads(*steps: Callable[[], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=60)
 
 
 def actor(broker: Any) -> dramatiq.Actor[..., Any]:

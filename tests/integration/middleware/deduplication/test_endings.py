@@ -19,7 +19,7 @@ from tests.integration.middleware.step_worker import StepWorker, delivered_again
 from tests.internals.brokers import as_new
 from tests.internals.middleware import DeduplicationKeys
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def skipping(broker: RedisBroker) -> None:

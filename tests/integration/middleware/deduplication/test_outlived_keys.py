@@ -16,7 +16,7 @@ from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def remembered(client: redis.Redis, settings: Settings) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import TTL, declared, executed, executing, fail, keys
 from tests.integration.middleware.step_worker import StepWorker
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def test_duplicate_is_returned_marked_and_not_enqueued(broker: RedisBroker, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from tests.integration.middleware.applications import queued
 from tests.integration.middleware.deduplication.deduplicated import declared, executed, fail, keys
 from tests.integration.middleware.step_worker import StepWorker
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def test_redelivery_of_the_holder_runs(

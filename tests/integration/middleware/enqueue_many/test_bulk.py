@@ -51,7 +51,7 @@ def test_bulk_messages_run_in_the_order_of_the_calls(broker: RedisBroker) -> Non
 
     enqueue_many(work, range(50))
     with working(broker):
-        assert done.wait(timeout=20)
+        assert done.wait(timeout=60)
 
     assert ran == list(range(50))
 
