@@ -328,7 +328,8 @@ class PartitionStage:
         else:
             with catalog.alone(table, lock_timeout):
                 check()
-                if catalog.state_of(table, partition) is None:
+                # A record of a table that another session has detached would let the next run drop it.
+                if catalog.state_of(table, partition) in (None, "detached"):
                     return _result(partition, "gone", _CHANGED)
                 catalog.record_detachment(self.worker, table, partition)
                 catalog.detach_concurrently(table, partition)

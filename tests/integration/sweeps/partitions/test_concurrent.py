@@ -203,3 +203,15 @@ def test_partition_that_another_session_replaces_is_left_alone(either_way: None,
     assert (result.outcome, result.counts["dropped_partitions"]) == ("done", 1), result.error
     assert database.execute_sql(_PARENT).fetchone() is not None
     assert recorded() == [] and "events_09" not in tables()
+
+
+def test_table_that_another_session_detached_meanwhile_is_never_dropped(either_way: None) -> None:
+    """Neither by the run that has read the catalog before, nor by the next one."""
+    detach = at_number(1, lambda: database.execute_sql("ALTER TABLE events DETACH PARTITION events_10"))
+    with at_step(PartitionStage, "prepare", "after", detach):
+        first = run(sweep())
+
+    second = run(sweep())
+
+    assert [each.counts["dropped_partitions"] for each in (first, second)] == [1, 0]
+    assert "events_10" in tables() and recorded() == []
