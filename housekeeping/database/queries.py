@@ -100,7 +100,7 @@ def condition_sql(condition: Any, model: type[Model], alias: str) -> tuple[str, 
     context: Any = database.get_sql_context()
     meta: Any = model._meta
     context.alias_manager[meta.table] = alias.strip('"')
-    with context.scope_normal():
+    with context.scope_normal(subquery=True):  # a query in the condition gets its parentheses
         text, values = context.sql(condition).query()
     return text, list(values)
 

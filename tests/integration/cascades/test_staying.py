@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from peewee import BigIntegerField
 
-from housekeeping import Call, Delete, Event, Reference, Rows, Settings, Sweep, events
+from housekeeping import BaseModel, Call, Delete, Event, Reference, Rows, Settings, Sweep, events
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import only
 from tests.integration.cascades import shop
@@ -41,6 +42,28 @@ def test_parent_with_a_kept_row_stays_with_all_that_depends_on_it(accounts: None
     assert result.counts["details"]["blocked"] == {
         "invoice": {"rows": 1, "since": NOW.isoformat(), "keys": {"2": NOW.isoformat()}}
     }
+
+
+class Wanted(BaseModel):
+    account_id = BigIntegerField(primary_key=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({"stale": lambda row: row.id.in_(Wanted.select(Wanted.account_id))}, [2, 3, 4]),
+        ({"hold": lambda row: row.id.in_(Wanted.select(Wanted.account_id))}, [1, 4]),
+    ],
+    ids=["stale", "hold"],
+)
+def test_condition_with_a_query_decides_about_parents(accounts: None, given: dict[str, Any], left: list[int]) -> None:
+    execute("CREATE TABLE wanted (account_id bigint PRIMARY KEY); INSERT INTO wanted VALUES (1)")
+    declared = sweep()
+
+    result = run_sweep(replace(declared, stages=replace(declared.stages, **given)), clock=CLOCK)
+
+    assert (result.outcome, result.error) == ("done", None)
+    assert ids("account")["account"] == left
 
 
 def test_blocked_parent_keeps_the_time_of_its_first_run(accounts: None) -> None:
