@@ -339,7 +339,7 @@ class CascadeStage(TableStage):
         rejected = self._reject(batch, walk, chunk.level, outcome.unchanged)
         gone: list[Values] = []
         if read:
-            gone = [window.table.key_in(row) for row in window.values(outcome.done)]
+            gone = window.keys(outcome.done)
             gone += [of.table.key_in(row) for of, row in outcome.aside if of is window]
         return replace(
             result,
@@ -362,7 +362,7 @@ class CascadeStage(TableStage):
         """Return the parents of a chunk by key, as events and log lines need them."""
         assert walk.group is not None
         root, window = walk.statements.root, walk.stack[0]
-        keys = [root.key_in(row) for row in window.values(chunk.numbers)]
+        keys = window.keys(chunk.numbers)
         aside = [each for unit in chunk.units.values() for each in unit.aside]
         keys += [root.key_in(row) for of, row in aside if of is window]
         positions = [walk.group.by_key[key] for key in keys]
@@ -381,9 +381,8 @@ class CascadeStage(TableStage):
 
     @staticmethod
     def _row_position(window: Window, number: int) -> Position:
-        (row,) = window.values([number])
-        table = window.table
-        return _RowPosition((f"{_ROW_OF}{table.name}", table.database, *table.key_in(row)))
+        (key,), table = window.keys([number]), window.table
+        return _RowPosition((f"{_ROW_OF}{table.name}", table.database, *key))
 
     def positions(self, batch: Batch, prepared: Any = None) -> list[Position]:
         walk = self._walk(batch)
@@ -590,7 +589,7 @@ def _delete_together(walk: Walk, window: Window, chunk: Chunk, locked: Sequence[
     while ids:
         tables: dict[tuple[str, str], dict[Values, int]] = {window.table.id: {}}
         for number in ids:
-            tables[window.table.id][window.table.key_in(window.values([number])[0])] = number
+            tables[window.table.id].update(dict.fromkeys(window.keys([number]), number))
             for of, row in chunk.units[number].aside if number in chunk.units else ():
                 tables.setdefault(of.table.id, {})[of.table.key_in(row)] = number
         keys = {name: list(each) for name, each in tables.items()}
@@ -619,8 +618,7 @@ def _unchanged(walk: Walk, window: Window, numbers: Sequence[int]) -> list[int]:
     """Return which of the rows that were not changed have no dependent, so that something else prevents it."""
     if not numbers:
         return []
-    rows = window.values(numbers)
     if window.clears:
         return list(numbers)
-    places = walk.statements.free(window.table, [window.table.key_in(row) for row in rows], {})
+    places = walk.statements.free(window.table, window.keys(numbers), {})
     return [numbers[place - 1] for place in places]

@@ -195,6 +195,10 @@ class Window:
         assert len(found) == len(numbers)
         return found
 
+    def keys(self, numbers: Sequence[int]) -> list[Values]:
+        """Return the keys of the rows with these numbers, likewise."""
+        return [self.table.key_in(row) for row in self.values(numbers)]
+
 
 class Statements:
     """The statements of one run's cascade.
@@ -542,9 +546,10 @@ class Statements:
         """
         ctes, values = _locks(parts)
         sizes = [rows for _, rows in parts]
-        selected = [_places_of(number) for number in range(len(parts))]
+        found = "CASE WHEN (SELECT count(*) FROM {0}) < %s THEN ARRAY(SELECT n FROM {0}) END"
+        selected = [found.format(f"l{number}") for number in range(len(parts))]
         (row,) = _rows(of_database, f"WITH {', '.join(ctes)} SELECT {', '.join(selected)}", [*values, *sizes])
-        return [_places(found, rows) for found, rows in zip(row, sizes, strict=True)]
+        return [_places(places, rows) for places, rows in zip(row, sizes, strict=True)]
 
     def locks_and_changes(self, table: CascadeTable, link: Link | None) -> bool:
         """Return whether one statement can lock rows that a link reaches and change them.
@@ -643,11 +648,6 @@ def _locks(parts: Sequence[tuple[Sql, int]]) -> tuple[list[str], list[Any]]:
     """Return the CTEs of queries, and their parameters."""
     ctes = [f"l{number} AS MATERIALIZED ({text})" for number, ((text, _), _) in enumerate(parts)]
     return ctes, [value for (_, parameters), _ in parts for value in parameters]
-
-
-def _places_of(number: int) -> str:
-    """Return SQL of the positions of the rows that a CTE of `_locks` has locked; NULL if it has locked all."""
-    return f"CASE WHEN (SELECT count(*) FROM l{number}) < %s THEN ARRAY(SELECT n FROM l{number}) END"
 
 
 def _chosen_of(table: CascadeTable, cte: str) -> str:

@@ -595,17 +595,11 @@ class Walk:
         """Skip a row for the rest of the run. The rows that it still depends on stay, too."""
         window = self.stack[level]
         left = self._left.setdefault(window.table.id, {})
-        left[self._key_of(window, number)] = None
+        left.update(dict.fromkeys(window.keys([number])))
         if len(left) > _MOST_LEFT and level > 0:
             self._drop({self.root_of((level, number))})
         else:
             self.forget(level, number)
-
-    @staticmethod
-    def _key_of(window: Window, number: int) -> Values:
-        row = window.rows[number]
-        assert row is not None
-        return window.table.key_in(row)
 
     def root_of(self, place: RowPlace) -> RowPlace:
         while (owner := self.owner(place)) is not None:
@@ -617,9 +611,8 @@ class Walk:
         for level in range(min(dropped)[0], len(self.stack)):
             window = self.stack[level]
             here = {number for at, number in dropped if at == level}
-            for number, owner in enumerate(window.owners[: len(window.rows)]):
-                above = (level, -1 - owner) if owner < 0 else (level - 1, owner)
-                if number in here or (level > 0 and above in dropped):
+            for number in range(len(window.rows)):
+                if number in here or self.owner((level, number)) in dropped:
                     dropped.add((level, number))
                     self.forget(level, number)
 
@@ -656,8 +649,8 @@ class Walk:
         assert self.group is not None
         _, root = self.root_of((level, number))
         is_first = root not in self.group.rejected
-        window = self.stack[level]
-        self.group.rejected.setdefault(root, set()).add((window.table.id, self._key_of(window, number)))
+        (key,) = self.stack[level].keys([number])
+        self.group.rejected.setdefault(root, set()).add((self.stack[level].table.id, key))
         self._process_last(list(self.group.by_key)[root])
         return root if is_first and level > 0 else None
 
