@@ -44,7 +44,7 @@ from housekeeping.sweeps.actions import graph_of, is_bounded
 from housekeeping.sweeps.conditions import TWO_TIMES, WithoutLists
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import LARGE
-from housekeeping.sweeps.partition_catalog import is_gone
+from housekeeping.sweeps.partition_catalog import outcome_of
 from housekeeping.sweeps.partitions import PartitionStage
 from housekeeping.sweeps.stage import Backlog, Stage
 from housekeeping.sweeps.table_stage import TableStage, counts_rows, read_together
@@ -297,7 +297,7 @@ class RowGuard:
                 yield link.table, None, link.rows
 
     def _partitions(self, stage: PartitionStage) -> tuple[Backlog | None, int | None]:
-        ended = [each.name for each in stage.candidates(self._now) if not each.is_detached]
+        ended = [each.name for each in stage.candidates(self._now) if each.state != "detached"]
 
         def count(limit: int) -> Backlog:
             rows = _rows_of(ended, limit + 1, self._sweep.limits.runtime) or 0
@@ -308,7 +308,7 @@ class RowGuard:
         try:
             return self._share_of(quoted_name(stage.model), count)
         except ProgrammingError as error:
-            if not is_gone(error):
+            if outcome_of(error) != "gone":
                 raise
             return self._partitions(stage)  # another session has dropped one meanwhile
 

@@ -184,6 +184,7 @@ def _estimate(sweeps: Sequence[Sweep], now: datetime) -> dict[str, tuple[int, in
 _EXAMINED: Final = 12
 #: Time limit for one partition, whose rows are read unless an index or its bounds answer.
 _TIME_LIMIT: Final = timedelta(seconds=1)
+_NOT_STALE: Final = "a row is not stale"
 
 
 def hint_of(stage: Stage, now: datetime) -> str | None:
@@ -212,24 +213,24 @@ def hint_of(stage: Stage, now: datetime) -> str | None:
 
 
 def _stale_partitions(stage: TableStage, now: datetime) -> Iterator[Partition]:
-    """Yield the oldest partitions with rows, up to the first that is not stale as a whole."""
+    """Yield the oldest partitions with rows that could be dropped, up to the first that is not stale as a whole."""
     table = read_partitions(stage.model)
     condition = fails(stage.stale(now), table.column)
     filled = [
-        each
-        for each in table.partitions
-        if table.is_older(each, now) and each.rows != 0 and not (each.pending or each.is_foreign)
+        each for each in table.partitions if table.is_older(each, now) and each.rows != 0 and each.state == "attached"
     ]
     for partition in filled[:_EXAMINED]:
         try:
             with time_limit(_TIME_LIMIT):
-                if reason_of_rows(stage.model, partition, {"not stale": condition}) is not None:
-                    return
+                reason = reason_of_rows(stage.model, partition, {_NOT_STALE: condition})
         except OperationalError as error:
             if not is_timeout(error):
                 raise
             return
-        yield partition
+        if reason == _NOT_STALE:
+            return
+        if reason is None:
+            yield partition
 
 
 def why_uncounted(sweep: Sweep, now: datetime, error: Exception) -> str:

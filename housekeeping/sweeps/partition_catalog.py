@@ -15,7 +15,7 @@ from datetime import MAXYEAR, UTC, datetime, timedelta
 from typing import Any, Final, Literal
 from uuid import UUID
 
-from peewee import SQL, Context, Entity, Expression, Model, Node, OperationalError, ProgrammingError
+from peewee import Expression, Model, OperationalError, ProgrammingError
 
 from housekeeping.core.clock import limit_ms
 from housekeeping.core.errors import DeclarationError
@@ -27,12 +27,15 @@ from housekeeping.database.catalog import (
     role_without_rows,
     table_if_visible,
 )
-from housekeeping.database.connection import database
+from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_conflict, is_timeout, sqlstate
-from housekeeping.database.queries import Recorder
+from housekeeping.database.queries import Recorder, condition_sql
 from housekeeping.ledger.schema import DetachedPartition
 from housekeeping.sweeps.keyset import is_not_true, is_nullable
 
+#: ``pending``: a DETACH CONCURRENTLY was interrupted, or is going on. ``detached``: a table of its own, which a worker
+#: has detached according to the ledger.
+State = Literal["attached", "pending", "detached"]
 #: Type of a partition key: how its values represent times.
 Key = Literal["time", "uuid7", "epoch_s", "epoch_ms", "text"]
 #: Key -> its column types, and SQL for a bound of that type. PostgreSQL converts times, and `_time_of` the others.
@@ -69,26 +72,26 @@ WHERE pg_class.oid = to_regclass(%s)
 _PENDING: Final = "coalesce((to_jsonb(pg_inherits) ->> 'inhdetachpending')::boolean, false)"
 _ATTACHED: Final = f"""
 SELECT pg_class.oid AS id, format('%%I.%%I', nspname, relname) AS name,
-    pg_get_expr(relpartbound, pg_class.oid) AS bounds, {_PENDING} AS pending,
-    relkind = 'f' AS is_foreign, NULL AS worker
+    pg_get_expr(relpartbound, pg_class.oid) AS bounds,
+    CASE WHEN {_PENDING} THEN 'pending' ELSE 'attached' END AS state, NULL AS worker
 FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE inhparent = to_regclass(%s)
 """  # noqa: S608 - of a constant
 #: A table that was renamed is not the recorded one.
 _DETACHED: Final = """
-SELECT pg_class.oid AS id, name, bounds, false AS pending, relkind = 'f' AS is_foreign, worker
+SELECT pg_class.oid AS id, name, bounds, 'detached' AS state, worker
 FROM {records} JOIN pg_class ON pg_class.oid = to_regclass(name) AND pg_class.oid::bigint = id
 WHERE partition_of = %s AND NOT relispartition
 """
 #: A partition may be partitioned itself, and `pg_partition_tree` knows no table that is no partition.
 _PARTITIONS: Final = r"""
-SELECT id::bigint, name, bounds, pending, is_foreign, worker, LOWER, UPPER, (
+SELECT id::bigint, name, bounds, state, worker, LOWER, UPPER, (
     SELECT CASE WHEN bool_and(reltuples > 0 OR pg_relation_size(oid) = 0) THEN sum(greatest(reltuples, 0))::bigint END
     FROM pg_class WHERE relkind = 'r' AND oid IN (SELECT one.id UNION SELECT relid FROM pg_partition_tree(one.id))
 ), (
     SELECT coalesce(sum(pg_total_relation_size(each)), 0)::bigint
     FROM (SELECT one.id AS each UNION SELECT relid FROM pg_partition_tree(one.id)) AS parts
-) FROM (FOUND) AS one ORDER BY UPPER, name
+) FROM (FOUND) AS one
 """
 _SIZE: Final = "pg_total_relation_size"
 #: On the coordinator, a distributed table is empty.
@@ -106,33 +109,24 @@ class Partition:
       id: Its oid.
       name: Schema and name, quoted for SQL.
       bounds: Its bounds as SQL, such as ``FOR VALUES FROM (...) TO (...)``.
-      pending: Whether an interrupted DETACH CONCURRENTLY has to be finished.
-      is_foreign: Whether it is a foreign table.
-      detached_by: The worker that has detached it and not dropped it; None if it is attached.
+      state: What it was when the run last looked.
+      worker: The worker that has detached it and not dropped it; None if it is not detached.
       lower, upper: Its range; `upper` is not part of it. None if open, or for the DEFAULT partition.
       rows: PostgreSQL's estimate; None if never analyzed.
       bytes: Size with indexes and TOAST.
-      is_recorded: Whether this run has recorded that it detaches it.
       attempts: How often it was locked by others.
     """
 
     id: int
     name: str
     bounds: str
-    pending: bool
-    is_foreign: bool
-    detached_by: str | None
+    state: State
+    worker: str | None
     lower: datetime | None
     upper: datetime | None
     rows: int | None
     bytes: int
-    is_recorded: bool = False
     attempts: int = 0
-
-    @property
-    def is_detached(self) -> bool:
-        """Whether it is a table of its own already."""
-        return self.detached_by is not None
 
     @property
     def begins(self) -> datetime | None:
@@ -151,7 +145,6 @@ class PartitionedTable:
       key: How its values represent times.
       several_columns: Whether the key has further columns, so that rows may be exactly at the upper bound.
       detaches_concurrently: Whether PostgreSQL can detach its partitions without an exclusive lock on the table.
-      is_distributed: Whether its rows are in shards of Citus.
     """
 
     name: str
@@ -160,7 +153,6 @@ class PartitionedTable:
     key: Key
     several_columns: bool
     detaches_concurrently: bool
-    is_distributed: bool
     partitions: tuple[Partition, ...]
 
     def is_older(self, partition: Partition, limit: datetime) -> bool:
@@ -212,7 +204,7 @@ def read_partitions(model: type[Model], key: Key = "time") -> PartitionedTable:
     is_distributed = table_if_visible(model).is_distributed
     concurrently = version >= _CONCURRENTLY_SINCE and not has_default and direct and not is_distributed
     attached = _read(_ATTACHED, kind, key, table, size=_SHARDS_SIZE if is_distributed else _SIZE)
-    return PartitionedTable(name, column, kind, key, columns > 1, concurrently, is_distributed, attached)
+    return PartitionedTable(name, column, kind, key, columns > 1, concurrently, attached)
 
 
 def detached_from(table: PartitionedTable) -> tuple[Partition, ...]:
@@ -260,10 +252,10 @@ def record_detachment(worker: str, table: PartitionedTable, partition: Partition
     ).on_conflict_ignore().execute()
 
 
-def forget_detachment(partition: Partition) -> bool:
-    """Remove the record of a partition; return whether there was one."""
+def forget_detachment(partition: Partition) -> None:
+    """Remove the record of a partition."""
     same = (DetachedPartition.id == partition.id) & (DetachedPartition.name == partition.name)
-    return bool(DetachedPartition.delete().where(same).execute())
+    DetachedPartition.delete().where(same).execute()
 
 
 _FORGET: Final = f"""
@@ -282,11 +274,11 @@ def forget_attached(worker: str, table: PartitionedTable) -> None:
     If another run is detaching a partition of the table, a later call does so: that run's record must stay.
     """
     try:
-        with database.atomic(), waiting_at_most(_FORGET_TIMEOUT):
+        with time_limit(_FORGET_TIMEOUT):
             be_alone(table)
-            _execute(_FORGET.format(records=_records()), (worker, table.name))
+            database.execute_sql(_FORGET.format(records=_records()), (worker, table.name))
     except OperationalError as error:
-        if not is_busy(error):
+        if outcome_of(error) != "busy":
             raise
 
 
@@ -295,52 +287,46 @@ def _records() -> str:
     return f'"{meta.schema}".{meta.table_name}'
 
 
-#: SQLSTATE of a table of which another partition is just being detached.
-_DETACHING: Final = "55000"
-#: SQLSTATE of a table that does not exist, or is no longer a partition.
-_GONE: Final = "42P01"
-#: SQLSTATEs of an object that still refers to the partition: a foreign key, a dependent view or function.
-_REFERRED: Final = ("23503", "2BP01", "23001")
+#: SQLSTATE -> what it says about a partition: that another one of the table is being detached, that it was dropped or
+#: detached meanwhile, or that a foreign key, a view or a function still refers to it.
+_OUTCOMES: Final[dict[str | None, Literal["busy", "gone", "stays"]]] = {
+    "55000": "busy",
+    "42P01": "gone",
+    **dict.fromkeys(("23503", "2BP01", "23001"), "stays"),
+}
 #: Advisory lock of a table. Its holder may record and detach a partition.
 _ALONE: Final = "hashtextextended('housekeeping partitions of ' || %s, 0)"
 #: The limit of each wait for a lock so far, and a new one.
 _LIMIT: Final = "current_setting('lock_timeout'), set_config('lock_timeout', %s,"
 #: A partition that another session has detached and attached again may have other bounds, or another table.
 _STATE: Final = f"""
-SELECT CASE WHEN NOT relispartition THEN 'detached' WHEN {_PENDING} THEN 'pending' ELSE 'attached' END
+SELECT CASE WHEN {_PENDING} THEN 'pending' WHEN relispartition THEN 'attached' ELSE (
+    SELECT 'detached' FROM {{records}} WHERE id = pg_class.oid::bigint AND name = %(name)s
+) END
 FROM pg_class LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
-WHERE pg_class.oid = %s AND pg_class.oid = to_regclass(%s) AND (
-    NOT relispartition OR (inhparent = to_regclass(%s) AND pg_get_expr(relpartbound, pg_class.oid) = %s)
+WHERE pg_class.oid = %(id)s AND pg_class.oid = to_regclass(%(name)s) AND (
+    NOT relispartition OR (inhparent = to_regclass(%(table)s) AND pg_get_expr(relpartbound, pg_class.oid) = %(bounds)s)
 )
 """  # noqa: S608 - of a constant
-_FREED: Final = """
-SELECT sum(pg_total_relation_size(each))::bigint
-FROM (SELECT %s::oid AS each UNION SELECT relid FROM pg_partition_tree(%s::oid::regclass)) AS parts
-"""
 
 
-def is_busy(error: BaseException) -> bool:
-    """Return whether the attempt failed because of other sessions only, so that a later one may succeed."""
-    return is_timeout(error) or is_conflict(error) or sqlstate(error) == _DETACHING
+def outcome_of(error: BaseException) -> Literal["busy", "gone", "stays"] | None:
+    """Return what an error says about a partition; None if it is about something else.
 
-
-def is_gone(error: BaseException) -> bool:
-    """Return whether another session has dropped or detached the partition meanwhile."""
-    return sqlstate(error) == _GONE
-
-
-def is_referred(error: BaseException) -> bool:
-    """Return whether another object still refers to the partition."""
-    return sqlstate(error) in _REFERRED
-
-
-def state_of(table: PartitionedTable, partition: Partition) -> Literal["attached", "pending", "detached"] | None:
-    """Return the current state of the partition, ``pending`` while it is being detached.
-
-    None if it is gone: dropped, renamed, or attached with other bounds or to another table.
+    ``busy``: only other sessions made the attempt fail. ``gone``: another session has taken it over, or a table that
+    a predicate reads is missing. ``stays``: another object still refers to it.
     """
-    identity = (partition.id, partition.name, table.name, partition.bounds)
-    row: Any = database.execute_sql(_STATE, identity).fetchone()
+    return "busy" if is_timeout(error) or is_conflict(error) else _OUTCOMES.get(sqlstate(error))
+
+
+def state_of(table: PartitionedTable, partition: Partition) -> State | None:
+    """Return the current state of the partition.
+
+    None if it is another's: dropped, renamed, attached with other bounds or to another table, or detached without a
+    record.
+    """
+    identity = {"id": partition.id, "name": partition.name, "table": table.name, "bounds": partition.bounds}
+    row: Any = database.execute_sql(_STATE.format(records=_records()), identity).fetchone()
     return None if row is None else row[0]
 
 
@@ -356,12 +342,12 @@ def alone(table: PartitionedTable, lock_timeout: timedelta) -> Iterator[None]:
     try:
         yield
     finally:
-        _execute(f"SELECT {_LIMIT} false), pg_advisory_unlock({_ALONE})", (before[0], table.name))
+        database.execute_sql(f"SELECT {_LIMIT} false), pg_advisory_unlock({_ALONE})", (before[0], table.name))
 
 
 def be_alone(table: PartitionedTable) -> None:
     """Keep other runs from detaching partitions of the table until the end of the transaction."""
-    _execute(f"SELECT pg_advisory_xact_lock({_ALONE})", (table.name,))
+    database.execute_sql(f"SELECT pg_advisory_xact_lock({_ALONE})", (table.name,))
 
 
 @contextmanager
@@ -371,7 +357,7 @@ def waiting_at_most(lock_timeout: timedelta) -> Iterator[None]:
     before: Any = database.execute_sql(limit, (str(limit_ms(lock_timeout)),)).fetchone()
     yield
     # After an error, the transaction or its savepoint is rolled back, and the setting with it.
-    _execute(limit, (before[0],))
+    database.execute_sql(limit, (before[0],))
 
 
 def detach_concurrently(table: PartitionedTable, partition: Partition) -> None:
@@ -385,59 +371,53 @@ def detach_concurrently(table: PartitionedTable, partition: Partition) -> None:
     change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} CONCURRENTLY")
 
 
-def drop(table: PartitionedTable, partition: Partition) -> int:
-    """Drop a partition in the open transaction, and return how many bytes that frees."""
-    freed = partition.bytes
-    if not table.is_distributed:  # Citus would wait for the lock of this transaction
-        row: Any = database.execute_sql(_FREED, (partition.id, partition.id)).fetchone()
-        freed = int(row[0] or 0)
-    change(f"DROP TABLE {partition.name}")
-    return freed
-
-
 def change(sql: str) -> None:
     """Execute a statement whose names come from the catalog, quoted by PostgreSQL."""
-    _execute(escaped(sql))
+    database.execute_sql(escaped(sql))
 
 
-def _execute(sql: str, parameters: Any = None) -> None:
-    database.execute_sql(sql, parameters)
-
-
-#: The partition, its partitions, and theirs. `pg_partition_tree` leaves out one that is being detached.
-_PARTS: Final = """
-WITH RECURSIVE part (id) AS (
-    SELECT %s::oid UNION SELECT inhrelid FROM part JOIN pg_inherits ON inhparent = part.id
+#: What keeps a partition, or one below it: it is being detached, so that reads leave out its rows and a drop would not;
+#: and what prevents a drop: its owner, a foreign table, a view, and another object that uses it: a function, or a table
+#: with a column of its type. `pg_partition_tree` leaves out a partition that is being detached. The bounds of the
+#: partition decide most comparisons with its time, without reading it.
+_OBSTACLE: Final = f"""
+WITH RECURSIVE part (id, above) AS (
+    SELECT %(id)s::oid, NULL::oid
+    UNION SELECT inhrelid, inhparent FROM part JOIN pg_inherits ON inhparent = part.id
 )
-"""
-#: What prevents the drop of a partition: its owner, a foreign table below it, a view, and another object that uses it
-#: or one below it: a function, or a table with a column of its type.
-_DEPENDENTS: Final = f"""{_PARTS}
-SELECT (
-    SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = %s AND NOT pg_has_role(relowner, 'USAGE')
-), min(parts.oid::regclass::text) FILTER (WHERE relkind = 'f'), min((
-    SELECT min(ev_class::regclass::text) FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
-    WHERE classid = 'pg_rewrite'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = parts.oid
-        AND ev_class <> refobjid
-)), min((
-    SELECT min(pg_describe_object(classid, objid, objsubid)) FROM pg_depend
-    WHERE deptype = 'n' AND classid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND (
-        (refclassid = 'pg_class'::regclass AND refobjid = parts.oid)
-        OR (refclassid = 'pg_type'::regclass AND refobjid = reltype)
-    )
-)) FROM part JOIN pg_class AS parts ON parts.oid = part.id
+SELECT set_config('constraint_exclusion', 'on', true), coalesce(
+    min(CASE WHEN relkind = 'f' AND above IS NULL THEN 'it is a foreign table' END),
+    min(parts.oid::regclass::text) FILTER (WHERE above IS NOT NULL AND {_PENDING})
+        || ', a partition of it, is being detached',
+    CASE WHEN %(drops)s THEN coalesce(
+        min(CASE WHEN above IS NULL AND NOT pg_has_role(relowner, 'USAGE')
+            THEN 'only ' || pg_get_userbyid(relowner) || ', its owner, can drop it' END),
+        'it contains the foreign table ' || min(parts.oid::regclass::text) FILTER (WHERE relkind = 'f'),
+        'the view ' || min((
+            SELECT min(ev_class::regclass::text) FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
+            WHERE classid = 'pg_rewrite'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = parts.oid
+                AND ev_class <> refobjid
+        )) || ' reads it',
+        min((
+            SELECT min(pg_describe_object(classid, objid, objsubid)) FROM pg_depend
+            WHERE deptype = 'n' AND classid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND (
+                (refclassid = 'pg_class'::regclass AND refobjid = parts.oid)
+                OR (refclassid = 'pg_type'::regclass AND refobjid = reltype)
+            )
+        )) || ' depends on it'
+    ) END
+)
+FROM part JOIN pg_class AS parts ON parts.oid = part.id
+LEFT JOIN pg_inherits ON inhrelid = part.id AND inhparent = above
 """  # noqa: S608 - of a constant
 
 
-def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
-    """Return why PostgreSQL would refuse to detach or drop the partition; None if nothing prevents it.
+def reason_of_keys(partition: Partition, *, drops: bool) -> str | None:
+    """Return the foreign key that keeps the partition; None if none does.
 
     Parameters:
-      drops: Whether the partition is dropped. Detaching it is possible although a view or a function uses it, or a
-        foreign key names it.
+      drops: Whether the partition is dropped. Detaching it is possible although a foreign key names it.
     """
-    if partition.is_foreign:
-        return "it is a foreign table"
     for key in foreign_keys_to(partition.name):
         if key.is_own and drops:
             return f"the foreign key {key.name} of {key.table} refers to it"
@@ -446,43 +426,26 @@ def reason_of_catalog(partition: Partition, *, drops: bool) -> str | None:
         sql = f"SELECT 1 FROM {key.table} AS one JOIN {partition.name} AS other ON {joined} LIMIT 1"  # noqa: S608
         if _is_found(escaped(sql)):
             return f"rows of {key.table} refer to it (foreign key {key.name})"
-    if not drops:
-        return None
-    row: Any = database.execute_sql(_DEPENDENTS, (partition.id, partition.id)).fetchone()
-    owner, foreign, view, dependent = row
-    if owner is not None:
-        return f"only {owner}, its owner, can drop it"
-    if foreign is not None:
-        return f"it contains the foreign table {foreign}"
-    if view is not None:
-        return f"the view {view} reads it"
-    return f"{dependent} depends on it" if dependent is not None else None
+    return None
 
 
-#: A partition below it that is being detached; reads of the partition leave out its rows, and a drop would not. The
-#: bounds of the partition decide most comparisons with its time, without reading it.
-_BEFORE_ROWS: Final = f"""{_PARTS}
-SELECT set_config('constraint_exclusion', 'on', true), (
-    SELECT min(inhrelid::regclass::text) FROM part JOIN pg_inherits ON inhparent = part.id WHERE {_PENDING}
-)
-"""  # noqa: S608 - of a constant
-
-
-def reason_of_rows(model: type[Model], partition: Partition, conditions: Mapping[str, Any]) -> str | None:
-    """Return why the rows of the partition keep it; None if no row does. Requires a transaction.
+def reason_of_rows(
+    model: type[Model], partition: Partition, conditions: Mapping[str, Any], *, drops: bool = True
+) -> str | None:
+    """Return why the partition, or a row of it, has to stay; None if nothing keeps it. Requires a transaction.
 
     Parameters:
       conditions: Reason -> condition of the rows that keep it.
+      drops: Whether the partition is dropped. Detaching it is possible although a view or a function uses it.
     """
-    row: Any = database.execute_sql(_BEFORE_ROWS, (partition.id,)).fetchone()
+    row: Any = database.execute_sql(_OBSTACLE, {"id": partition.id, "drops": drops}).fetchone()
     if row[1] is not None:
-        return f"{row[1]}, a partition of it, is being detached"
+        return str(row[1])
     if conditions and (role := role_without_rows(partition.id)) is not None:
         return f"policies hide its rows from {role}"
     for why, condition in conditions.items():
-        query: Any = model.select(SQL("1")).from_(_Rows(model, partition.name)).where(condition).limit(1)
-        sql, parameters = database.get_sql_context().sql(query).query()
-        if _is_found(sql, parameters):
+        met, parameters = condition_sql(condition, model, "one")
+        if _is_found(f"SELECT 1 FROM {escaped(partition.name)} AS one WHERE {met} LIMIT 1", parameters):  # noqa: S608
             return why
     return None
 
@@ -504,17 +467,3 @@ def fails(condition: Any, column: str) -> Any:
 
 def _is_found(sql: str, parameters: Any = None) -> bool:
     return database.execute_sql(sql, parameters).fetchone() is not None
-
-
-class _Rows(Node):
-    """One partition in the place of the model's table, under the alias that the model's columns have."""
-
-    def __init__(self, model: type[Model], name: str) -> None:
-        meta: Any = model._meta
-        self._table = meta.table
-        self._name = name
-
-    def __sql__(self, ctx: Context) -> Any:
-        context: Any = ctx
-        alias = context.alias_manager[self._table]
-        return context.literal(f"{escaped(self._name)} AS ").sql(Entity(alias))

@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from peewee import IntegrityError, Model, OperationalError, PeeweeException, ProgrammingError
+from peewee import IntegrityError, OperationalError, PeeweeException, ProgrammingError
 from pydantic import Field
 
 from housekeeping.core.errors import DeclarationError
@@ -23,7 +23,7 @@ from housekeeping.database.connection import database, time_limit
 from housekeeping.database.errors import is_lock_timeout, is_timeout
 from housekeeping.sweeps import partition_catalog as catalog
 from housekeeping.sweeps.conditions import Row
-from housekeeping.sweeps.keyset import Hold, held_condition
+from housekeeping.sweeps.keyset import held_condition
 from housekeeping.sweeps.partition_catalog import Partition, PartitionedTable
 from housekeeping.sweeps.rows import OfTable, Predicate
 from housekeeping.sweeps.stage import Backlog, Batch, BatchResult, StagePlan
@@ -142,15 +142,7 @@ class DropPartitions(OfTable):
         Parameters:
           owner: The sweep's name.
         """
-        model = self.model
-        stale = None if self.stale is None else Predicate(self.stale, model)
-        hold = None if self.hold is None else Predicate(self.hold, model)
-        column = column_named(owner, model, self.column)
-        return PartitionStage(self.name, owner, model, column, self, stale, hold)
-
-
-class _Stays(Exception):
-    """Rolls back the work on a partition that must stay."""
+        return PartitionStage(owner, self)
 
 
 #: What became of a partition -> the count of its batch; without one it is not counted.
@@ -162,23 +154,20 @@ _COUNTED: Final = {
 }
 #: Reason of a partition whose rows could not be checked in time.
 _UNCHECKED: Final = "its rows could not be checked within statement_timeout"
-#: Reason of a partition that is not the one that the run has read.
-_CHANGED: Final = "another session has dropped or changed it"
 
 
-def _result(partition: Partition, what: What, reason: str | None = None, freed: int = 0) -> BatchResult:
+def _result(partition: Partition, what: What, reason: str | None = None) -> BatchResult:
     """Return the result of a batch.
 
     Parameters:
       what: ``attached``: again, because a row came before the drop. ``busy``: locked by others, to be tried again.
         ``gone``: another session has taken it over.
       reason: Why it was not dropped; None if it was.
-      freed: Bytes that the drop frees.
     """
     counts = {_COUNTED[what]: 1} if what in _COUNTED else {}
     if what == "dropped":
-        counts[_FREED] = freed
-    return BatchResult(counts, rows=[{"partition": partition, "what": what, "reason": reason, "freed": freed}])
+        counts[_FREED] = partition.bytes
+    return BatchResult(counts, rows=[{"partition": partition, "what": what, "reason": reason}])
 
 
 class PartitionStage:
@@ -186,10 +175,7 @@ class PartitionStage:
 
     Parameters:
       worker: The sweep's name. Only this worker finishes what its interrupted runs have left.
-      model: The partitioned table.
-      column: The first column of the sweep's `order`, by which the table is partitioned.
-      stale: The sweep's predicate; None if the age of the range decides alone.
-      hold: Returns the condition of the rows on hold, which keep their partition; None if the sweep has no holds.
+      action: The declared stage.
 
     Attributes:
       table: The table, as `candidates` has read it.
@@ -200,23 +186,14 @@ class PartitionStage:
     table: PartitionedTable
     left_by_others: Mapping[str, str | None]
 
-    def __init__(
-        self,
-        name: str,
-        worker: str,
-        model: type[Model],
-        column: Any,
-        action: DropPartitions,
-        stale: Callable[[datetime], Any] | None = None,
-        hold: Hold | None = None,
-    ) -> None:
-        self.name = name
+    def __init__(self, worker: str, action: DropPartitions) -> None:
+        self.name = action.name
         self.worker = worker
-        self.model = model
-        self.column = column
+        self.model = action.model
+        self.column = column_named(worker, self.model, action.column)
         self.action = action
-        self.stale = stale
-        self.hold = hold
+        self.stale = None if action.stale is None else Predicate(action.stale, self.model)
+        self.hold = None if action.hold is None else Predicate(action.hold, self.model)
         self.counts = action.counts
         self.progress_counts = action.progress_counts
         self._queue: deque[Partition] | None = None
@@ -248,10 +225,10 @@ class PartitionStage:
         self._limit = self.action.limit(now)
         left = catalog.detached_from(table)
         self.table, self._keeping = table, self.keeping(now)
-        self.left_by_others = {each.name: each.detached_by for each in left if each.detached_by != self.worker}
+        own = [each for each in left if each.worker == self.worker]
+        self.left_by_others = {each.name: each.worker for each in left if each.worker != self.worker}
         ended = [each for each in table.partitions if self._is_over(each)]
-        own = [each for each in left if each.detached_by == self.worker]
-        return [*own, *sorted(ended, key=lambda each: not each.pending)]
+        return [*own, *sorted(ended, key=lambda each: each.state != "pending")]
 
     def reason_to_stay(self, partition: Partition, within: timedelta | None = None) -> str | None:
         """Return why a candidate must stay; None if it can be dropped.
@@ -268,16 +245,19 @@ class PartitionStage:
             return _UNCHECKED
 
     def _reason(self, partition: Partition) -> str | None:
-        pending = next((each for each in self.table.partitions if each.pending), None)
-        if pending is not None and not self._is_over(pending):
+        pending = next((each for each in self.table.partitions if each.state == "pending"), None)
+        if pending is not None and partition.state == "attached" and not self._is_over(pending):
             return f"{pending.name} is being detached; complete it: ALTER TABLE ... DETACH PARTITION ... FINALIZE"
-        reason = catalog.reason_of_catalog(partition, drops=not self.action.keep_table)
-        return reason or self._reason_of_rows(partition)
+        return catalog.reason_of_keys(partition, drops=self._drops) or self._reason_of_rows(partition)
 
     def _reason_of_rows(self, partition: Partition) -> str | None:
         if not self._is_over(partition):
             return "its range is no longer over"
-        return catalog.reason_of_rows(self.model, partition, self._keeping)
+        return catalog.reason_of_rows(self.model, partition, self._keeping, drops=self._drops)
+
+    @property
+    def _drops(self) -> bool:
+        return not self.action.keep_table
 
     def _is_over(self, partition: Partition) -> bool:
         return self.table.is_older(partition, self._limit)
@@ -296,123 +276,108 @@ class PartitionStage:
             return None, None
         partition = self._queue.popleft()
         try:
-            # One that is being detached is checked once it is detached.
-            needs_check = not (partition.is_detached or partition.pending)
-            reason = self.reason_to_stay(partition) if needs_check else None
-            if reason is not None:
-                return partition, _result(partition, "stays", reason)
-            batch.time_is_up()  # sends a heartbeat if the check took long
-            if not partition.is_detached and (partition.pending or self.table.detaches_concurrently):
-                return partition, self.detach_first(partition, batch.check)
+            # Another one is finished first, and checked then: its rows are missing from the table.
+            if partition.state == "attached":
+                reason = self.reason_to_stay(partition)
+                if reason is not None:
+                    return partition, _result(partition, "stays", reason)
+                batch.time_is_up()  # sends a heartbeat if the check took long
+                if self.table.detaches_concurrently:
+                    self.detach_first(partition, batch.check)
         except PeeweeException as error:
             return partition, self._result_of(error, partition)
         return partition, None
 
-    def detach_first(self, partition: Partition, check: Callable[[], None]) -> BatchResult | None:
-        """Record and detach the partition concurrently, or complete its detachment, in transactions of their own.
-
-        Returns its result if another session has taken it over; None if it is detached.
+    def detach_first(self, partition: Partition, check: Callable[[], None]) -> None:
+        """Record and detach the partition in transactions of their own, unless another session has changed it.
 
         Parameters:
           check: Raises if another run may have begun. It begins no detachment meanwhile.
         """
-        table, lock_timeout = self.table, self.action.lock_timeout
-        partition.is_recorded = True
-        # Another session's detachment makes the attempt fail, and the next one looks again.
-        if partition.pending or (partition.attempts and catalog.state_of(table, partition) == "pending"):
-            with database.atomic(), catalog.waiting_at_most(lock_timeout):
-                catalog.be_alone(table)
-                check()
-                catalog.record_detachment(self.worker, table, partition)
-                catalog.change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name} FINALIZE")
-        else:
-            with catalog.alone(table, lock_timeout):
-                check()
-                # A record of a table that another session has detached would let the next run drop it.
-                if catalog.state_of(table, partition) in (None, "detached"):
-                    return _result(partition, "gone", _CHANGED)
-                catalog.record_detachment(self.worker, table, partition)
+        table = self.table
+        with catalog.alone(table, self.action.lock_timeout):
+            check()
+            state = catalog.state_of(table, partition)
+            if state == "pending":  # since an earlier attempt
+                partition.state = state
+            # A record of a table that another session has detached would let the next run drop it.
+            if state != "attached":
+                return
+            catalog.record_detachment(self.worker, table, partition)
+            try:
                 catalog.detach_concurrently(table, partition)
-        partition.detached_by = self.worker
-        return None
+            except PeeweeException:
+                catalog.forget_attached(self.worker, table)
+                raise
+        partition.state = "detached"
 
     def apply(self, batch: Batch, prepared: tuple[Partition | None, BatchResult | None]) -> BatchResult:
         """Drop or release the partition in the batch's transaction, after its rows were checked once more."""
         partition, result = prepared
         if partition is None:
             return BatchResult(exhausted=not self._queue)
-        result = result or self._removed(partition)
+        if result is None:
+            try:
+                result = self._remove(partition)
+            except PeeweeException as error:
+                result = self._result_of(error, partition)
         is_busy, reason = result.rows[0]["what"] == "busy", result.rows[0]["reason"]
         if is_busy and partition.attempts >= self.action.lock_retries:
             result = _result(partition, "stays", f"it was locked in {partition.attempts + 1} attempts: {reason}")
             is_busy = False
         return replace(result, exhausted=not self._queue and not is_busy)
 
-    def _removed(self, partition: Partition) -> BatchResult:
-        try:
-            try:
-                return self._remove(partition)
-            except PeeweeException as error:
-                if not (partition.is_detached and catalog.is_referred(error)):
-                    raise
-                return self._remove(partition, error_line(error))
-        except _Stays as stays:
-            return _result(partition, "stays", str(stays))
-        except PeeweeException as error:
-            return self._result_of(error, partition)
-
-    def _remove(self, partition: Partition, reason: str | None = None) -> BatchResult:
-        """Drop or release the partition in a savepoint, with a limit on each wait.
-
-        Parameters:
-          reason: Why a detached partition has to stay; None if its rows decide.
-
-        Raises:
-          _Stays: It stays as it is; what was locked has been released.
-        """
-        table, is_detached = self.table, partition.is_detached
+    def _remove(self, partition: Partition) -> BatchResult:
+        """Drop, release or attach the partition in a savepoint, with a limit on each wait."""
+        table, statement = self.table, f"ALTER TABLE {self.table.name} DETACH PARTITION {partition.name}"
         with database.atomic(), catalog.waiting_at_most(self.action.lock_timeout):
-            if self._keeping or is_detached:
+            if partition.state == "pending":
+                catalog.be_alone(table)  # another run may be detaching it
+            if self._keeping or partition.state != "attached":
                 # Only this partition is locked while its rows are read. Reads of other sessions are not affected.
                 catalog.change(f"LOCK TABLE {partition.name} IN SHARE ROW EXCLUSIVE MODE")
             else:
                 # The lock that detaching needs, so that the partition can no longer change.
                 catalog.change(f"LOCK TABLE ONLY {table.name} IN ACCESS EXCLUSIVE MODE")
             state = catalog.state_of(table, partition)
-            if state is None:
-                return _result(partition, "gone", _CHANGED)
-            was_recorded = catalog.forget_detachment(partition)
-            if is_detached and (state != "detached" or not was_recorded):
-                return _result(partition, "gone", "its record was removed, or it was attached again")
-            reason = reason or self._reason_of_rows(partition)
-            if reason is None:
-                if not is_detached:
-                    catalog.change(f"ALTER TABLE {table.name} DETACH PARTITION {partition.name}")
-                if self.action.keep_table:
-                    return _result(partition, "detached")
-                return _result(partition, "dropped", freed=catalog.drop(table, partition))
-            if not is_detached:
-                raise _Stays(reason)
-            try:
-                with database.atomic():
-                    catalog.change(f"ALTER TABLE {table.name} ATTACH PARTITION {partition.name} {partition.bounds}")
-            except (ProgrammingError, IntegrityError) as error:
-                # Its range has another partition by now, or rows in the DEFAULT partition.
-                raise _Stays(f"{reason}, but it cannot be attached again: {error_line(error)}") from error
-            return _result(partition, "attached", reason)
+            if state == "pending" and partition.state == "attached":
+                partition.state = state
+                return _result(partition, "busy", "another session is detaching it")
+            if state != partition.state:
+                return _result(partition, "gone", "another session has dropped or changed it")
+            reason = self._reason_of_rows(partition) if state == "attached" else self._reason(partition)
+            if reason is not None and state == "attached":
+                return _result(partition, "stays", reason)
+            if state == "pending":
+                catalog.record_detachment(self.worker, table, partition)  # in case that it cannot be attached again
+            if state != "detached":
+                catalog.change(statement + (" FINALIZE" if state == "pending" else ""))
+            if reason is not None:
+                return self._attach(partition, reason)
+            catalog.forget_detachment(partition)
+            if self.action.keep_table:
+                return _result(partition, "detached")
+            catalog.change(f"DROP TABLE {partition.name}")
+            return _result(partition, "dropped")
+
+    def _attach(self, partition: Partition, reason: str) -> BatchResult:
+        name = self.table.name
+        try:
+            with database.atomic():
+                catalog.change(f"ALTER TABLE {name} ATTACH PARTITION {partition.name} {partition.bounds}")
+                catalog.forget_detachment(partition)
+        except (ProgrammingError, IntegrityError) as error:
+            # Its range has another partition by now, or rows in the DEFAULT partition.
+            return _result(partition, "stays", f"{reason}, but it cannot be attached again: {error_line(error)}")
+        return _result(partition, "attached", reason)
 
     def _result_of(self, error: PeeweeException, partition: Partition) -> BatchResult:
         """Return what an error says about the partition; raise it if it concerns the whole run."""
-        if catalog.is_busy(error):
-            return _result(partition, "busy", error_line(error))
-        if catalog.is_gone(error):
-            state = catalog.state_of(self.table, partition)
-            if state is not None and (state == "detached") is partition.is_detached:
-                raise error  # the partition is there; the predicate reads a table that is not
-            return _result(partition, "gone", error_line(error))
-        if catalog.is_referred(error):
-            return _result(partition, "stays", error_line(error))
-        raise error
+        what = catalog.outcome_of(error)
+        # If the partition is there, the predicate reads a table that is not.
+        if what is None or (what == "gone" and catalog.state_of(self.table, partition) == partition.state):
+            raise error
+        return _result(partition, what, error_line(error))
 
     def after_commit(self, batch: Batch, result: BatchResult) -> None:
         """Log what became of the partition. One that was locked is tried again."""
@@ -421,11 +386,12 @@ class PartitionStage:
             name, bounds, reason = partition.name, partition.bounds, row["reason"]
             match row["what"]:
                 case "dropped":
-                    logger.info("Partition dropped", partition=name, range=bounds, freed_bytes=row["freed"])
+                    logger.info("Partition dropped", partition=name, range=bounds, freed_bytes=partition.bytes)
                 case "detached":
                     logger.info("Partition detached", partition=name, range=bounds)
                 case "gone":
                     logger.info("Partition is gone", partition=name, range=bounds, reason=reason)
+                    catalog.forget_attached(self.worker, self.table)
                 case "attached":
                     logger.warning("Partition was attached again", partition=name, range=bounds, reason=reason)
                 case "busy":
@@ -435,8 +401,6 @@ class PartitionStage:
                     self._queue.appendleft(partition)
                 case "stays":
                     logger.warning("Partition stays", partition=name, range=bounds, reason=reason)
-                    if partition.is_recorded:
-                        catalog.forget_attached(self.worker, self.table)
 
     def backlog(self, now: datetime, limit: int, argument: Any = None) -> Backlog:
         """Return the number of partitions that the next run would drop.
