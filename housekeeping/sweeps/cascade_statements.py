@@ -335,10 +335,7 @@ class Statements:
         self, link: Link, alias: str, without: Sequence[Values], *, with_held: bool
     ) -> tuple[str, list[str], list[Any]]:
         """Return the source of a link's dependents, further conditions, and the parameters of the conditions."""
-        name = escaped(link.table)
-        source = f"{name} AS {alias}"
-        if link.where is not None:
-            source = f"(SELECT * FROM {name} WHERE ({escaped(link.where)})) AS {alias}"
+        source = f"{escaped(link.source)} AS {alias}"
         conditions, values = [], []
         # A table whose rows are kept needs no key.
         for text, parameters in [] if with_held else self._not_held(self.of_link(link), alias):

@@ -534,7 +534,8 @@ class GraphReader:
     def refuse_unfit_names(self, graph: Graph, names: Iterable[str]) -> None:
         """Raise DependentsRefused for a name that is that of no link or table."""
         # Also of links that are not reached, because their parents stay.
-        known = {name for edges in self._edges.values() for edge in edges for name in self._names_of(edge)}
+        edges = [each for edges in self._edges.values() for each in edges]
+        known = {name for each in edges for name in names_of(self._tables[each.node], each)}
         for name in names:
             if name not in known:
                 links = [each for link in graph.links for each in (link.name, link.table)]
@@ -546,9 +547,6 @@ class GraphReader:
                     if near
                     else f"the links are {fitting}; declare one without a foreign key in references",
                 )
-
-    def _names_of(self, edge: _Edge) -> tuple[str, ...]:
-        return names_of(self._tables[edge.node], edge)
 
     def _refuse_impossible(self, graph: Graph) -> None:
         for link in graph.links:
