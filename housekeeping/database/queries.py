@@ -447,9 +447,13 @@ class Recorder(Context):
         return {model: ("SELECT", *self.changes.get(model, ())) for model in self.models}
 
 
-def written_out(query: Query) -> str:
-    """Return the statement with its parameters in their places, to be read."""
-    sql, parameters = database.get_sql_context().sql(query).query()
+def written_out(query: Node, **settings: Any) -> str:
+    """Return a statement, or a part of one, with its parameters in their places, to be read.
+
+    Parameters:
+      settings: Settings of peewee's compiler.
+    """
+    sql, parameters = database.get_sql_context(**settings).sql(query).query()
     written: bytes = database.mogrify(sql, parameters)
     return written.decode()
 

@@ -13,10 +13,15 @@ from peewee import OP, SCOPE_VALUES, Expression, Field, Index
 from housekeeping.core.errors import DependentsRefused
 from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import Settings
-from housekeeping.database.catalog import declared_key_columns, quoted_name, table_if_visible, vouches_for_key
+from housekeeping.database.catalog import (
+    declared_key_columns,
+    quoted_name,
+    table_if_visible,
+    vouches_for_key,
+)
 from housekeeping.database.connection import LOCK_TIME, STATEMENT_TIME, database, time_limit
 from housekeeping.database.errors import NO_RIGHT, is_timeout, is_unavailable, sqlstate
-from housekeeping.database.queries import Recorder, database_now, explain
+from housekeeping.database.queries import Recorder, database_now, explain, written_out
 from housekeeping.engine.speed import read_wal, reason_to_wait
 from housekeeping.insight.plan import inverted_comparison
 from housekeeping.sweeps.declaration import Sweep
@@ -162,10 +167,8 @@ def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:
     for stage in sweep.stages_for_run():
         # The settings of `explain` do not reach the shards, whose plans say nothing of a large table then.
         if isinstance(stage, Explainable) and not (isinstance(stage, TableStage) and stage.is_distributed):
-            held = held_tables(stage, now) if isinstance(stage, TableStage) else ()
             for query in stage.explain_queries(now):
-                groups = stage.groups(stage.stale(now)) if isinstance(stage, TableStage) else None
-                yield _index_finding(sweep.name, query, held, groups)
+                yield _index_finding(sweep.name, stage, query, now)
 
 
 def held_tables(stage: TableStage, now: datetime) -> Collection[str]:
@@ -178,10 +181,11 @@ def held_tables(stage: TableStage, now: datetime) -> Collection[str]:
     return {model._meta.table_name for model in models}
 
 
-def _index_finding(
-    worker: str, query: ExplainQuery, held: Collection[str] = (), groups: Groups | None = None
-) -> Finding:
+def _index_finding(worker: str, stage: Explainable, query: ExplainQuery, now: datetime) -> Finding:
     nodes = explain(query.query)
+    table = stage if isinstance(stage, TableStage) else None
+    held = () if table is None else held_tables(table, now)
+    groups = None if table is None else table.groups(table.stale(now))
     fault = fault_of(nodes) if groups is None else _fault_of_groups(nodes, groups)
     scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
     if scanned and scanned <= set(held):
@@ -195,7 +199,9 @@ def _index_finding(
         )
     if fault is None:
         return Finding("fine", worker, "indexes", f"{query.what} uses an index")
-    missing = [*declared_indexes(query)] or [*suggested_index(query)]
+    missing = [*_declared_indexes(query)]
+    if not missing and query.order:
+        missing = [_suggested_index(query, table.stale(now) if table is not None and groups is None else None)]
     return Finding("warning", worker, "indexes", f"{query.what}: {fault}", "; ".join(missing) or None)
 
 
@@ -220,50 +226,27 @@ def _fault_of_groups(nodes: list[dict[str, Any]], groups: Groups) -> str | None:
     return fault
 
 
-def declared_indexes(explained: ExplainQuery) -> Iterator[str]:
+def _declared_indexes(query: ExplainQuery) -> Iterator[str]:
     """Yield the statements that create the indexes that the model declares for the query's order of rows.
 
     Without a known order, yield all. Indexes of single fields, such as foreign keys, are left out.
     """
-    model, columns = explained.model, _ordered_by(explained)
-    manager = model._schema
-    for index in model._meta.indexes:
-        if isinstance(index, Index) and (not columns or _has(index, columns[0])):
-            sql, parameters = manager._create_index(index, safe=False).query()
-            with database.cursor() as cursor:
-                text: str = cursor.mogrify(sql, parameters).decode()
-            yield text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+    for index in query.model._meta.indexes:
+        if isinstance(index, Index):
+            compiled = Recorder()
+            compiled.sql(index)
+            if not query.order or query.order[0] in compiled.fields:
+                yield written_out(index.safe(False)).replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
 
 
-def suggested_index(explained: ExplainQuery) -> Iterator[str]:
-    """Yield the statement that creates an index of the run's order, limited to rows that can become stale."""
-    columns = _ordered_by(explained)
-    if columns:
-        names = ", ".join(column.column_name for column in columns)
-        yield f"CREATE INDEX CONCURRENTLY ON {quoted_name(explained.model)} ({names}){_partial_condition(explained)}"
-
-
-def _ordered_by(explained: ExplainQuery) -> list[Field]:
-    columns = list(getattr(explained.query, "_order_by", None) or ())
-    return columns if all(isinstance(column, Field) for column in columns) else []
-
-
-def _has(index: Index, column: Field) -> bool:
-    declared: Any = index
-    return any(each is column for each in declared._expressions)
-
-
-def _partial_condition(explained: ExplainQuery) -> str:
-    """Return the constant part of the predicate as the condition of a partial index."""
+def _suggested_index(query: ExplainQuery, predicate: Any) -> str:
+    """Return the statement that creates an index of the query's order, limited to rows that can become stale."""
+    names = ", ".join(column.column_name for column in query.order)
     # One condition per column: an action repeats the predicate's condition on the state.
-    conditions = reversed([each for each in conditions_of(explained.query._where) if _is_fixed(each)])
+    conditions = reversed([each for each in conditions_of(predicate) if _is_fixed(each)])
     fixed = [*{each.lhs.name: each for each in conditions}.values()][::-1]
-    if not fixed:
-        return ""
-    sql, parameters = database.get_sql_context(scope=SCOPE_VALUES).sql(reduce(and_, fixed)).query()
-    with database.cursor() as cursor:
-        text: str = cursor.mogrify(sql, parameters).decode()
-    return f" WHERE {text}"
+    where = f" WHERE {written_out(reduce(and_, fixed), scope=SCOPE_VALUES)}" if fixed else ""
+    return f"CREATE INDEX CONCURRENTLY ON {quoted_name(query.model)} ({names}){where}"
 
 
 def _is_fixed(condition: Any) -> bool:

@@ -312,11 +312,13 @@ class ExplainQuery:
       what: What it selects, in a few words.
       query: The query as a run sends it.
       model: The table.
+      order: Columns that order its rows, for the statement that creates a missing index.
     """
 
     what: str
     query: Any
     model: Any
+    order: Sequence[Any] = ()
 
 
 @runtime_checkable

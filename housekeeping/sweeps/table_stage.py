@@ -336,7 +336,7 @@ class TableStage(TableRows):
     def explain_queries(self, now: datetime) -> list[ExplainQuery]:
         batch = Batch("", None, now)
         query = self.locking(batch, self.rows(batch))
-        return [ExplainQuery(f"the query of stage {self.name}", query, self.model)]
+        return [ExplainQuery(f"the query of stage {self.name}", query, self.model, self.order)]
 
     def statements_of_a_run(self, now: datetime) -> list[Query]:
         """Return the statements that change the rows of a batch, for `housekeeping doctor`. Executes none of them."""
