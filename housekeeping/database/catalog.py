@@ -118,6 +118,12 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def listed_for_sql(names: Iterable[str]) -> str:
+    """Return names as a list for SQL that people read: each is quoted only if necessary."""
+    query = "SELECT quote_ident(name) FROM unnest(%s::text[]) WITH ORDINALITY AS names (name, place) ORDER BY place"
+    return ", ".join(name for (name,) in database.execute_sql(query, ([*names],)))
+
+
 def escaped(text: str) -> str:
     """Return SQL with escaped percent signs, which the driver otherwise takes for the places of parameters."""
     return text.replace("%", "%%")

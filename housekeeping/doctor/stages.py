@@ -15,6 +15,7 @@ from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.settings import Settings
 from housekeeping.database.catalog import (
     declared_key_columns,
+    listed_for_sql,
     quoted_name,
     table_if_visible,
     vouches_for_key,
@@ -241,7 +242,7 @@ def _declared_indexes(query: ExplainQuery) -> Iterator[str]:
 
 def _suggested_index(query: ExplainQuery, predicate: Any) -> str:
     """Return the statement that creates an index of the query's order, limited to rows that can become stale."""
-    names = ", ".join(column.column_name for column in query.order)
+    names = listed_for_sql(column.column_name for column in query.order)
     # One condition per column: an action repeats the predicate's condition on the state.
     conditions = reversed([each for each in conditions_of(predicate) if _is_fixed(each)])
     fixed = [*{each.lhs.name: each for each in conditions}.values()][::-1]

@@ -19,7 +19,7 @@ from peewee import Model
 from housekeeping.core.errors import DeclarationError, DependentsRefused, WrongArgument
 from housekeeping.core.logs import counted
 from housekeeping.core.settings import MAIN
-from housekeeping.database.catalog import key_of, quoted_name
+from housekeeping.database.catalog import key_of, listed_for_sql, quoted_name
 from housekeeping.database.connection import database
 from housekeeping.engine.guard import CountFailed, count_rows
 from housekeeping.ledger import history, runs
@@ -314,9 +314,10 @@ def refuse_large_table(request: PurgeRequest, sweep: Sweep, stage: TableStage) -
         rows = SORTED_ROWS + 1
     if rows > SORTED_ROWS:
         columns = ", ".join(request.order_by)
+        index = f"CREATE INDEX CONCURRENTLY ON {name} ({listed_for_sql(request.order_by)})"
         raise WrongArgument(
             f"{request.table} has over {SORTED_ROWS:,} rows and no index for --order-by {columns}, so that each batch "
-            f"would sort them; CREATE INDEX CONCURRENTLY ON {name} ({columns}), leave --order-by out, or add --force"
+            f"would sort them; {index}, leave --order-by out, or add --force"
         )
 
 

@@ -22,7 +22,7 @@ class Cart(BaseModel):
     id = BigAutoField()
     customer = ForeignKeyField(Customer)
     state = TextField(index=True)
-    touched_at = UtcDateTimeField()
+    touched_at = UtcDateTimeField(column_name="touchedAt")
 
 
 abandoned = Sweep(
@@ -41,7 +41,7 @@ def tables(postgres: Database) -> None:
     postgres.execute_sql("CREATE TABLE customer (id bigint PRIMARY KEY)")
     postgres.execute_sql(
         "CREATE TABLE cart (id bigint PRIMARY KEY, customer_id bigint, state text NOT NULL, "
-        "touched_at timestamptz NOT NULL)"
+        '"touchedAt" timestamptz NOT NULL)'
     )
 
 
@@ -72,7 +72,7 @@ def test_index_advice_ignores_foreign_key_indexes(tables: None, admin: Connectio
     missing = found()
 
     assert missing.level == "warning"
-    assert missing.way_out == ('CREATE INDEX CONCURRENTLY ON "cart" (touched_at, id) WHERE ("state" = \'abandoned\')')
+    assert missing.way_out == 'CREATE INDEX CONCURRENTLY ON "cart" ("touchedAt", id) WHERE ("state" = \'abandoned\')'
     with admin.cursor() as cursor:
         cursor.execute(missing.way_out.replace(" CONCURRENTLY", ""))
     assert found().level == "fine"
