@@ -133,13 +133,16 @@ class CascadeStage(TableStage):
     def with_holds(self, holding: Callable[[], Iterable[tuple[str, str, Any]]]) -> Self:
         assert self.graph is not None
         holds: dict[tuple[str, str], list[Any]] = {}
-        tables = _changed_tables(self.graph)
+        tables, holding_in = _changed_tables(self.graph), dict[str, list[Any]]()
         for _, of_database, stage in holding():
+            holding_in.setdefault(of_database, []).append(stage)
+        for of_database, stages in holding_in.items():
             here = [name for at, name in tables if at == of_database]
-            if here:
-                with database.using(of_database):
-                    held, *ids = table_ids([stage.model, *(self.graph.model_of(name, of_database) for name in here)])
-                for name, number in zip(here, ids, strict=True):
+            changed = [self.graph.model_of(name, of_database) for name in here]
+            with database.using(of_database):
+                ids = table_ids([*(each.model for each in stages), *changed]) if here else []
+            for stage, held in zip(stages, ids, strict=False):
+                for name, number in zip(here, ids[len(stages) :], strict=True):
                     if number is not None and number == held:
                         holds.setdefault((of_database, name), []).append((stage.model, stage.hold))
         return replace(self, holds=holds)

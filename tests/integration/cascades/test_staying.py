@@ -16,8 +16,10 @@ from tests.declarations import only
 from tests.integration.cascades import shop
 from tests.integration.cascades.shop import NOW, Application, depending_on, execute, ids, sweep
 from tests.integration.conftest import Locked, Plant
+from tests.integration.statements import watch_statements
 from tests.internals.database import Database, database
 from tests.internals.engine import run_sweep
+from tests.internals.insight import plan
 from tests.internals.ledger import Run
 from tests.internals.workers import configured_sweeps
 
@@ -163,6 +165,24 @@ def test_hold_of_another_sweep_keeps_a_dependent_and_what_it_depends_on(
         "orders": [3, 7, 8],
         "item": [5, 6, 13, 14, 15, 16],
     }
+
+
+def test_holds_of_further_sweeps_need_no_further_statements(
+    accounts: None, housekeeping_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statements(others: int) -> int:
+        rows = Rows("item", stale=lambda row: row.id < 0, hold=lambda row: row.id == 2, action=Delete())
+        held = [Sweep(f"shop.held_{number}", rows) for number in range(others)]
+        known = configured_sweeps(housekeeping_settings, [sweep(), *held])
+        sent.clear()
+        plan(known["shop.closed_accounts"], clock=CLOCK)
+        return len(sent)
+
+    sent: list[str] = []
+    watch_statements(monkeypatch, sent.append)
+    statements(1)  # reads the catalog
+
+    assert statements(9) == statements(1)
 
 
 @pytest.mark.parametrize("table", ["item", "comment"])
