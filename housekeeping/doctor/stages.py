@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial, reduce
 from operator import and_
@@ -28,7 +28,7 @@ from housekeeping.insight.plan import inverted_comparison
 from housekeeping.sweeps.declaration import Sweep
 from housekeeping.sweeps.dependents import CONSTRAINT_DECIDES, Link
 from housekeeping.sweeps.keyset import ExceptHeld, Groups, conditions_of
-from housekeeping.sweeps.stage import Explainable, ExplainQuery
+from housekeeping.sweeps.stage import Explainable, ExplainQuery, Stage
 from housekeeping.sweeps.table_stage import TableStage
 from housekeeping.sweeps.tables import OrmRule, orm_rules
 from housekeeping.sweeps.tree import read_known_tables, sampled_branches
@@ -55,6 +55,7 @@ def examine_stages(settings: Settings, sweeps: dict[str, Sweep], declared: Colle
     now = database_now()
     dependents = partial(_dependents, [*declared, *sweeps.values()])
     broken: set[str] = set()
+    made: dict[str, tuple[Stage, ...]] = {}
     for subject, check in (
         ("predicate", _predicates),
         ("key", _keys),
@@ -64,17 +65,23 @@ def examine_stages(settings: Settings, sweeps: dict[str, Sweep], declared: Colle
         for sweep in sweeps.values():
             if sweep.name in broken:  # each statement would fail like the first one
                 continue
-            found = _checked(sweep, subject, check, now)
+            found = _checked(sweep, made, subject, check, now)
             broken.update(each.area for each in found if subject == "predicate" and each.level == "error")
             yield from found
 
 
 def _checked(
-    sweep: Sweep, subject: str, check: Callable[[Sweep, datetime], Iterable[Finding]], now: datetime
+    sweep: Sweep,
+    made: dict[str, tuple[Stage, ...]],
+    subject: str,
+    check: Callable[[Sweep, Sequence[Stage], datetime], Iterable[Finding]],
+    now: datetime,
 ) -> list[Finding]:
     try:
         with time_limit(STATEMENT_TIME, LOCK_TIME):
-            return list(check(sweep, now))
+            if sweep.name not in made:
+                made[sweep.name] = sweep.stages_for_run()
+            return list(check(sweep, made[sweep.name], now))
     except DependentsRefused as error:
         is_here = subject == "dependents"
         return [Finding("error", sweep.name, subject, error.problem, error.way_out)] if is_here else []
@@ -101,8 +108,8 @@ def _rejected(sweep: Sweep, error: Exception) -> list[Finding]:
     return [Finding("error", sweep.name, "predicate", error_line(error), f"correct {sweep.predicate_name}")]
 
 
-def _predicates(sweep: Sweep, now: datetime) -> Iterator[Finding]:
-    for stage in sweep.stages_for_run():
+def _predicates(sweep: Sweep, stages: Sequence[Stage], now: datetime) -> Iterator[Finding]:
+    for stage in stages:
         if (refusal := refused_by_citus(stage)) is not None:
             yield Finding("error", sweep.name, "distributed table", *refusal)
         elif isinstance(stage, TableStage):
@@ -111,8 +118,8 @@ def _predicates(sweep: Sweep, now: datetime) -> Iterator[Finding]:
                 yield Finding("warning", sweep.name, "predicate", line)
 
 
-def _keys(sweep: Sweep, now: datetime) -> Iterator[Finding]:
-    for stage in sweep.stages_for_run():
+def _keys(sweep: Sweep, stages: Sequence[Stage], now: datetime) -> Iterator[Finding]:
+    for stage in stages:
         if isinstance(stage, TableStage):
             yield from _key_findings(sweep, stage)
 
@@ -136,8 +143,7 @@ def _key_findings(sweep: Sweep, stage: TableStage) -> Iterator[Finding]:
         yield Finding("error", sweep.name, subject, *mismatch)
 
 
-def _dependents(declared: Collection[Sweep], sweep: Sweep, now: datetime) -> Iterator[Finding]:
-    stages = sweep.stages_for_run()
+def _dependents(declared: Collection[Sweep], sweep: Sweep, stages: Sequence[Stage], now: datetime) -> Iterator[Finding]:
     with database.atomic():
         found = sampled_branches(sweep, stages, now, declared, read_known_tables(sweep, stages))
     rules = orm_rules(getattr(part, "table", None) for part in sweep.parts) if found else []
@@ -164,8 +170,8 @@ def _contradiction(link: Link, rule: OrmRule) -> tuple[str, str] | None:
     return text, f"if the model is right: {decision}; else correct the model"
 
 
-def _indexes(sweep: Sweep, now: datetime) -> Iterator[Finding]:
-    for stage in sweep.stages_for_run():
+def _indexes(sweep: Sweep, stages: Sequence[Stage], now: datetime) -> Iterator[Finding]:
+    for stage in stages:
         # The settings of `explain` do not reach the shards, whose plans say nothing of a large table then.
         if isinstance(stage, Explainable) and not (isinstance(stage, TableStage) and stage.is_distributed):
             for query in stage.explain_queries(now):
