@@ -246,10 +246,11 @@ def _time_of(key: Key, value: str) -> datetime | None:
 
 
 def record_detachment(worker: str, table: PartitionedTable, partition: Partition) -> None:
-    """Record that the worker detaches the partition, unless a record has that already."""
-    DetachedPartition.insert(
+    """Record that the worker detaches the partition, in place of the record of another worker's earlier attempt."""
+    own: Any = DetachedPartition
+    own.insert(
         id=partition.id, name=partition.name, worker=worker, partition_of=table.name, bounds=partition.bounds
-    ).on_conflict_ignore().execute()
+    ).on_conflict(conflict_target=[own.id, own.name], preserve=[own.worker, own.partition_of, own.bounds]).execute()
 
 
 def forget_detachment(partition: Partition) -> None:

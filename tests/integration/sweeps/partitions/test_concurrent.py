@@ -101,6 +101,21 @@ def test_table_that_another_worker_detached_is_left_to_it(months: None) -> None:
 
 
 @concurrently
+def test_record_goes_to_the_worker_that_detaches_the_partition(months: None) -> None:
+    """Another worker was killed before it detached the same partition, and was removed."""
+    other = dataclasses.replace(sweep(), name="shop.other_events")
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "before", crash):
+        run(other)
+    with pytest.raises(Crash), at_step(partition_catalog, "detach_concurrently", "after", crash):
+        run(sweep())
+    close_killed_runs()
+
+    result = run(sweep())
+
+    assert (result.counts["dropped_partitions"], tables(), recorded()) == (2, KEPT, [])
+
+
+@concurrently
 def test_run_that_lost_its_lease_after_detaching_drops_nothing(months: None, lose_lease: LoseLease) -> None:
     successor = Another(LEASED)
 
