@@ -52,12 +52,6 @@ TWINS: Final[list[Twin]] = [
         in_script("CLAIM", ANOTHER_HOLDS_IT, "if false then"),
     ),
     Twin(
-        "D1",
-        "holds_the_key_after_the_start",
-        f"{_SENDING}test_until_executing_releases_its_key_when_it_starts",
-        in_script("START", 'redis.call("del", KEYS[1])', ""),
-    ),
-    Twin(
         "D2",
         "drops_messages_with_dependents",
         f"{_SENDING}test_pipe_target_is_never_dropped",
@@ -70,12 +64,6 @@ TWINS: Final[list[Twin]] = [
         in_script("RELEASE", 'redis.call("del", KEYS[1])', ""),
     ),
     Twin(
-        "D4",
-        "sets_no_ttl_at_the_start",
-        f"{_ENDINGS}test_key_of_killed_run_expires",
-        in_script("START", 'redis.call("pexpire", KEYS[1], given.ttl)', ""),
-    ),
-    Twin(
         "D5",
         "releases_the_key_of_another_delivery",
         f"{_ENDINGS}test_second_delivery_keeps_the_key_of_the_running_first",
@@ -86,12 +74,6 @@ TWINS: Final[list[Twin]] = [
         "counts_delayed_messages_as_live",
         f"{_SENDING}test_delayed_message_holds_no_key_before_it_is_due",
         _config(including_scheduled=True),
-    ),
-    Twin(
-        "D2",
-        "answers_no_duplicate",
-        "tests/integration/middleware/test_results.py::test_group_with_a_dropped_duplicate_completes",
-        instead(enqueue, "note_duplicates", lambda broker, dropped: None),
     ),
     Twin(
         "D3",
@@ -147,12 +129,6 @@ TWINS: Final[list[Twin]] = [
         "runs_beside_the_holder_of_its_key",
         f"{_TURNS}test_message_that_lost_its_key_waits_for_the_running_one",
         in_script("START", ANOTHER_HOLDS_IT, "if false then"),
-    ),
-    Twin(
-        "D8",
-        "requests_no_rerun",
-        f"{_TURNS}test_duplicates_during_a_run_make_one_rerun",
-        in_script("CLAIM", _ASKS, ""),
     ),
     Twin(
         "D8",

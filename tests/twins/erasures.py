@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.internals.erasures import Erasing, graph, ledger, work
+from tests.internals.erasures import Erasing, graph, ledger
 from tests.twins import Twin
 from tests.twins.planting import instead
 
@@ -33,11 +33,5 @@ TWINS: Final[list[Twin]] = [
         "has_the_key_for_its_hmac",
         _ERASURE + "test_erasure.py::test_receipt_has_counts_reasons_and_the_proof_and_no_key",
         instead(ledger, "key_hmac", lambda secret, subject, key: ",".join(key)),
-    ),
-    Twin(
-        "E2",
-        "never_continues_a_run",
-        _ERASURE + "test_meanwhile.py::test_run_that_reaches_its_limit_is_continued_by_the_next_run",
-        instead(work, "_has_changed", lambda result: False),
     ),
 ]

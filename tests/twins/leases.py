@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 
-from tests.internals.brokers import StoreUnavailable
 from tests.internals.core import LeaseLost
 from tests.internals.database import database
 from tests.internals.leases import Fence, Holder, LeaseRow, lease, renewal
@@ -25,10 +24,6 @@ _FENCES: Final = "tests/integration/leases/test_fences.py::"
 
 def _grants_a_held_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(renewal, "_OBTAIN", 'redis.call("set", KEYS[1], given.token, "px", given.ttl) return given.token')
-
-
-def _renews_the_lease_of_another(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(renewal, "_RENEW", 'redis.call("pexpire", KEYS[1], given.ttl) return 1')
 
 
 def _starts_without_its_lease(patch: pytest.MonkeyPatch) -> None:
@@ -54,19 +49,8 @@ def _checks_the_epoch_without_a_lock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "check_epoch", check_epoch)
 
 
-def _accepts_every_holder(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease, "check_epoch", lambda *_: None)
-
-
 TWINS: Final[list[Twin]] = [
     Twin("L1", "grants_a_held_lease", _ACTORS + "test_of_many_concurrent_messages_one_runs", _grants_a_held_lease),
-    Twin(
-        "L2",
-        "renews_the_lease_of_another",
-        _LOST + "test_actor_that_lost_its_lease_is_interrupted_and_retried",
-        _renews_the_lease_of_another,
-        slow=True,
-    ),
     Twin(
         "L2",
         "starts_without_its_lease",
@@ -80,12 +64,6 @@ TWINS: Final[list[Twin]] = [
         instead(admission, "holder_of", lambda token: Holder()),
     ),
     Twin(
-        "L4",
-        "treats_a_held_lease_as_an_error",
-        _ACTORS + "test_message_is_skipped_while_another_holds_the_lease",
-        instead(admission, "Skip", StoreUnavailable),
-    ),
-    Twin(
         "L5",
         "runs_an_actor_without_redis",
         _ACTORS + "test_without_redis_the_message_fails_is_retried_and_does_not_run",
@@ -96,12 +74,6 @@ TWINS: Final[list[Twin]] = [
         "allows_a_lease_in_a_transaction",
         _LEASES + "test_lease_in_an_open_transaction_raises",
         instead(lease, "in_transaction", lambda: False),
-    ),
-    Twin(
-        "L3",
-        "fence_accepts_every_holder",
-        _FENCES + "test_suspended_holder_commits_nothing_after_a_new_run_began",
-        _accepts_every_holder,
     ),
     Twin(
         "L3",

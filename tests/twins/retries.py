@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, Final
 
 import pytest
 
-from tests.internals.middleware import Schedule, delivery, interrupts, retries
+from tests.internals.middleware import Schedule, delivery, retries
 from tests.twins import Twin
 from tests.twins.planting import in_text, instead
 
@@ -16,7 +15,6 @@ _RETRIES: Final = f"{_FOLDER}test_retries.py::"
 _FOLLOW_UPS: Final = f"{_FOLDER}test_follow_ups.py::"
 _STORMS: Final = f"{_FOLDER}test_retry_storms.py::"
 _SHUTDOWN: Final = "tests/integration/middleware/interrupts/test_shutdown.py::"
-_STATEMENTS: Final = "tests/integration/middleware/interrupts/test_statements.py::"
 
 
 def _enqueue_once(broker: Any, message: Any, delay: int | None = None) -> None:
@@ -38,12 +36,6 @@ class _Never(Exception):
 
 
 TWINS: Final[list[Twin]] = [
-    Twin(
-        "R1",
-        "retries_at_once",
-        f"{_RETRIES}test_first_retry_comes_after_15_seconds",
-        instead(retries, "delay_before", lambda retry: timedelta(seconds=1)),
-    ),
     Twin(
         "R2",
         "accumulates_retries",
@@ -81,12 +73,5 @@ TWINS: Final[list[Twin]] = [
         "treats_a_shutdown_as_a_failure",
         f"{_SHUTDOWN}test_actor_is_interrupted_after_the_grace_and_requeued",
         instead(retries, "Shutdown", _Never),
-    ),
-    Twin(
-        "R5",
-        "does_not_cancel_the_statement",
-        f"{_STATEMENTS}test_actor_that_translates_the_cancellation_is_requeued_too",
-        instead(interrupts, "_cancel", lambda connection: False),
-        slow=True,
     ),
 ]

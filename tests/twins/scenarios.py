@@ -11,7 +11,7 @@ from peewee import SQL
 from tests.internals.database import connection
 from tests.internals.engine import Restore
 from tests.internals.ledger import Run, operators, runs
-from tests.internals.sweeps import CascadeStage, Statements, Write, actions, moved, partition_catalog
+from tests.internals.sweeps import Statements, Write, actions, moved, partition_catalog
 from tests.internals.workers import StoreDeletion
 from tests.twins import Twin
 from tests.twins.planting import instead
@@ -46,25 +46,6 @@ def deletes_dependents_of_fresh_parents(patch: pytest.MonkeyPatch) -> None:
         return [each for each in conditions(self, window) if each is not self._conditions.get("stale")]
 
     patch.setattr(Statements, "_may_change", broken)
-
-
-def _locks_no_parents(patch: pytest.MonkeyPatch) -> None:
-    locked = Statements.locked
-
-    def broken(self: Statements, *given: Any, **more: Any) -> Any:
-        text, values = locked(self, *given, **more)
-        return text.partition(" FOR SHARE OF ")[0], values
-
-    patch.setattr(Statements, "locked", broken)
-
-
-def _archives_no_items(patch: pytest.MonkeyPatch) -> None:
-    archives = CascadeStage.archives
-
-    def broken(self: CascadeStage) -> dict[Any, Any]:
-        return {each: source for each, source in archives(self).items() if source._meta.table_name != "item"}
-
-    patch.setattr(CascadeStage, "archives", broken)
 
 
 def leaves_restored_rows_in_the_archive(patch: pytest.MonkeyPatch) -> None:
@@ -109,25 +90,6 @@ TWINS: Final[list[Twin]] = [
         "deletes_dependents_of_fresh_parents",
         f"{_CASCADE}test_parent_that_becomes_fresh_keeps_what_is_left",
         deletes_dependents_of_fresh_parents,
-    ),
-    Twin(
-        "C1",
-        "locks_no_parents_of_a_batch",
-        "tests/integration/cascades/test_meanwhile.py::test_nothing_of_a_parent_is_touched_once_it_is_fresh",
-        _locks_no_parents,
-        slow=True,
-    ),
-    Twin(
-        "C1",
-        "ignores_holds_of_dependents",
-        f"{_CASCADE}test_hold_of_another_sweep_keeps_a_dependent_and_what_it_depends_on",
-        instead(Statements, "_not_held", lambda *given: []),
-    ),
-    Twin(
-        "A1",
-        "forgets_a_table_of_the_archive",
-        "tests/integration/cascades/test_archives.py::test_restore_brings_everything_back",
-        _archives_no_items,
     ),
     Twin(
         "C2",

@@ -8,8 +8,7 @@ from typing import Any, Final
 import pytest
 
 from tests.internals.brokers import StoreUnavailable
-from tests.internals.core import Cron, cron_fields
-from tests.internals.ledger import runs
+from tests.internals.core import cron_fields
 from tests.internals.middleware import Schedule, TickState, TickStore
 from tests.twins import Twin
 
@@ -70,32 +69,12 @@ def _notes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TickStore, "record", record_only)
 
 
-def _ignores_the_ledger(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "last_tick", lambda worker, before: None)
-
-
-def _fires_each_reading_of_a_time_of_day(patch: pytest.MonkeyPatch) -> None:
-    made = Cron.__post_init__
-
-    def make(self: Cron) -> None:
-        made(self)
-        self._names_readings = True
-
-    patch.setattr(Cron, "__post_init__", make)
-
-
 TWINS: Final[list[Twin]] = [
     Twin(
         "S1",
         "sends_a_tick_from_every_scheduler",
         "tests/integration/middleware/schedule/test_schedule.py::test_tick_seen_by_two_schedulers_fires_once",
         _sends_without_a_claim,
-    ),
-    Twin(
-        "S1",
-        "runs_every_message_of_a_tick",
-        "tests/integration/middleware/schedule/test_redis_unavailable.py::test_tick_queued_twice_runs_once",
-        _runs_without_a_claim,
     ),
     Twin(
         "S2",
@@ -123,21 +102,9 @@ TWINS: Final[list[Twin]] = [
         _notes_nothing,
     ),
     Twin(
-        "S5",
-        "counts_a_gap_once_per_scheduler",
-        "tests/integration/middleware/schedule/test_killed.py::test_two_schedulers_record_one_outage_in_one_row",
-        _ignores_the_ledger,
-    ),
-    Twin(
         "F7",
         "remembers_no_tick",
         "tests/integration/middleware/schedule/test_clocks.py::test_schedulers_restarted_every_minute_fire_each_tick_once",
         _remembers_nothing,
-    ),
-    Twin(
-        "F7",
-        "matches_the_clock_reading_instead_of_the_time",
-        "tests/integration/middleware/schedule/test_clocks.py::test_daily_tick_fires_once_on_daylight_saving_days",
-        _fires_each_reading_of_a_time_of_day,
     ),
 ]

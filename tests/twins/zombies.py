@@ -54,12 +54,6 @@ TWINS: Final[list[Twin]] = [
         _commits_without_its_epoch,
     ),
     Twin(
-        "L3",
-        "commits_a_cascade_without_its_epoch",
-        "tests/integration/cascades/test_limits.py::test_batch_of_an_earlier_lease_holder_changes_nothing",
-        _commits_without_its_epoch,
-    ),
-    Twin(
         "L5",
         "runs_a_sweep_without_redis",
         _RUNS + "test_run_with_a_lease_fails_while_redis_is_away",
