@@ -22,7 +22,7 @@ from tests.integration.workers.batched_git_ref_updates.repositories import MakeR
 from tests.integration.workers.batched_git_ref_updates.scheduled import NONE, drain, enqueued, sized
 from tests.internals.database import Database
 from tests.internals.engine import actor_named, run_sweep
-from tests.internals.ledger import Counts, Run
+from tests.internals.ledger import Run
 from tests.internals.workers import GIT_BATCH_SIZE as BATCH_SIZE
 from tests.internals.workers import GIT_MAX_RUNTIME as MAX_RUNTIME
 from tests.internals.workers import backends, cleanup_scheduler, project_cleanup
@@ -227,22 +227,6 @@ def test_run_stops_at_its_time_limit(broker: RedisBroker, add_deletions: AddDele
     assert enqueued(broker) == list(range(BATCH_SIZE + 1, 2 * BATCH_SIZE + 1))
 
 
-def test_interrupted_run_is_resumed(broker: RedisBroker, add_deletions: AddDeletions, settings: Settings) -> None:
-    # 障害時対応
-    add_deletions(26, project="n")
-
-    def fail(counts: Counts) -> None:
-        if counts["total_projects"] == 20:
-            raise OSError("the disk is full")
-
-    first = run_sweep(sized(100, 1), on_batch=fail)
-    drain(broker, settings)
-    second = run_sweep(sized(7, 1))
-
-    assert (first.outcome, second.outcome) == ("failed", "partial")
-    assert enqueued(broker) == [1, *range(21, 27)]
-
-
 def test_project_resumes_within_ten_minutes_after_an_outage(
     broker: RedisBroker,
     add_deletions: AddDeletions,
@@ -271,29 +255,6 @@ def test_project_resumes_within_ten_minutes_after_an_outage(
     assert (bare.refs(), pending(), queued(broker, "git_refs.DQ")) == ([], [], [])
     runs = Run.select().where(Run.worker == project_cleanup.name).order_by(Run.id)
     assert [run.outcome for run in runs] == ["failed", "done"]
-
-
-def test_database_outage_fails_the_run_for_a_retry(
-    broker: RedisBroker, add_deletions: AddDeletions, admin: Connection, settings: Settings
-) -> None:
-    # エラーケース一覧: DB接続エラー
-    add_deletions(12, project="n")
-
-    def cut(counts: Counts) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {Deletion._meta.table_name} RENAME TO away")
-            cursor.execute(
-                "CREATE FUNCTION gone() RETURNS bigint LANGUAGE plpgsql VOLATILE AS "
-                "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN 1; END $$;"
-                f"CREATE VIEW {Deletion._meta.table_name} AS SELECT gone() AS project_id, 1 AS status, 1 AS id"
-            )
-
-    result = run_sweep(sized(12, 1), on_batch=cut)
-
-    assert result.outcome == "failed"
-    assert result.reason is not None and result.reason.startswith("database: ")
-    assert enqueued(broker) == list(range(1, 11))
-    assert result.error is not None, "the message is retried"
 
 
 @pytest.mark.redis_broker_only(reason="it breaks a command of the Redis broker")

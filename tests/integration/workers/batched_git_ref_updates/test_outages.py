@@ -135,19 +135,6 @@ def test_only_refs_confirmed_before_a_failure_are_marked(
     assert pending() == [f"refs/heads/{number}" for number in range(16, 31)]
 
 
-def test_rows_are_marked_only_after_git_confirmed(
-    watched: Watched, repository: MakeRepository, add_deletions: AddDeletions, pending_elsewhere: Pending
-) -> None:
-    bare = repository(*(f"refs/heads/{number}" for number in range(1, 26)))
-    seen: list[tuple[int, int]] = []
-    watched.before = lambda number, refs: seen.append((len(pending_elsewhere()), len(bare.refs())))
-    add_deletions(25)
-
-    run_sweep(SMALL, 1)
-
-    assert seen == [(25, 25), (25, 20), (15, 15), (15, 10), (5, 5)]
-
-
 def test_application_can_replace_the_backends(add_deletions: AddDeletions, root: Path, pending: Pending) -> None:
     asked: list[tuple[PurePath, list[str]]] = []
 
@@ -165,19 +152,6 @@ def test_application_can_replace_the_backends(add_deletions: AddDeletions, root:
     assert run_sweep(project_cleanup, 1).counts["total_deletes"] == 2
     assert asked == [(PurePath("storage-1/1"), ["refs/heads/1", "refs/heads/2"])]
     assert pending() == []
-
-
-def test_error_in_a_custom_deletion_fails_the_run(
-    add_deletions: AddDeletions, watched: Watched, pending: Pending, last_run: Callable[[], Any]
-) -> None:
-    def fail(number: int, refs: Sequence[str]) -> None:
-        raise KeyError("storage-1")
-
-    watched.before = fail
-    add_deletions(2)
-
-    assert run_sweep(project_cleanup, 1).outcome == "failed"
-    assert (len(pending()), last_run().error) == (2, "KeyError: 'storage-1'")
 
 
 LIVE = ["refs/heads/live", "refs/tags/live"]

@@ -175,33 +175,6 @@ def test_ref_deleted_meanwhile_counts_as_deleted(
     assert (bare.refs(), pending()) == ([], [])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("packed", [False, True])
-def test_locked_ref_among_10_000_fails_alone(
-    root: Path,
-    repository: MakeRepository,
-    add_deletions: AddDeletions,
-    pending: Pending,
-    reported: list[dict[str, Any]],
-    lines: Lines,
-    packed: bool,
-) -> None:
-    # エラー処理: a poison ref is logged, reported and counted; its row stays pending; the loop ends.
-    bare = repository()
-    bare.add_many((f"refs/heads/{number}" for number in range(1, 10_001)), packed=packed)
-    bare.lock("refs/heads/5005")
-    add_deletions(10_000)
-
-    result = run_sweep(project_cleanup, 1)
-
-    assert (result.outcome, result.counts) == ("done", {"total_deletes": 9_999, "invalid": 0, "failed": 1})
-    assert bare.refs() == pending() == ["refs/heads/5005"]
-    assert [(about["project_id"], about["ref"]) for about in reported] == [(1, "refs/heads/5005")]
-    (line,) = lines("Record rejected")
-    assert (line.levelname, line.record) == ("ERROR", {"id": 5005, "project_id": 1, "ref": "refs/heads/5005"})
-    assert [line.alarm for line in lines("Alert")] == ["failed_rows"]
-
-
 @pytest.mark.parametrize(
     "name",
     ["HEAD", "main", "refs/", "-d", "--stdin", "refs/heads/a\ndelete refs/heads/kept", "refs/heads/a..b", "", " "]
@@ -367,25 +340,6 @@ def test_branch_of_a_row_that_cannot_be_marked_stays(
     assert (first.outcome, first.counts) == ("done", {"total_deletes": 2, "invalid": 0, "failed": 1})
     assert (second.outcome, second.counts) == ("done", {"total_deletes": 1, "invalid": 0, "failed": 1})
     assert after_first == bare.refs() == pending() == ["refs/heads/2"], "marked rows only lose their refs"
-
-
-@pytest.mark.parametrize("code", ["45000", "42501", "55000", "0A000", "XX001"])
-def test_unexpected_error_of_a_mark_costs_no_branch(
-    repository: MakeRepository, add_deletions: AddDeletions, admin: Connection, code: str
-) -> None:
-    bare = repository("refs/heads/1")
-    add_deletions(1)
-    with admin.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN RAISE EXCEPTION 'still needed' USING ERRCODE = '{code}'; END $$;"
-            f"CREATE TRIGGER refuse BEFORE UPDATE ON {Deletion._meta.table_name} "
-            "FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
-
-    run_sweep(project_cleanup, 1)
-
-    assert bare.refs() == ["refs/heads/1"]
 
 
 def test_rows_of_refs_that_git_refuses_are_not_announced_as_deleted(

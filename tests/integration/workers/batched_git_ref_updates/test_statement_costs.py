@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import redis
@@ -94,27 +93,6 @@ def test_marking_is_linear_before_analyze(add_deletions: AddDeletions, postgres:
     text = "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
 
     assert "Nested Loop" not in text
-
-
-@pytest.mark.slow
-def test_page_costs_four_statements_and_one_per_git_batch(
-    root: Path, add_deletions: AddDeletions, statements: list[str]
-) -> None:
-    add_deletions(10_000)
-
-    run_sweep(project_cleanup, 1)
-
-    reads = [sql for sql in statements if sql.startswith("SELECT") and '"ref"' in sql]
-    marks = [sql for sql in statements if sql.startswith("WITH") and "UPDATE" in sql]
-    counts = [sql for sql in statements if sql.startswith("UPDATE") and '"counts" = ' in sql]
-    checks = [sql for sql in statements if sql.startswith("SELECT") and sql.endswith('"outcome" IS NULL))')]
-    constraints = [sql for sql in statements if sql.startswith("SET CONSTRAINTS")]
-    assert (len(reads), len(marks), len(constraints), len(counts), len(checks)) == (10, 10, 10, 10, 100)
-    savepoints = [sql for sql in statements if "SAVEPOINT" in sql]
-    looks = [sql for sql in statements if "pg_inherits" in sql]  # of the gates, which ask by the clock
-    assert len(statements) - len(savepoints) - len(looks) - 40 - len(checks) <= 6, (
-        "what begins and ends a run does not grow with the pages"
-    )
 
 
 @pytest.mark.redis_broker_only(reason="it counts commands of Redis, which does not get RabbitMQ's messages")

@@ -139,37 +139,6 @@ def test_tracker_being_added_keeps_its_entity(
     assert whole(1) == (1, [1])
 
 
-def test_each_batch_is_one_transaction_of_at_most_its_size(
-    tables: Tables, clock: ManualClock, last_run: Callable[[], Any]
-) -> None:
-    # コミットタイミング. Another session sees whole entities only, and the ledger's counts with them.
-    tables.add_entities(25)
-    tables.add_trackers(EACH, "0, 3")
-    seen: list[tuple[int, int, int, int]] = []
-
-    def look(counts: dict[str, Any]) -> None:
-        entities = sum(status == 3 for status in tables.entities().values())
-        ((trackers,),) = tables.do("SELECT count(*) FROM bulk_import_trackers WHERE status = 4")
-        counted = last_run().counts
-        seen.append((entities, trackers, counted["timed_out_entities"], counted["timed_out_trackers"]))
-
-    run_sweep(SMALL, clock=clock, on_batch=look)
-
-    assert seen[-3:] == [(10, 20, 10, 20), (20, 40, 20, 40), (25, 50, 25, 50)]
-
-
-def test_a_batch_of_entities_costs_one_message(tables: Tables, clock: ManualClock, statements: list[str]) -> None:
-    tables.add_entities(1000)
-    tables.add_trackers(EACH, "0, 1, 3")
-    statements.clear()
-
-    result = run_sweep(sweep, clock=clock)
-
-    batches = [sql for sql in statements if "SET_CONFIG" in sql or "EXECUTE" in sql]
-    assert result.counts["timed_out_trackers"] == 3000
-    assert len(batches) == 11, "10 full batches, and one that finds nothing"
-
-
 def test_events_contain_only_changed_entities(
     tables: Tables, locked: Locked, clock: ManualClock, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:

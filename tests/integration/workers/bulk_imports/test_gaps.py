@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from housekeeping.testing.stubs import ManualClock
-from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity
+from housekeeping.workers.bulk_imports.models import BulkImportEntity
 from tests.faults import at_number, at_step
 from tests.integration.pausing import changed_in_the_gap, pausing
 from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, Tables
@@ -45,16 +45,6 @@ def at_the_trackers(tables: Tables, clock: ManualClock) -> Callable[[str], RunRe
             return run_sweep(sweep, clock=clock)
 
     return run
-
-
-@pytest.mark.parametrize("move", ["status = 2", f"updated_at = {FRESH}"])
-def test_import_changed_between_read_and_write_is_skipped(tables: Tables, in_the_gap: InTheGap, move: str) -> None:
-    tables.add_imports(3)
-
-    result = in_the_gap(BulkImport, f"UPDATE bulk_imports SET {move} WHERE id = 1")
-
-    assert (result.outcome, result.counts["timed_out_imports"]) == ("done", 2)
-    assert tables.do(f"SELECT id FROM bulk_imports WHERE id = 1 AND {move}") == [(1,)]
 
 
 @pytest.mark.parametrize("move", ["status = 2", "status = 3", "status = -1", "status = -2", f"updated_at = {FRESH}"])

@@ -9,31 +9,12 @@ import pytest
 
 from housekeeping.testing.stubs import ManualClock
 from tests.integration.statements import watch_statements
-from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, NOW, STALE, Tables
+from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, Tables
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
-from tests.internals.insight import dry_run, plan
+from tests.internals.insight import plan
 from tests.internals.sweeps import Batch, TableStage
 from tests.internals.workers import imports_sweep as sweep
-
-
-def test_plan_counts_the_rows_that_the_run_changes(tables: Tables, clock: ManualClock) -> None:
-    # 入力データソース: the three tables.
-    for updated_at in (STALE, FRESH):
-        first = 1 if updated_at == STALE else 101
-        tables.add_imports(7, updated_at, first_id=first)
-        tables.add_entities(5, updated_at, "n % 3", first_id=first)
-    tables.add_trackers(EACH, "0, 1, 2, 3")
-
-    planned, dry = plan(sweep, clock=clock), dry_run(sweep, clock=clock)
-    before = tables.imports()
-    result = run_sweep(sweep, clock=clock)
-
-    assert before == {**dict.fromkeys((*range(1, 8), *range(101, 108)), 1), 1_000_000: 2}, "it changed nothing"
-    assert dry.counts == result.counts
-    assert result.counts["timed_out_trackers"] == 9
-    assert [(each.name, each.stale.rows) for each, _ in planned.stages] == [("imports", 7), ("entities", 3)]
-    assert planned.stale.exact and planned.oldest == clock.now() - timedelta(hours=25)
 
 
 @pytest.mark.parametrize(("limit", "exact"), [(11, False), (12, True)])
@@ -125,12 +106,3 @@ def test_oldest_and_backlog_use_indexes(postgres: Database, many: Tables, clock:
             shown = explained(postgres, *each.rows(batch).sql())
             assert f"index_{each.model._meta.table_name}_on_updated_at_and_id_for_stale" in shown
             assert "Seq Scan" not in shown
-
-
-def test_cursor_is_the_position_before_the_change(tables: Tables, last_run: Any, clock: ManualClock) -> None:
-    # Keysetページネーション: (updated_at, id) of the last row as it was.
-    tables.add_entities(3, f"{NOW} - interval '2 days' + interval '1 hour' * n")
-
-    run_sweep(sweep, clock=clock)
-
-    assert last_run().cursor == {"pass": "entities", "after": ["2025-12-30 03:00:00+00", 3]}

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from peewee import IntegrityError, OperationalError
+from peewee import IntegrityError
 
 from housekeeping.workers.bulk_imports.models import BulkImport, BulkImportEntity, BulkImportTracker, StatefulModel
-from tests.integration.conftest import Locked
 from tests.integration.workers.bulk_imports.conftest import STALE, Tables
 from tests.internals.core import IllegalEvent
-from tests.internals.database import Database, database_now
+from tests.internals.database import database_now
 from tests.internals.workers import ImportStatus, TrackerStatus
-from tests.session_settings import set_in_session
 
 #: Event -> (states it may come from, state it leads to), by the numbers in document 65.
 IMPORTS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -127,18 +125,6 @@ def test_entity_stays_if_a_tracker_cannot_change(tables: Tables) -> None:
 
     assert (tables.entities(), tables.trackers()) == ({1: 1}, [0, 1])
     assert entity.__data__ == before, "nor does the object"
-
-
-def test_wait_for_a_tracker_ends_at_the_lock_timeout(tables: Tables, locked: Locked, postgres: Database) -> None:
-    tables.add_entities(1)
-    tables.add_trackers(1, "0, 1")
-    entity = BulkImportEntity.get_by_id(1)
-    set_in_session(postgres, "lock_timeout = '50ms'")
-
-    with locked("SELECT * FROM bulk_import_trackers WHERE status = 1 FOR UPDATE"), pytest.raises(OperationalError):
-        entity.cleanup_stale()
-
-    assert (tables.entities(), tables.trackers(), entity.status) == ({1: 1}, [0, 1], 1)
 
 
 def test_records_read_and_write_states_by_name(tables: Tables) -> None:

@@ -6,13 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from housekeeping.testing.stubs import ManualClock
 from tests.database_times import DatabaseTimes
 from tests.declarations import changed
-from tests.integration.conftest import Locked
-from tests.integration.workers.bulk_imports.conftest import EACH, FRESH, LIMIT, STALE, Tables, heard
+from tests.integration.workers.bulk_imports.conftest import FRESH, LIMIT, STALE, Tables, heard
 from tests.internals.core import WorkerSettings, entity_timed_out, import_timed_out
 from tests.internals.engine import run_sweep
 from tests.internals.workers import IMPORT_MODELS as MODELS
@@ -54,19 +51,6 @@ def test_only_created_and_started_rows_time_out(tables: Tables, clock: ManualClo
     after = {10 + status: 3 if status in (0, 1) else status for status in ALL_STATES}
     assert {id: status for id, status in tables.imports().items() if id < 100} == after
     assert tables.entities() == after
-
-
-def test_import_with_an_entity_being_added_is_timed_out(tables: Tables, locked: Locked, clock: ManualClock) -> None:
-    # The foreign key of the new entity locks its import, but only its key.
-    tables.add_imports(2, STALE)
-
-    with locked(
-        "INSERT INTO bulk_import_entities (bulk_import_id, source_type, source_full_path, project_id, status) "
-        "VALUES (1, 0, 'a/b', 7, 0)"
-    ):
-        result = run_sweep(sweep, clock=clock)
-
-    assert (result.outcome, result.counts["timed_out_imports"]) == ("done", 2)
 
 
 def test_open_trackers_time_out_with_their_entity(tables: Tables, clock: ManualClock) -> None:
@@ -118,21 +102,6 @@ def test_every_change_sets_updated_at_and_nothing_else(
     assert changed == [[(True,), (False,)], [(True,)], [(True,), (False,)]], "what was finished has not changed"
 
 
-@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
-def test_all_stale_rows_are_processed(tables: Tables, clock: ManualClock, count: int) -> None:
-    # 処理フロー: both stages continue until no row is left.
-    tables.add_imports(count)
-    tables.add_entities(count)
-
-    result = run_sweep(SMALL, clock=clock)
-
-    assert (result.outcome, result.counts["timed_out_imports"], result.counts["timed_out_entities"]) == (
-        "done",
-        count,
-        count,
-    )
-
-
 def test_next_batch_starts_after_the_time_before_the_change(tables: Tables, clock: ManualClock) -> None:
     # 処理フロー, Keysetページネーション. All have one time but for their ids; 25 batches, each row met once.
     tables.add_imports(50, STALE)
@@ -181,52 +150,7 @@ def test_record_lines_can_be_disabled(
     assert lines("BulkImport stale") == lines("BulkImports::Entity stale") == []
 
 
-def test_events_are_sent_once_per_batch_after_the_commit(tables: Tables, clock: ManualClock) -> None:
-    tables.add_imports(11)
-    tables.add_entities(1)
-    seen: list[int] = []
-
-    def look(sender: Any, *, rows: list[dict[str, Any]], **about: Any) -> None:
-        seen.extend(tables.imports()[row["bulk_import_id"]] for row in rows)
-
-    with import_timed_out.connected_to(look), heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
-        run_sweep(SMALL, clock=clock)
-
-    assert seen == [3] * 11, "another session sees them changed when it hears of them"
-    assert imports == [[{"bulk_import_id": n} for n in range(1, 11)], [{"bulk_import_id": 11}]]
-    assert entities == [[{"bulk_import_entity_id": 1, "bulk_import_id": 1_000_000}]]
-
-
-def test_settings_change_staleness_and_batch_size(tables: Tables, clock: ManualClock) -> None:
-    tables.add_imports(3, FRESH)
-    tables.add_entities(3, FRESH)
-    settings = WorkerSettings(stale_after_s=3599, page_size=2, batch_size=2, max_runtime_s=1)
-
-    with heard(import_timed_out) as imports, heard(entity_timed_out) as entities:
-        run_sweep(sweep.configured(settings), clock=clock)
-
-    assert [len(rows) for rows in imports] == [2, 1]
-    assert [len(rows) for rows in entities] == [2, 1]
-
-
 Lines = Callable[[str], list[dict[str, Any]]]
-
-
-@pytest.mark.slow
-def test_poison_tracker_fails_only_its_entity(
-    tables: Tables, clock: ManualClock, reported: list[dict[str, Any]]
-) -> None:
-    tables.add_entities(10_000)
-    tables.add_trackers(EACH, "1")
-    tables.refuse("bulk_import_trackers", "OLD.bulk_import_entity_id = 5005")
-
-    result = run_sweep(sweep, clock=clock)
-
-    assert (result.outcome, result.counts["failed"]) == ("done", 1)
-    assert (result.counts["timed_out_entities"], result.counts["timed_out_trackers"]) == (9_999, 9_999)
-    assert tables.do("SELECT id FROM bulk_import_entities WHERE status <> 3") == [(5005,)]
-    assert tables.trackers(5005) == [1]
-    assert [about["id"] for about in reported] == [5005]
 
 
 def test_poison_row_is_tried_once_per_run_and_raises_an_alert(tables: Tables, clock: ManualClock, lines: Lines) -> None:

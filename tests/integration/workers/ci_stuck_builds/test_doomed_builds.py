@@ -26,7 +26,6 @@ from tests.session_settings import set_in_session
 #: Refuses to be dropped, not to be doomed.
 UNDROPPABLE = "NEW.failure_reason IS DISTINCT FROM 12 AND OLD.id"
 UNTOUCHABLE = "OLD.id"
-SMALL = changed(drop_canceling, batch=10)
 
 
 def test_undroppable_build_is_doomed_at_the_time_of_its_batch(
@@ -100,23 +99,10 @@ def test_doomed_build_has_an_event_of_its_own(
     run_sweep(drop_canceling, clock=ManualClock())
 
     rows = heard()
+    dropped = {"project_id": 1, "pipeline_id": 5001, "failure_reason": 3}
     assert sorted(row["build_id"] for row in rows["build_dropped"]) == [1, 3]
+    assert {"build_id": 1, **dropped} in rows["build_dropped"]
     assert rows["build_doomed"] == [{"build_id": 2, "project_id": 2, "pipeline_id": 5002, "failure_reason": 12}]
-
-
-def test_undoomable_builds_are_tried_once_per_run(
-    either: type[Build], add_builds: AddBuilds, refuse: Refuse, reported: list[dict[str, Any]]
-) -> None:
-    add_builds(35, "canceling", STALE, STALE)
-    refuse(f"{UNTOUCHABLE} BETWEEN 1 AND 19")
-
-    first = run_sweep(SMALL, clock=ManualClock())
-    (about,) = reported
-    second = run_sweep(SMALL, clock=ManualClock())
-
-    assert (first.counts["dropped"], first.counts["failed"]) == (16, 19)
-    assert (about["rows"], len({each["build_id"] for each in about["samples"]})) == (19, 5)
-    assert (second.outcome, second.counts["dropped"], second.counts["failed"]) == ("done", 0, 19)
 
 
 def test_build_with_a_damaged_version_is_doomed(builds: type[Build], add_builds: AddBuilds, clock: ManualClock) -> None:
@@ -127,17 +113,6 @@ def test_build_with_a_damaged_version_is_doomed(builds: type[Build], add_builds:
 
     assert (result.counts["dropped"], result.counts["doomed"]) == (1, 1)
     assert Build.get(Build.id == 1).lock_version == 1
-
-
-def test_batch_of_builds_without_a_project_is_bisected(
-    either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock
-) -> None:
-    add_builds(9, "canceling", STALE, STALE, project_id="NULL")
-    refuse(f"OLD.id = 3 OR ({UNDROPPABLE} = 2)")
-
-    result = run_sweep(drop_canceling, clock=clock)
-
-    assert result.counts == {"dropped": 7, "doomed": 1, "failed": 1, "out_of_time": False}
 
 
 @pytest.mark.parametrize("meanwhile", ["status = 'success'", "updated_at = timestamp '2026-01-01'"])
@@ -219,29 +194,6 @@ def test_many_dooms_or_drops_raise_alerts(
 
     assert at_the_limit == []
     assert [line["alarm"] for line in lines(caplog, "Alert")] == ["most_dropped", "most_doomed"]
-
-
-@pytest.mark.slow
-def test_build_too_slow_to_drop_is_doomed(either: type[Build], add_builds: AddBuilds, admin: Connection) -> None:
-    # "any StandardError in drop -> doom", a timeout too.
-    add_builds(30, "canceling", STALE, STALE)
-    _slow_down(admin, f"{UNDROPPABLE} = 4")
-    set_in_session(database, "statement_timeout = '1s'")
-
-    result = run_sweep(SMALL, clock=ManualClock())
-
-    assert (result.outcome, result.counts) == ("done", {"dropped": 29, "doomed": 1, "failed": 0, "out_of_time": False})
-
-
-def _slow_down(admin: Connection, condition: str) -> None:
-    """Make the update of builds that match a condition exceed the statement timeout."""
-    table: Any = Build._meta
-    with admin.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN IF {condition} THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;"
-            f"CREATE TRIGGER slow BEFORE UPDATE ON {table.table_name} FOR EACH ROW EXECUTE FUNCTION slow()"
-        )
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,6 @@ from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.ci_stuck_builds.models import Build
 from tests.database_times import DatabaseTimes
 from tests.declarations import changed
-from tests.integration.conftest import Locked
 from tests.integration.pausing import changed_in_the_gap, pausing
 from tests.integration.workers.ci_stuck_builds.tables import (
     HOUR_AGO,
@@ -23,13 +21,11 @@ from tests.integration.workers.ci_stuck_builds.tables import (
     NOW,
     STALE,
     AddBuilds,
-    Refuse,
     by_status,
     lines,
 )
-from tests.internals.database import Database, database
+from tests.internals.database import Database
 from tests.internals.engine import run_sweep
-from tests.internals.workers import BUILDS_BATCH_SIZE as BATCH_SIZE
 from tests.internals.workers import drop_canceling, drop_running, drop_scheduled
 from tests.session_settings import set_in_session
 
@@ -81,19 +77,6 @@ def test_no_other_status_or_type_is_touched(either: type[Build], add_builds: Add
     assert Build.select().where(Build.lock_version == 3).count() == len(others) + 1
 
 
-@pytest.mark.parametrize("count", [0, 1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE])
-def test_all_stuck_builds_are_dropped(
-    builds: type[Build], add_builds: AddBuilds, clock: ManualClock, count: int
-) -> None:
-    # 処理フロー: until there is no next build. All of one moment, so that the key alone decides the order.
-    add_builds(count, "canceling", STALE, STALE)
-
-    result = run_sweep(drop_canceling, clock=clock)
-
-    assert (result.outcome, result.counts["dropped"]) == ("done", count)
-    assert Build.select().where(Build.status == "canceling").count() == 0
-
-
 def test_builds_without_a_project_are_dropped_in_their_turn(
     either: type[Build], add_builds: AddBuilds, clock: ManualClock
 ) -> None:
@@ -126,18 +109,6 @@ def test_batches_have_100_builds_in_order_of_age_and_project(
     assert batches[1] == list(range(100, 0, -1)), "by project"
 
 
-def test_batch_costs_one_statement(
-    builds: type[Build], add_builds: AddBuilds, statements: list[str], clock: ManualClock
-) -> None:
-    # パフォーマンス要件
-    add_builds(950, "canceling", STALE, STALE)
-
-    run_sweep(drop_canceling, clock=clock)
-
-    assert sum('UPDATE "ci_builds"' in sql or "EXECUTE" in sql for sql in statements) == 10
-    assert len(statements) <= 10 + 9, "what does not grow with the batches"
-
-
 def test_log_lines_match_the_document(
     builds: type[Build], add_builds: AddBuilds, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,47 +128,6 @@ def test_log_lines_match_the_document(
     ]
 
 
-def test_event_for_dropped_builds_is_sent_after_the_commit(
-    builds: type[Build],
-    add_builds: AddBuilds,
-    admin: Connection,
-    heard: Callable[[], dict[str, list[dict[str, Any]]]],
-    reported: list[dict[str, Any]],
-) -> None:
-    # 影響範囲: pipelines and notifications hang on the drop.
-    add_builds(150, "canceling", STALE, STALE)
-    failed: list[int] = []
-
-    def look_and_raise(sender: str, **told: Any) -> None:
-        with admin.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM ci_builds WHERE status = 'failed'")
-            failed.extend(cursor.fetchall()[0])
-        raise ValueError("no mail today")
-
-    with events.build_dropped.connected_to(look_and_raise):
-        result = run_sweep(drop_canceling, clock=ManualClock())
-
-    assert (result.outcome, result.counts["dropped"], failed) == ("done", 150, [100, 150])
-    rows = heard()["build_dropped"]
-    assert sorted(row["build_id"] for row in rows) == list(range(1, 151))
-    assert rows[0] == {"build_id": 10, "project_id": 0, "pipeline_id": 5010, "failure_reason": 3}
-    assert [str(about["error"]) for about in reported] == ["no mail today"] * 2
-
-
-def test_build_that_ends_between_read_and_write_is_skipped(
-    either: type[Build], add_builds: AddBuilds, admin: Connection
-) -> None:
-    # エラーケース OptimisticLocking: the change commits after the statement's snapshot and before the row is locked.
-    add_builds(3, "canceling", STALE, STALE)
-    change = f"UPDATE {_table(either)} SET status = 'canceled', lock_version = lock_version + 1 WHERE id = 2"
-
-    with changed_in_the_gap(admin, change):
-        result = run_sweep(pausing(drop_canceling, Build.id, 2), clock=ManualClock())
-
-    assert result.counts == {**NOTHING_DROPPED, "dropped": 2}
-    assert by_status() == {"failed": [1, 3], "canceled": [2]}
-
-
 def test_build_with_a_new_version_is_read_again_and_dropped(
     either: type[Build], add_builds: AddBuilds, admin: Connection
 ) -> None:
@@ -215,20 +145,6 @@ def test_build_with_a_new_version_is_read_again_and_dropped(
 def _table(model: type[Build]) -> str:
     meta: Any = model._meta
     return str(meta.table_name)
-
-
-def test_build_with_an_artifact_being_added_is_dropped(
-    builds: type[Build], add_builds: AddBuilds, admin: Connection, locked: Locked
-) -> None:
-    # The foreign key of the new row locks its build, but only its key.
-    add_builds(2, "canceling", STALE, STALE)
-    with admin.cursor() as cursor:
-        cursor.execute("CREATE TABLE artifact (job_id bigint REFERENCES ci_builds (id))")
-
-    with locked("INSERT INTO artifact VALUES (1)"):
-        result = run_sweep(drop_canceling, clock=ManualClock())
-
-    assert (result.outcome, result.counts["dropped"]) == ("done", 2)
 
 
 #: The manual clock's time in a column that has a zone.
@@ -291,37 +207,3 @@ def test_siblings_log_their_start_messages(
     assert len(lines(caplog, start)) == 1
     (line,) = lines(caplog, "Dropping outdated build")
     assert (line["build_id"], line["status"], line["failure_reason"]) == (1, status, reason)
-
-
-@pytest.mark.parametrize(("sweep", "status"), [(drop_running, "running"), (drop_scheduled, "scheduled")])
-def test_siblings_doom_undroppable_builds(
-    either: type[Build], add_builds: AddBuilds, refuse: Refuse, clock: ManualClock, sweep: Sweep, status: str
-) -> None:
-    add_builds(3, status, STALE, STALE, scheduled_at=ZONED_STALE)
-    refuse("OLD.id = 3 OR (OLD.id = 2 AND NEW.failure_reason IS DISTINCT FROM 12)")
-
-    result = run_sweep(sweep, clock=clock)
-
-    assert result.counts == {"dropped": 1, "doomed": 1, "failed": 1, "out_of_time": False}
-
-
-def test_running_builds_without_a_creation_time_are_dropped_too(builds: type[Build], add_builds: AddBuilds) -> None:
-    # Upstream the column may be NULL.
-    with database.atomic():
-        database.execute_sql("ALTER TABLE ci_builds ALTER COLUMN created_at DROP NOT NULL")
-    add_builds(250, "running", "CASE n % 2 WHEN 0 THEN timestamp '2025-01-01' END", STALE)
-
-    result = run_sweep(drop_running, clock=ManualClock())
-
-    assert (result.outcome, result.counts["dropped"]) == ("done", 250)
-
-
-def test_running_builds_at_infinite_and_ancient_times_are_dropped_too(
-    builds: type[Build], add_builds: AddBuilds
-) -> None:
-    times = "(ARRAY['-infinity', '0044-03-15 BC', '2025-01-01'])[1 + n % 3]::timestamp"
-    add_builds(300, "running", times, STALE)
-
-    result = run_sweep(drop_running, clock=ManualClock())
-
-    assert (result.outcome, result.counts["dropped"]) == ("done", 300)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -118,22 +115,6 @@ def test_missing_actor_is_reported(builds: type[Build], clock: ManualClock) -> N
     )
 
 
-@pytest.mark.slow
-def test_the_command_line_enqueues_by_the_settings(
-    builds: type[Build], environment: dict[str, str], broker: RedisBroker, delayed: Delayed
-) -> None:
-    command = [sys.executable, "-m", "housekeeping", "run", "ci.stuck_jobs", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-    said = json.loads(done.stdout)
-    assert (done.returncode, said["outcome"]) == (0, "done")
-    assert said["counts"] == {"enqueued": 4, "deduplicated": 0}
-    messages = [*queued(broker, "cronjob"), *delayed()]
-    assert [(message.actor_name, message.options["trigger"]) for message in messages] == [
-        (name, "parent") for name in DELAYS
-    ]
-
-
 PENDING, RUNNING, SCHEDULED, CANCELING = DELAYS
 
 LastRun = Callable[[], Run]
@@ -229,20 +210,6 @@ def test_child_that_cannot_be_enqueued_fails_the_run_after_the_others(
     assert [type(report["error"]) for report in reported] == [ConnectionError]
     with pytest.raises(ConnectionError):
         result.raise_for_failure()
-
-
-def test_retry_of_the_parent_enqueues_only_the_child_that_is_missing(
-    enqueued: Enqueued, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    with monkeypatch.context():
-        request.getfixturevalue("first_child_fails")
-        run_sweep(stuck_jobs, clock=clock)
-    monkeypatch.undo()
-
-    again = run_sweep(stuck_jobs, clock=clock)
-
-    assert (again.outcome, again.counts) == ("done", {"enqueued": 1, "deduplicated": 3})
-    assert sorted(enqueued()) == sorted(DELAYS)
 
 
 def test_parent_stopped_by_a_shutdown_does_not_duplicate_its_children(enqueued: Enqueued, clock: ManualClock) -> None:

@@ -13,7 +13,6 @@ from housekeeping import Sweep
 from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.object_storage import pending_uploads
 from tests.declarations import changed
-from tests.faults import exchanges
 from tests.integration.sweeps.conftest import low_floor as low_floor
 from tests.integration.sweeps.engine.sizing import Impatient, past_runs
 from tests.integration.workers.object_storage.conftest import Configure, Pending, Prepare, counted
@@ -38,21 +37,6 @@ QUIET = changed(SMALL, alerts=dataclasses.replace(sweep.alerts, backlog=None), s
 
 
 pytestmark = pytest.mark.usefixtures("postgres", "pending")
-
-
-def test_run_stops_after_250_seconds(
-    folder: Folder, configure: Configure, prepared: Prepare, still_pending: Pending
-) -> None:
-    # 処理フロー 4, パフォーマンス要件, MAX_EXEC_DURATION. The clock moves 125 s at each look: 125, 250 and 375 s are
-    # spent after batches of 32, 64 and 128 files; 250 s is still inside.
-    configure(artifacts=folder.settings())
-    prepared(*(f"may/{number}" for number in range(900)))
-
-    result = run_sweep(sweep, clock=ManualClock(tick=MAX_EXEC_DURATION / 2))
-
-    assert (result.outcome, result.reason) == ("partial", "out_of_time")
-    assert result.counts == counted(900, 224, timeout=True)
-    assert len(still_pending()) == 676
 
 
 @pytest.fixture
@@ -187,25 +171,6 @@ def test_resumed_run_also_reads_the_front(
     resumed = run_sweep(sweep, clock=clock)
 
     assert (resumed.outcome, pending_uploads.count()) == ("done", 0)
-
-
-def test_page_of_500_costs_seven_round_trips(
-    folder: Folder, configure: Configure, prepared: Prepare, clock: ManualClock
-) -> None:
-    # パフォーマンス要件: メモリ使用量上限, イテレータ使用で制御. A page; a claim and a removal per 256 files.
-    configure(artifacts=folder.settings())
-    prepared(*(f"may/{number}" for number in range(5_000)))
-
-    with exchanges() as made:
-        run_sweep(changed(QUIET, batch=500), clock=clock)
-
-    commands = [command.split(b"\r\n")[2].decode() for command in made.commands]
-    pages = commands.count("EVAL")
-    assert 5 <= pages <= 15
-    assert commands.count("EVALSHA") <= 4 * pages + 4
-    others = {name for name in commands if name not in ("EVAL", "EVALSHA")}
-    assert others <= {"HLEN", "SCRIPT", "HELLO", "CLIENT", "TIME"}
-    assert commands.count("TIME") <= pages + 4
 
 
 def test_stale_entries_of_several_pages_are_one_batch(

@@ -118,20 +118,6 @@ def test_time_out_does_not_hide_an_unavailable_store(folder: Folder, configure: 
     assert result.outcome == "failed" and result.counts["execution_timeout"] is True
 
 
-def test_hanging_store_is_given_up_in_bounded_time(
-    folder: Folder, configure: Configure, prepared: Prepare, silent: str, clock: ManualClock
-) -> None:
-    slow = {**NOWHERE, "endpoint": silent, "timeout": "50ms"}
-    configure(artifacts=folder.settings(), uploads={"url": "s3://bucket", "options": slow})
-    prepared("may/1")
-    prepared("may/2", location="uploads")
-
-    result = run_sweep(sweep, clock=clock)
-
-    assert result.outcome == "failed"
-    assert result.counts["total_deleted_stale_entries"] == 1
-
-
 @pytest.mark.parametrize(
     ("endpoint", "reason"),
     [

@@ -238,32 +238,6 @@ def test_invalid_fresh_entry_is_ignored(
     assert run_sweep(sweep, clock=clock).counts == counted(2, 0)
 
 
-@pytest.mark.slow
-def test_refused_object_among_10_000_fails_alone(
-    place: Place,
-    configure: Configure,
-    prepared: Prepare,
-    still_pending: Pending,
-    reported: list[dict[str, Any]],
-    lines: Lines,
-    clock: ManualClock,
-) -> None:
-    # エラーケース一覧, トランザクション範囲: エントリ単位
-    configure(artifacts=place.settings())
-    prepared(*(f"may/{number}" for number in range(9_999)))
-    place.put(*(f"may/{number}" for number in range(0, 9_999, 500)))
-    poison = place.refuse("may/poison")
-    prepared(poison)
-
-    result = run_sweep(sweep, clock=clock)
-
-    assert (result.outcome, result.counts) == ("done", counted(10_000, 9_999, failed=1))
-    assert still_pending() == {poison}
-    assert len(place.paths()) == 1
-    assert [(report["location"], report["path"]) for report in reported] == [("artifacts", poison)]
-    assert [line["record"]["path"] for line in lines("Record rejected")] == [poison]
-
-
 @pytest.mark.parametrize(
     "path", ["file/below", "file/far/below", "link/below", "x" * 256, f"{'x' * 256}/below", "x/" * 2100 + "x"]
 )

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
-from psycopg2.extensions import connection as Connection
 
 from housekeeping.testing.stubs import ManualClock
 from housekeeping.workers.user_status_cleanup.models import UserStatus
 from tests.integration.conftest import AddStatuses
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
-from tests.internals.sweeps import Batch, TableStage
 from tests.internals.workers import status_sweep as sweep
 from tests.session_settings import set_in_session
 
@@ -91,21 +87,3 @@ def test_nested_loop_deletes_no_more_than_the_batch(postgres: Database, add_stat
 
     assert result.counts["deleted_rows"] == sweep.limits.batch
     assert len(ids()) == 9 * sweep.limits.batch
-
-
-def test_sweep_uses_the_index(
-    postgres: Database, add_statuses: AddStatuses, admin: Connection, clock: ManualClock
-) -> None:
-    add_statuses(50_000, f"{NOW} + interval '1 second' * (n - 1000)")
-    with admin.cursor() as cursor:
-        cursor.execute("ANALYZE user_statuses")
-    (table,) = sweep.stages_for_run()
-    assert isinstance(table, TableStage)
-    after = (clock.now() - timedelta(seconds=500), 3)
-
-    for position in (None, after):
-        batch = Batch(sweep.name, None, clock.now(), position)
-        sql, parameters = table.rows(batch).sql()
-        plan = "\n".join(row[0] for row in postgres.execute_sql(f"EXPLAIN {sql}", parameters))
-        assert "index_user_statuses_on_clear_status_at_not_null" in plan
-        assert "Seq Scan" not in plan
