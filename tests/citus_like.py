@@ -43,7 +43,6 @@ _SWEEPS: Final = "tests/integration/sweeps"
 #: Beginning of a test's id -> why distributed tables leave it out.
 LEFT_OUT: Final = {
     f"{_SWEEPS}/engine/test_batch_sizing.py::test_batch_whose_locks_others_wait_for_shrinks": _AT_ONCE,
-    f"{_SWEEPS}/engine/test_executor.py::test_run_costs_one_statement_per_batch": _AT_ONCE,
     f"{_SWEEPS}/engine/test_executor_overrides.py::test_alerts_are_raised_above_their_thresholds_only": _LOCKS,
     f"{_SWEEPS}/engine/test_lost_connections.py": _AT_ONCE,
     f"{_SWEEPS}/engine/test_row_errors.py::test_imports_that_all_fail": _BUILT_IN,

@@ -202,14 +202,6 @@ def test_unset_secret_exits_with_2(command: Command) -> None:
     assert command("erase", *PERSON, "--yes", ERASURE_KEY="").returncode == 2
 
 
-def test_erased_person_can_be_erased_again_and_another_one_is_unknown(command: Command) -> None:
-    command("erase", *PERSON, "--yes")
-
-    again = command("erase", *PERSON, "--yes")
-
-    assert again.returncode == 0 and rows() == ERASED
-
-
 def restore(postgres: Database) -> None:
     """Bring back the rows as they were before the erasure, as the restore of a backup does."""
     postgres.execute_sql(f"TRUNCATE {', '.join(ERASED)}")

@@ -35,13 +35,6 @@ page = application.test_client()
 waiting = [page.post("/invoices/7/render", headers={"Tenant": "anna"}).json["waiting"] for _ in range(5)]
 assert waiting == [True, False, False, False, False], waiting
 """
-CHARGED_TWICE = """
-from invoices.web import application
-
-page = application.test_client()
-for cents in (100, 200):
-    page.post("/invoices/7/charge", data={"cents": cents})
-"""
 #: Sends hundreds of charges, each of them twice.
 CHARGED_BY_HUNDREDS = """
 from invoices.actors import charge
@@ -105,15 +98,6 @@ def charges(admin: Connection) -> Counter[int]:
     with admin.cursor() as cursor:
         cursor.execute("SELECT invoice FROM charges")
         return Counter(invoice for (invoice,) in cursor)
-
-
-def test_two_messages_with_a_key_charge_once(charging: Application, admin: Connection, tmp_path: Path) -> None:
-    charging.run(CHARGED_TWICE, tmp_path / "web.log")
-
-    with charging.at_work(tmp_path / "worker.log") as worker:
-        charging.wait_until_done(worker)
-
-    assert charges(admin) == {7: 1}
 
 
 def test_workers_that_are_killed_all_the_time_charge_once(

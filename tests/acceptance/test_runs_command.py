@@ -158,18 +158,6 @@ def test_why_names_a_manual_run_after_the_last_tick(command: Command, add: Calla
     assert "next: the next tick is " in explained
 
 
-def test_why_names_a_message_that_no_worker_takes(command: Command, add: Callable[[int], None]) -> None:
-    add(3)
-    command("run", WORKER)
-    now = json.loads(command("why", WORKER, "--json").stdout)["now"]
-
-    command("enqueue", WORKER)
-    shown = command("why", WORKER).stdout
-
-    assert (now["outcome"], now["reason"]) == ("waits", "no_worker")
-    assert "a run now would wait (no_worker)" in shown and "1 message is in its queue 'cronjob'" in shown
-
-
 def test_completed_run_with_failed_rows_names_the_place_of_their_reasons(command: Command, record: Record) -> None:
     run_id = record(outcome="done", counts={"failed": 2})
 

@@ -118,34 +118,6 @@ def test_why_explains_the_latest_tick_in_text_and_json(made: None, command: Comm
     assert (facts["outcome"], facts["attempts"][0]["reason"]) == ("skipped", "paused")
 
 
-def test_why_distinguishes_sent_from_unsent_ticks(
-    made: None, command: Command, settings: Settings, redis_client: redis.Redis
-) -> None:
-    tick = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
-    asked = ("why", WORKER, tick.isoformat())
-
-    store = TickStore(redis_client, settings.namespace)
-
-    emptied = command(*asked).stdout
-    store.remember(WORKER, tick)
-    began_there = command(*asked).stdout
-    redis_client.delete(f"{settings.namespace}:ticks:{WORKER}")
-    store.remember(WORKER, tick - timedelta(minutes=1))
-    not_sent = command(*asked).stdout
-    store.record(WORKER, tick, "t", "sent", last_missed=tick, noting=False)
-    sent = command(*asked).stdout
-    nobody_knows = command(*asked, REDIS_URL="redis://localhost:1/0").stdout
-
-    answers = (emptied, began_there, not_sent, sent, nobody_knows)
-    assert [said.partition("UTC: ")[2].split()[0] for said in answers] == [
-        "unknown",
-        "not_sent",
-        "not_sent",
-        "waiting",
-        "unknown",
-    ]
-
-
 def test_missed_tick_whose_row_is_not_written_yet_was_not_sent(
     made: None, command: Command, settings: Settings, redis_client: redis.Redis
 ) -> None:

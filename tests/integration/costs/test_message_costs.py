@@ -10,7 +10,6 @@ import dramatiq
 import pytest
 import redis
 
-import housekeeping
 from housekeeping import Settings
 from tests.integration.costs.round_trips import RoundTrips, round_trips
 from tests.integration.middleware.step_worker import StepWorker, installed
@@ -147,17 +146,3 @@ def test_send_takes_one_round_trip(
         work.send(number)
 
     assert meter.per_message() == (1, commands)
-
-
-@_COUNTS_REDIS
-@pytest.mark.parametrize("options", [{}, {"idempotent": True}])
-def test_thousand_messages_take_one_round_trip(
-    broker: Any, to_redis: RoundTrips, meter_client: redis.Redis, options: dict[str, Any]
-) -> None:  # D10
-    work = actor(broker, **options)
-    housekeeping.enqueue_many(work, range(-1, 1))
-
-    before = to_redis.count
-    housekeeping.enqueue_many(work, range(1, 1001))
-
-    assert to_redis.count - before <= 3  # the scripts are looked for; several megabytes may arrive in two parts

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -58,20 +59,13 @@ def test_after_a_restart_of_the_server_the_next_read_works(servers: embedded.Ser
     assert restartable.execute_sql(_PID).fetchone() != before
 
 
-def test_after_a_restart_of_the_server_the_next_write_works(servers: embedded.Servers, restartable: Database) -> None:
-    servers.restart("postgres")
-
-    restartable.execute_sql("INSERT INTO notes VALUES ('a')")
-
-    assert _notes(restartable) == ["a"]
-
-
-def test_after_a_restart_of_the_server_the_next_transaction_works(
-    servers: embedded.Servers, restartable: Database
+@pytest.mark.parametrize("transaction", [lambda _: nullcontext(), Database.atomic], ids=["write", "transaction"])
+def test_after_a_restart_of_the_server_the_next_write_works(
+    servers: embedded.Servers, restartable: Database, transaction: Callable[[Database], AbstractContextManager[Any]]
 ) -> None:
     servers.restart("postgres")
 
-    with restartable.atomic():
+    with transaction(restartable):
         restartable.execute_sql("INSERT INTO notes VALUES ('a')")
 
     assert _notes(restartable) == ["a"]

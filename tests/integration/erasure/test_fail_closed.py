@@ -27,17 +27,6 @@ def _refusal(settings: Settings, subject: Subject, key: Any = MARKER_ID) -> str:
     return str(refused.error)
 
 
-def test_key_that_several_rows_have_is_refused(settings: Settings) -> None:
-    database.execute_sql("ALTER TABLE account ADD full_name text DEFAULT 'Twin'")
-    before, subject = rows(), replace(PERSON, by="full_name")
-
-    with pytest.raises(DeclarationError, match="several rows of account .* full_name.*; give the primary key instead"):
-        ask(settings, subject, "Twin")
-
-    assert (rows(), Erasure.select().count()) == (before, 0)
-    assert erase(settings, subject).state == "done"  # by the primary key
-
-
 @pytest.mark.parametrize("text", ["a\0b", "\udcff"])
 @pytest.mark.parametrize("name", ["reason", "requester"])
 def test_text_that_cannot_be_stored_is_refused(settings: Settings, name: str, text: str) -> None:
@@ -78,16 +67,6 @@ def test_key_of_an_erased_row_that_another_one_has_in_its_column_is_refused(sett
     assert (rows(), Erasure.select().count()) == (before, 1)
     assert row(ask(settings, key=(MARKER_ID,))).key_hmac == erased.key_hmac
     assert row(ask(settings, key=1)).key == ["1"]
-
-
-@pytest.mark.parametrize("key", [MARKER_ID, MARKER])
-def test_column_of_the_key_that_does_not_exist_is_refused(settings: Settings, key: Any) -> None:
-    before = rows()
-
-    with pytest.raises(DeclarationError, match="no column 'emial', which by of Subject.'person'. names; it has email"):
-        ask(settings, replace(PERSON, by="emial"), key)
-
-    assert (rows(), Erasure.select().count()) == (before, 0)
 
 
 @pytest.mark.parametrize("subject", [PERSON, replace(PERSON, by=None, objects=[Objects("pictures", "{nick}/")])])

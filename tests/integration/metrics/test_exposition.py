@@ -100,20 +100,6 @@ def test_metrics_page_shows_counts_and_backlog_of_a_run(
     assert (page.value("housekeeping_redis_seconds_total", worker=STATUSES) or 0) == 0  # it has no lease
 
 
-def test_failed_run_is_counted_and_raises_an_alert(
-    environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
-) -> None:
-    environment["HOUSEKEEPING_BUILT_IN"] = "all"  # its table is missing
-    with metered(environment, tmp_path) as (process, port):
-        queues.put("cronjob", STATUSES)
-        eventually(shows(port, "housekeeping_alarm", 1, worker=STATUSES, alarm="last_run"), process)
-        eventually(shows(port, "housekeeping_retries_total", 1, worker=STATUSES), process)
-        page = read(port)
-
-    assert page.value("housekeeping_runs_total", worker=STATUSES, outcome="failed") == 1
-    assert page.value("housekeeping_last_success_timestamp_seconds", worker=STATUSES) is None
-
-
 def test_worker_serves_its_metrics_from_a_temporary_directory(
     environment: dict[str, str], queues: Queues, tmp_path: Path, postgres: Database
 ) -> None:

@@ -48,14 +48,17 @@ def test_queue_with_waiting_messages_needs_a_worker_without_a_schedule() -> None
     assert alerts(*served, waiting={"git_refs": 1}) == ["no_worker"]
 
 
-@pytest.mark.parametrize(("age_s", "rings"), [(599, []), (600, []), (601, ["no_scheduler"])])
-def test_scheduler_is_missed_after_two_periods(age_s: float, rings: list[str]) -> None:
-    assert alerts(process("worker"), process("scheduler", age_s)) == rings
-
-
-@pytest.mark.parametrize(("age_s", "rings"), [(120, []), (121, ["no_scheduler"])])
-def test_scheduler_is_missed_after_two_minutes_at_the_earliest(age_s: float, rings: list[str]) -> None:
-    assert alerts(process("worker"), process("scheduler", age_s, stopped=True), schedule="* * * * *") == rings
+@pytest.mark.parametrize(
+    ("age_s", "more", "rings"),
+    [
+        (600, {}, []),
+        (601, {}, ["no_scheduler"]),
+        (120, {"schedule": "* * * * *"}, []),  # two minutes at the earliest
+        (121, {"schedule": "* * * * *"}, ["no_scheduler"]),
+    ],
+)
+def test_scheduler_is_missed_after_two_periods(age_s: float, more: dict[str, Any], rings: list[str]) -> None:
+    assert alerts(process("worker"), process("scheduler", age_s, stopped="schedule" in more), **more) == rings
 
 
 @pytest.mark.parametrize(("up_s", "rings"), [(599.0, []), (600.0, ["no_scheduler"])])

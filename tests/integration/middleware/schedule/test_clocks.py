@@ -32,19 +32,6 @@ def _run(machine: Machine, account: Account, until: datetime) -> None:
     account.drain()
 
 
-def test_two_parallel_schedulers_fire_each_tick_of_an_hour_once(own: Settings) -> None:
-    account = Account(own, "*/3 * * * *")
-    one, other = account.process(), account.process()
-
-    for minute in range(60):
-        wake_up(one, at(10, minute, 1))
-        wake_up(other, at(10, minute, 2))
-    account.drain()
-
-    assert account.ran == account.recorded == account.nominal(at(9, 59), at(10, 59))
-    assert account.missed == 0
-
-
 def test_schedulers_restarted_every_minute_fire_each_tick_once(own: Settings) -> None:
     account = Account(own, "* * * * *")
 

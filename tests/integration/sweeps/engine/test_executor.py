@@ -9,7 +9,7 @@ from psycopg2.extensions import connection as Connection
 
 from tests.integration.conftest import AddStatuses, Plant
 from tests.integration.sweeps.engine.executed import DUE, SMALL
-from tests.internals.database import Database, database
+from tests.internals.database import database
 from tests.internals.engine import run_sweep
 from tests.internals.ledger import Counts, Run
 
@@ -31,20 +31,6 @@ def test_each_batch_is_one_transaction_with_its_counts(
     run_sweep(SMALL, on_batch=look)
 
     assert seen == [(10, 10), (20, 20), (25, 25)]
-
-
-def test_run_costs_one_statement_per_batch(
-    add_statuses: AddStatuses, postgres: Database, statements: list[str]
-) -> None:
-    add_statuses(95, DUE)
-
-    run_sweep(SMALL)
-
-    batches = [sql for sql in statements if "DELETE FROM" in sql or "EXECUTE" in sql]
-    assert len(batches) == 10
-    # The rest does not grow with the batches: pause, lost runs, the last runs, the row, the table's key (once a
-    # process), the foreign keys (in the worker's first run), the gates, the backlog.
-    assert len(statements) - len(batches) <= 9
 
 
 def test_deadlocked_batch_is_retried_once(

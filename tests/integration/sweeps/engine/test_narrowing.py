@@ -14,11 +14,11 @@ from housekeeping import Sweep
 from housekeeping.testing.stubs import ManualClock
 from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
-from tests.integration.sweeps.engine.sizing import DUE, LONG_DUE, SMALL, Sizes
-from tests.internals.core import SYSTEM_CLOCK, MessageContext, RunBudget, current_message
+from tests.integration.sweeps.engine.sizing import DUE, SMALL, Sizes
+from tests.internals.core import SYSTEM_CLOCK, RunBudget
 from tests.internals.database import Database
 from tests.internals.engine import Speed, ThrottleWatch, run_sweep
-from tests.internals.ledger import Counts, Override, Run, resume, switch
+from tests.internals.ledger import Counts, Override, resume, switch
 from tests.internals.sweeps import Backlog, Batch, BatchResult, StagePlan
 from tests.internals.workers import BUILT_IN
 
@@ -36,42 +36,6 @@ def said(*, after: int, say: Callable[[], Any], then: Callable[[Counts], None] =
             say()
 
     return on_batch
-
-
-def test_pause_ends_a_run_after_its_batch_and_the_next_resumes(
-    add_statuses: AddStatuses, last_run: Callable[[], Run]
-) -> None:
-    add_statuses(50, DUE)
-
-    paused = run_sweep(SMALL, on_batch=said(after=10, say=lambda: switch(Override(NAME, "paused"))))
-    row = last_run()
-    skipped = run_sweep(SMALL)
-    add_statuses(1, LONG_DUE, first_id=1000)
-    resume(NAME)
-    next_one = run_sweep(SMALL)
-
-    assert (paused.outcome, paused.reason, paused.counts["deleted_rows"]) == ("partial", "paused", 20)
-    assert (row.outcome, row.reason, row.counts["deleted_rows"], row.counts["out_of_time"]) == (
-        "partial",
-        "paused",
-        20,
-        False,
-    )
-    assert (skipped.outcome, skipped.reason) == ("skipped", "paused")
-    assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 31)
-
-
-def test_message_of_a_paused_run_is_done(add_statuses: AddStatuses) -> None:
-    add_statuses(30, DUE)
-    token = current_message.set(MessageContext("message-1"))
-    try:
-        result = run_sweep(SMALL, on_batch=said(after=10, say=lambda: switch(Override(NAME, "paused"))))
-        result.raise_for_failure()
-        again = run_sweep(SMALL, force=True)
-    finally:
-        current_message.reset(token)
-
-    assert (result.reason, again.outcome, again.reason) == ("paused", "skipped", "already_done")
 
 
 def test_forced_run_ignores_a_pause_set_during_it(add_statuses: AddStatuses) -> None:

@@ -14,7 +14,7 @@ from tests.declarations import changed
 from tests.integration.conftest import AddStatuses
 from tests.internals.core import MessageContext, current_message, shared_redis
 from tests.internals.core import redis_client as make_redis_client
-from tests.internals.database import Database, database
+from tests.internals.database import database
 from tests.internals.engine import run_sweep
 from tests.internals.leases import LeaseRow
 from tests.internals.ledger import Counts, Run, runs
@@ -85,18 +85,6 @@ def test_run_with_a_lease_fails_while_redis_is_away(
     assert result.outcome == "failed" and result.reason is not None and "Redis did not answer" in result.reason
     assert last_run().outcome == "failed"
     assert LeaseRow.select().count() == 0
-
-
-def test_missing_schema_error_names_the_command(
-    postgres: Database, add_statuses: AddStatuses, admin: Connection, settings: Settings
-) -> None:
-    with admin.cursor() as cursor:
-        cursor.execute(f"DROP SCHEMA {settings.schema_name} CASCADE")
-
-    result = run_sweep(sweep)
-
-    assert result.outcome == "failed"
-    assert result.reason is not None and result.reason.endswith("run: housekeeping init")
 
 
 def test_completed_message_is_not_run_again_without_redis(add_statuses: AddStatuses) -> None:

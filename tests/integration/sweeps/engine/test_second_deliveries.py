@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from psycopg2.extensions import connection as Connection
 
-from tests.internals.core import RunTakenOver
 from tests.internals.database import Database
 from tests.internals.ledger import RunStart, runs
 
@@ -17,16 +15,6 @@ PATIENCE_S = 20
 
 def begin() -> RunStart | None:
     return runs.begin("work", message_id="message-1", tick=None, trigger="enqueue", lease=None)
-
-
-def test_delayed_delivery_of_a_completed_message_starts_no_run(postgres: Database) -> None:
-    slept, second = begin(), begin()
-
-    assert slept is not None and second is not None
-    with pytest.raises(RunTakenOver), postgres.atomic():
-        runs.advance(slept.run_id, {}, None, None)
-    runs.finish(second.run_id, "done", None, counts={}, cursor=None)
-    assert begin() is None
 
 
 def test_delivery_that_waited_for_the_completing_commit_starts_no_run(postgres: Database, admin: Connection) -> None:
@@ -45,15 +33,6 @@ def test_delivery_that_waited_for_the_completing_commit_starts_no_run(postgres: 
         await_waiting(admin)
 
     assert second.result(PATIENCE_S) is None
-
-
-def test_message_of_a_stopped_run_that_was_refused_starts_no_run(postgres: Database) -> None:
-    first = begin()
-    assert first is not None
-    runs.request_stop(first.run_id, "ops")
-    runs.finish(first.run_id, "failed", "breaker", counts={}, cursor=None)
-
-    assert begin() is None
 
 
 def test_run_that_waited_for_a_done_run_starts_at_the_front(postgres: Database, admin: Connection) -> None:

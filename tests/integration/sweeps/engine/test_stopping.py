@@ -20,7 +20,7 @@ from tests.integration.sweeps.engine.test_narrowing import Outside, said
 from tests.internals.core import MessageContext, current_message
 from tests.internals.database import Database
 from tests.internals.engine import PurgeRequest, restoration_of, run_sweep, sweep_of
-from tests.internals.ledger import NOW, Override, Run, history, operators, runs, switch
+from tests.internals.ledger import NOW, Override, Run, history, operators, resume, runs, switch
 
 ANNA = "anna@ops"
 
@@ -41,18 +41,29 @@ def message(message_id: str = "message-1", stopping: threading.Event | None = No
         current_message.reset(token)
 
 
+#: What an operator does, and why the run then ended.
+ENDINGS = pytest.mark.parametrize(
+    ("end", "reason"),
+    [(lambda worker: stop(), "stopped"), (lambda worker: switch(Override(worker, "paused")), "paused")],
+    ids=["stop", "pause"],
+)
+
+
+@ENDINGS
 def test_stopped_run_ends_after_its_batch_and_the_next_resumes(
-    add_statuses: AddStatuses, last_run: Callable[[], Run]
+    add_statuses: AddStatuses, last_run: Callable[[], Run], end: Callable[[str], object], reason: str
 ) -> None:
     add_statuses(50, DUE)
 
-    stopped = run_sweep(SMALL, on_batch=said(after=10, say=stop))
+    stopped = run_sweep(SMALL, on_batch=said(after=10, say=lambda: end(SMALL.name)))
     row = last_run()
     add_statuses(1, LONG_DUE, first_id=1000)
+    resume(SMALL.name)
     next_one = run_sweep(SMALL)
 
-    assert (stopped.outcome, stopped.reason, stopped.counts["deleted_rows"]) == ("partial", "stopped", 20)
-    assert (row.outcome, row.reason, row.stopped_by, row.counts["deleted_rows"]) == ("partial", "stopped", ANNA, 20)
+    assert (stopped.outcome, stopped.reason, stopped.counts["deleted_rows"]) == ("partial", reason, 20)
+    assert (row.outcome, row.reason, row.counts["deleted_rows"]) == ("partial", reason, 20)
+    assert (row.stopped_by, row.counts["out_of_time"]) == (ANNA if reason == "stopped" else None, False)
     # Where it stopped, then the row that became stale before that place.
     assert (next_one.outcome, next_one.counts["deleted_rows"]) == ("done", 31)
 
@@ -66,15 +77,16 @@ def test_forced_run_is_stopped_as_well(add_statuses: AddStatuses) -> None:
     assert (result.reason, result.counts["deleted_rows"]) == ("stopped", 20)
 
 
-def test_message_of_a_stopped_run_is_done(add_statuses: AddStatuses) -> None:
+@ENDINGS
+def test_message_of_a_stopped_run_is_done(add_statuses: AddStatuses, end: Callable[[str], object], reason: str) -> None:
     add_statuses(30, DUE)
 
     with message():
-        result = run_sweep(SMALL, on_batch=said(after=10, say=stop))
+        result = run_sweep(SMALL, on_batch=said(after=10, say=lambda: end(SMALL.name)))
         result.raise_for_failure()
-        again = run_sweep(SMALL)
+        again = run_sweep(SMALL, force=True)
 
-    assert (result.reason, again.outcome, again.reason) == ("stopped", "skipped", "already_done")
+    assert (result.reason, again.outcome, again.reason) == (reason, "skipped", "already_done")
 
 
 def test_message_of_a_run_that_died_after_it_was_stopped_is_done(add_statuses: AddStatuses) -> None:
@@ -124,14 +136,6 @@ def subscribed(event: Any) -> Iterator[None]:
         yield
     finally:
         events.off(event, handle)
-
-
-#: What an operator does, and why the run then ended.
-ENDINGS = pytest.mark.parametrize(
-    ("end", "reason"),
-    [(lambda worker: stop(), "stopped"), (lambda worker: switch(Override(worker, "paused")), "paused")],
-    ids=["stop", "pause"],
-)
 
 
 @ENDINGS
@@ -192,31 +196,6 @@ def test_restore_is_stopped_and_continued_by_the_same_command(postgres: Database
 
     assert (first.outcome, first.reason, first.counts["restored"]) == ("partial", "stopped", 4)
     assert (second.outcome, second.counts["restored"]) == ("done", 7)
-
-
-def test_second_stop_names_who_was_first(add_statuses: AddStatuses) -> None:
-    add_statuses(50, DUE)
-    told: list[tuple[bool, str]] = []
-
-    run_sweep(SMALL, on_batch=said(after=10, say=lambda: told.extend((stop(), stop("ben@ops")))))
-
-    record = history.find(Run.get().id)
-    assert record is not None
-    assert told == [
-        (True, f"run {record.label} of {SMALL.name} ends after its current batch"),
-        (False, f"run {record.label} is already ending after its current batch, asked by {ANNA}"),
-    ]
-
-
-def test_stop_of_an_ended_run_says_so_and_changes_nothing(add_statuses: AddStatuses) -> None:
-    run_sweep(SMALL)
-    record = history.find(Run.get().id)
-    assert record is not None
-
-    answer = history.stop(record, ANNA)
-
-    assert answer == (False, f"run {record.label} of {SMALL.name} has already ended as done; nothing was stopped")
-    assert Run.get().stopped_by is None
 
 
 def test_stop_of_a_run_that_ends_meanwhile_says_so(add_statuses: AddStatuses) -> None:

@@ -10,7 +10,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import Alerts, Delete, Rows, Sweep
 from tests.declarations import changed
-from tests.integration.conftest import AddStatuses, Locked, Plant
+from tests.integration.conftest import AddStatuses, Locked
 from tests.internals.database import Database
 from tests.internals.engine import run_sweep
 from tests.internals.insight import Alert, worker_status
@@ -69,15 +69,6 @@ def test_done_runs_that_pass_over_a_locked_row_are_late(add_statuses: AddStatuse
     assert (outcome, late(SWEEP, datetime.now(UTC)) is not None) == ("done", True)
 
 
-def test_rejected_row_is_late(add_statuses: AddStatuses, plant: Plant) -> None:
-    add_statuses(3, "now() - interval '2 days'")
-    plant("DELETE ON user_statuses", "OLD.user_id = 2", "RAISE EXCEPTION 'must stay'")
-
-    run_sweep(SWEEP)
-
-    assert late(SWEEP, datetime.now(UTC)) is not None
-
-
 def test_row_with_null_in_the_order_is_late_without_a_time(notes: Connection) -> None:
     sweep = note("notes.null", "is_old", lambda row, now: row.written_at < now)
     add_note(notes, 2)
@@ -124,12 +115,6 @@ def test_age_that_cannot_be_read_is_an_alert(notes: Connection) -> None:
 
     assert none is None and alert is not None
     assert alert.text.startswith("the age of the oldest stale row cannot be read: stage rows is not ordered by a time")
-
-
-def test_unreadable_table_is_an_alert_and_not_an_age_of_zero(postgres: Database) -> None:
-    alert = late(SWEEP)
-
-    assert alert is not None and "cannot be read: " in alert.text and "user_statuses" in alert.text
 
 
 def test_disabled_sweep_promises_nothing(add_statuses: AddStatuses) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg2
@@ -30,7 +30,7 @@ from tests.internals.database import Database
 from tests.internals.embedded import embedded
 from tests.internals.insight import Check, Plan, as_json, dry_run, plan
 from tests.internals.leases import LeaseRow
-from tests.internals.ledger import NOW, SILENCE, Heartbeat, Override, Run, switch
+from tests.internals.ledger import NOW, SILENCE, Heartbeat, Run
 
 WORKER = replace(changed(SMALL, throttle=Throttle(None, None)), schedule="0 3 * * *")
 LEASED = replace(WORKER, lease=Lease("statuses", timedelta(minutes=10)))
@@ -285,17 +285,6 @@ def test_without_redis_no_queue_is_named_before_the_first_process(
     found = plan(WORKER, settings=settings.model_copy(update={"redis_url": None}))
 
     assert check(found, "queue").text.startswith("no worker serves the queue 'cronjob'")
-
-
-def test_pause_names_its_user_its_reason_and_its_end(statuses: None, settings: Settings, processes: None) -> None:
-    until = datetime(2090, 1, 2, 3, 4, tzinfo=UTC)
-    switch(Override(WORKER.name, "paused", "a migration", until, said_by="ann@db1"))
-
-    found = plan(WORKER, settings=settings)
-
-    text = check(found, "override").text
-    assert (found.outcome, found.reason) == ("skipped", "paused")
-    assert text.startswith(f"{WORKER.name} is paused until 2090-01-02 03:04:00 UTC: a migration (set by ann@db1, ")
 
 
 def test_run_without_a_column_of_the_ledger_would_fail(statuses: None, settings: Settings, processes: None) -> None:

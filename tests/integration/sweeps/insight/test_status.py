@@ -131,15 +131,6 @@ def test_alert_of_an_open_run_names_the_run(statuses: type[UserStatus]) -> None:
     assert str(alert) == f"run {run.id} has taken 70 s, over 60 s"
 
 
-@pytest.mark.parametrize(("rows", "rings"), [(4, []), (5, []), (6, ["more than 5 rows wait"])])
-def test_backlog_above_the_threshold_raises_an_alert(add_statuses: AddStatuses, rows: int, rings: list[str]) -> None:
-    add_statuses(rows, _AT)
-
-    seen = worker_status(dataclasses.replace(sweep, alerts=Alerts(backlog=5)), _NOW, ZoneInfo("UTC"))
-
-    assert [str(alarm) for alarm in seen.alarms] == rings
-
-
 def test_long_or_failed_last_run_raises_an_alert(statuses: type[UserStatus]) -> None:
     _ended("failed", reason="database: gone", error="gone", counts={"failed": 2})
 

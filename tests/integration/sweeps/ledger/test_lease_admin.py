@@ -171,21 +171,6 @@ def test_release_leaves_a_successor_that_began_meanwhile(
     assert LeaseRow.get().holder == successors[0].owner()
 
 
-def test_release_of_an_expected_holder_leaves_its_successor(
-    listed: List, run_at_work: runs.RunStart, lose_lease: LoseLease, leases: LeaseStore
-) -> None:
-    [meant] = listed()
-    lose_lease(KEY)
-    successor = ExclusiveLease(KEY, TTL, fenced=True)
-    successor.try_obtain()
-
-    with pytest.raises(HousekeepingError, match="another holder has begun meanwhile; nothing was released"):
-        release_lease(leases, KEY, expected=meant.token)
-
-    assert successor.renew()
-    assert LeaseRow.get().holder == successor.owner()
-
-
 def test_two_holders_in_one_process_are_distinguished(listed: List, leases: LeaseStore) -> None:
     lease, successor = ExclusiveLease(KEY, TTL), ExclusiveLease(KEY, TTL)
     lease.try_obtain()
