@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from housekeeping.embedded.server import Account, Server, spawn, unprivileged_account
+from housekeeping.embedded.server import Server, ServerAccount, spawn, unprivileged_account
 from housekeeping.embedded.servers import clear_folder, create_folder
 
 DATABASE: Final = "visits"
@@ -61,7 +61,7 @@ class MariaDB(Server):
         """Return the path of the socket."""
         return self._part / "socket"
 
-    def __init__(self, program_path: Path, folder: Path, account: Account | None) -> None:
+    def __init__(self, program_path: Path, folder: Path, account: ServerAccount | None) -> None:
         super().__init__(program_path, folder, account)
         options = [f"--datadir={self._part / 'data'}", "--auth-root-authentication-method=normal", "--skip-test-db"]
         command: list[str | Path] = [program("mariadb-install-db"), "--no-defaults", "--skip-name-resolve", *options]

@@ -61,7 +61,7 @@ _PROCESSES: Final = ("worker", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoInstallation:
     """Servers, settings and sweeps of the demo."""
 
     servers: embedded.Servers
@@ -120,7 +120,7 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def installation() -> Iterator[DemoInstallation]:
     """Start servers with the schema and tables; settings of the environment and ``.env`` are ignored.
 
     Raises:
@@ -135,7 +135,7 @@ def stage() -> Iterator[Stage]:
             database.create_tables(list(module.MODELS.values()))
         database.execute_sql(scenes.UNDECIDED)
         try:
-            yield Stage(servers, settings, sweeps)
+            yield DemoInstallation(servers, settings, sweeps)
         finally:
             database.close()
 
@@ -166,45 +166,45 @@ _PATIENCE_S: Final = 120
 _POLL_S: Final = 0.1
 
 
-def run_each_once(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+def run_each_once(installation: DemoInstallation, processes: dict[str, subprocess.Popen[bytes]]) -> None:
     """Enqueue one message for each worker, wait for the runs, and show what changed.
 
     Raises:
       HousekeepingError: When a process ends, a run fails, or nothing is done for two minutes.
     """
     before = counted()
-    sent = send_each_once(stage)
+    sent = send_each_once(installation)
     # A duplicate's work is done by another message: that of a tick, which is awaited below, or the delayed message of a
     # build worker that its parent has enqueued.
     for message in [message for message in sent if "duplicate_of" not in message.options]:
-        _wait(stage, processes, partial(_done, message))
+        _wait(installation, processes, partial(_done, message))
     # Wait for messages that the runs and the scheduler have enqueued meanwhile, so that the numbers add up.
-    _wait(stage, processes, partial(_queues_are_empty, stage))
+    _wait(installation, processes, partial(_queues_are_empty, installation))
     after = counted()
 
-    print_table(sums_table(Run.select().order_by(Run.id), stage.sweeps))
+    print_table(sums_table(Run.select().order_by(Run.id), installation.sweeps))
     print_table(compared(before, after))
-    _print_undecided(stage)
-    _erase_one(stage, processes)
+    _print_undecided(installation)
+    _erase_one(installation, processes)
     out.print()
     for run in Run.select().where(Run.outcome.not_in(("done", "partial", "skipped"))):
         raise HousekeepingError(f"{run.worker} ended as {run.outcome}: {run.error or run.reason}")
 
 
-def _print_undecided(stage: Stage) -> None:
-    found = read_coverage(stage.sweeps.values(), kept_tables(stage.settings))
+def _print_undecided(installation: DemoInstallation) -> None:
+    found = read_coverage(installation.sweeps.values(), kept_tables(installation.settings))
     undecided = ", ".join(each.table for each in found.undecided)
     out.print(f"\nundecided among {len(found.tables)} tables (housekeeping coverage): {undecided}")
 
 
-def _erase_one(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+def _erase_one(installation: DemoInstallation, processes: dict[str, subprocess.Popen[bytes]]) -> None:
     """Erase a customer and print what happened to the rows.
 
     Raises:
       HousekeepingError: If the erasure fails or is incomplete, or a process ends.
     """
     number = accounts.erase()
-    _wait(stage, processes, lambda: accounts.erased(number) is not None)
+    _wait(installation, processes, lambda: accounts.erased(number) is not None)
     record = find_erasure(str(number))
     if record.state != "done":
         raise HousekeepingError(f"erasure {number} is {record.state}: {record.error}")
@@ -216,9 +216,9 @@ def _erase_one(stage: Stage, processes: dict[str, subprocess.Popen[bytes]]) -> N
     out.print(f"proof: {record.proof_in_words}")
 
 
-def send_each_once(stage: Stage) -> list[Message[Any]]:
+def send_each_once(installation: DemoInstallation) -> list[Message[Any]]:
     """Enqueue one run of each worker without an argument; the others are enqueued by their parents."""
-    actors = install(redis_broker(stage.settings), stage.settings).values()
+    actors = install(redis_broker(installation.settings), installation.settings).values()
     sweeps = [(actor, actor.options["sweep"]) for actor in actors if "sweep" in actor.options]
     return [actor.send() for actor, sweep in sweeps if sweep.argument is None]
 
@@ -227,15 +227,17 @@ def _done(message: Message[None]) -> bool:
     return bool(Run.select().where((Run.message_id == message.message_id) & Run.outcome.is_null(False)).exists())
 
 
-def _queues_are_empty(stage: Stage) -> bool:
-    names = sorted({sweep.queue for sweep in stage.sweeps.values()})
-    return not any(lengths.waiting for lengths in queue_lengths(stage.settings, names).values())
+def _queues_are_empty(installation: DemoInstallation) -> bool:
+    names = sorted({sweep.queue for sweep in installation.sweeps.values()})
+    return not any(lengths.waiting for lengths in queue_lengths(installation.settings, names).values())
 
 
-def _wait(stage: Stage, processes: dict[str, subprocess.Popen[bytes]], condition: Callable[[], bool]) -> None:
+def _wait(
+    installation: DemoInstallation, processes: dict[str, subprocess.Popen[bytes]], condition: Callable[[], bool]
+) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
-        stage.check(processes)
+        installation.check(processes)
         if time.monotonic() > deadline:
             raise HousekeepingError(f"the workers did not finish within {_PATIENCE_S} s")
         time.sleep(_POLL_S)
@@ -297,7 +299,10 @@ _LEAST_RUNS: Final = 6
 
 
 def watch(
-    stage: Stage, processes: dict[str, subprocess.Popen[bytes]], stop_requested: threading.Event, dashboard: str
+    installation: DemoInstallation,
+    processes: dict[str, subprocess.Popen[bytes]],
+    stop_requested: threading.Event,
+    dashboard: str,
 ) -> None:
     """Show the processes' work until Ctrl-C or until `stop_requested` is set.
 
@@ -310,31 +315,31 @@ def watch(
       HousekeepingError: When a process ends.
       KeyboardInterrupt: When the end is requested.
     """
-    send_each_once(stage)
+    send_each_once(installation)
     accounts.erase()
     with Live(console=out, auto_refresh=False, screen=True) if out.is_terminal else nullcontext() as live:
         due_at = time.monotonic()
         while not stop_requested.is_set():
-            stage.check(processes)
+            installation.check(processes)
             if time.monotonic() >= due_at:
                 due_at += _REFRESH_S if live else _QUIET_REFRESH_S
                 if live:
-                    live.update(_tables(stage, dashboard, *out.size), refresh=True)
+                    live.update(_tables(installation, dashboard, *out.size), refresh=True)
                 else:
-                    out.print(_tables(stage, dashboard, _WIDE, _QUIET_LINES))
+                    out.print(_tables(installation, dashboard, _WIDE, _QUIET_LINES))
             stop_requested.wait(_POLL_S)
     raise KeyboardInterrupt
 
 
-def _tables(stage: Stage, dashboard: str, width: int, height: int) -> Group:
+def _tables(installation: DemoInstallation, dashboard: str, width: int, height: int) -> Group:
     """Return tables that fit: the last runs and the footer always, and the workers if there is room."""
     now = database_now()
     room = height - 2  # the footer, and a line before it
-    statuses = worker_statuses(list(stage.sweeps.values()), now, stage.settings.timezone)
+    statuses = worker_statuses(list(installation.sweeps.values()), now, installation.settings.timezone)
     statuses = statuses[: max(0, room - _LEAST_RUNS - 2)]  # below a header, above an empty line
     shown: list[RenderableType] = [_one_line_rows(_workers(statuses, now, width)), Text()] if statuses else []
     room -= len(statuses) + len(shown)
-    runs = _one_line_rows(runs_table(Run.select().order_by(Run.id.desc()).limit(max(0, room - 1)), stage.sweeps))
+    runs = _one_line_rows(runs_table(Run.select().order_by(Run.id.desc()).limit(max(0, room - 1)), installation.sweeps))
     padding = room - 1 - runs.row_count
     footer = Text(f"Ctrl-C ends the demo; dashboard: {dashboard}", style="bold", no_wrap=True, overflow="ellipsis")
     return Group(*shown, runs, *[Text()] * (padding + 1), footer)
@@ -376,7 +381,7 @@ def demo(once: bool) -> None:
     started_at, token = time.monotonic(), secrets.token_urlsafe(_TOKEN_BYTES)
     with (
         _ending_on_signals(130 if once else 0) as stop_requested,
-        stage() as ready,
+        installation() as ready,
         nullcontext() if once else dashboard(ready, token) as address,
     ):
         if address is not None:
@@ -393,7 +398,7 @@ def demo(once: bool) -> None:
     print_progress("servers stopped, everything removed", started_at)
 
 
-def _run(ready: Stage, address: str | None, started_at: float, stop_requested: threading.Event) -> None:
+def _run(ready: DemoInstallation, address: str | None, started_at: float, stop_requested: threading.Event) -> None:
     with ready.processes() as processes:
         print_progress("housekeeping worker and housekeeping scheduler started", started_at)
         if address is None:
@@ -435,14 +440,14 @@ def _ending_on_signals(exit_code: int) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def dashboard(stage: Stage, token: str) -> Iterator[str]:
+def dashboard(installation: DemoInstallation, token: str) -> Iterator[str]:
     """Serve the dashboard on a free local port; yield its address, or how to install it. Changes need the token."""
     try:
         from housekeeping.web.application import create_app, server
     except ModuleNotFoundError:
         yield f"not installed: {how_to_install('web')}"
         return
-    app = create_app(stage.settings, stage.sweeps, token, open_to_read=True)
+    app = create_app(installation.settings, installation.sweeps, token, open_to_read=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = server(app, listener)
         thread = threading.Thread(target=serving.run, name="dashboard", daemon=True)

@@ -37,7 +37,7 @@ VERSION_SECONDS: Final = 60  # a program that does not print its version by then
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ServerAccount:
     """Unprivileged account of PostgreSQL, used if this process runs as root."""
 
     name: str
@@ -54,7 +54,7 @@ class Account:
         return bool(status.st_mode & (stat.S_IXGRP if status.st_gid == self.gid else stat.S_IXOTH))
 
 
-def unprivileged_account() -> Account | None:
+def unprivileged_account() -> ServerAccount | None:
     """Return the account for PostgreSQL: ``nobody`` if this is root, otherwise None for the current user.
 
     Raises:
@@ -69,10 +69,10 @@ def unprivileged_account() -> Account | None:
         raise EmbeddedServerError(
             "PostgreSQL refuses to run as root and this machine has no account 'nobody': run as an ordinary user"
         ) from None
-    return Account(nobody.pw_name, nobody.pw_uid, nobody.pw_gid)
+    return ServerAccount(nobody.pw_name, nobody.pw_uid, nobody.pw_gid)
 
 
-def identity_of(account: Account | None) -> dict[str, Any]:
+def identity_of(account: ServerAccount | None) -> dict[str, Any]:
     """Return the options of `subprocess.Popen` that run a program as this account."""
     return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
 
@@ -105,7 +105,7 @@ def find_redis() -> Program:
     return _first_supported(_redis_paths(_sources()), _REDIS, "Redis or Valkey", "Redis")
 
 
-def runnable_postgres(program: Path, account: Account, folder: Path) -> Path:
+def runnable_postgres(program: Path, account: ServerAccount, folder: Path) -> Path:
     """Return `program`, or a copy of it in `folder` if `account` cannot run the original or its ``initdb``.
 
     PostgreSQL's files are copied with it. The original and the folders above it, such as a venv below /root, keep their
@@ -153,7 +153,7 @@ def _first_supported(paths: Iterable[Path], form: tuple[re.Pattern[str], int], w
     )
 
 
-def _version_output(program: Path, account: Account | None = None) -> str | None:
+def _version_output(program: Path, account: ServerAccount | None = None) -> str | None:
     """Return what the program prints for ``--version``; None if the account cannot run it."""
     try:
         done = subprocess.run(
@@ -231,7 +231,7 @@ class Server(abc.ABC):
     stop_signal: signal.Signals
     process: subprocess.Popen[bytes] | None = None
 
-    def __init__(self, program: Path, folder: Path, account: Account | None) -> None:
+    def __init__(self, program: Path, folder: Path, account: ServerAccount | None) -> None:
         self._program = program
         self._account = account
         self._folder = folder
@@ -322,7 +322,7 @@ class Postgres(Server):
         "dynamic_shared_memory_type": "mmap",
     }
 
-    def __init__(self, program: Path, folder: Path, account: Account | None) -> None:
+    def __init__(self, program: Path, folder: Path, account: ServerAccount | None) -> None:
         super().__init__(program, folder, account)
         create_inside(folder / "s", account)
         if account is not None:
@@ -356,7 +356,7 @@ class Redis(Server):
     part = "r"
     stop_signal = signal.SIGTERM
 
-    def __init__(self, program: Path, folder: Path, account: Account | None) -> None:
+    def __init__(self, program: Path, folder: Path, account: ServerAccount | None) -> None:
         super().__init__(program, folder, None)
 
     def launch(self) -> None:
@@ -376,7 +376,7 @@ class Redis(Server):
                 return False
 
 
-def create_inside(folder: Path, account: Account | None) -> Path:
+def create_inside(folder: Path, account: ServerAccount | None) -> Path:
     """Create `folder`, accessible only to `account`, or only to this user if None."""
     folder.mkdir(mode=0o700)
     if account is not None:
@@ -389,7 +389,7 @@ def data_folder(folder: Path) -> Path:
     return folder / "pg" / "data"
 
 
-def spawn(command: list[str | Path], account: Account | None, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+def spawn(command: list[str | Path], account: ServerAccount | None, folder: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start `command` in `folder` as `account`, in its own process group, with its output in `log`.
 
     Raises:

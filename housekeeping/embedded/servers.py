@@ -22,11 +22,11 @@ from urllib.parse import quote
 from housekeeping.core.errors import EmbeddedServerError
 from housekeeping.core.logs import how_to_install
 from housekeeping.embedded.server import (
-    Account,
     Postgres,
     Program,
     Redis,
     Server,
+    ServerAccount,
     find_postgres,
     find_redis,
     release_shared_memory,
@@ -229,7 +229,7 @@ def clear_leftovers(parents: Iterable[Path | str]) -> None:
             os.close(lock)
 
 
-def create_folder(parents: Iterable[Path], account: Account | None) -> tuple[Path, int]:
+def create_folder(parents: Iterable[Path], account: ServerAccount | None) -> tuple[Path, int]:
     """Create a folder in the first suitable one of `parents`, and return it with its lock.
 
     Raises:
@@ -248,7 +248,7 @@ def create_folder(parents: Iterable[Path], account: Account | None) -> tuple[Pat
     raise EmbeddedServerError(f"no temporary folder fits: {'; '.join(rejected)}; set TMPDIR to a short, open one")
 
 
-def _create_in(parent: Path, account: Account | None) -> tuple[Path, int]:
+def _create_in(parent: Path, account: ServerAccount | None) -> tuple[Path, int]:
     lock = None
     while lock is None:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 from housekeeping.demo import scenes
-from housekeeping.demo.demo import Stage, dashboard, runs_table, sums_table
+from housekeeping.demo.demo import DemoInstallation, dashboard, runs_table, sums_table
 from housekeeping.demo.scenes import FAMILIES, KEPT, count_refs, refs_settings, seed_refs

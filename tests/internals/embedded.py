@@ -6,7 +6,7 @@ from housekeeping import embedded
 from housekeeping.embedded import server as programs
 from housekeeping.embedded import servers
 from housekeeping.embedded.server import (
-    Account,
+    ServerAccount,
     data_folder,
     find_postgres,
     find_redis,

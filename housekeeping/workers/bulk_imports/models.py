@@ -92,7 +92,7 @@ TRACKER_ENDS: Final = (
 )
 
 
-class EnumField(SmallIntegerField):
+class IntEnumField(SmallIntegerField):
     """``smallint`` column whose values are members of an enumeration, or plain numbers if unknown."""
 
     def __init__(self, members: type[IntEnum], **options: Any) -> None:
@@ -170,7 +170,7 @@ class BulkImport(StatefulModel):
     id = BigAutoField()
     user_id = BigIntegerField()
     source_type = SmallIntegerField(default=0, constraints=[SQL("DEFAULT 0")])
-    status = EnumField(ImportStatus, default=ImportStatus.CREATED)
+    status = IntEnumField(ImportStatus, default=ImportStatus.CREATED)
     has_failures = BooleanField(default=False, constraints=[SQL("DEFAULT false")])
     created_at = UtcDateTimeField(default=SYSTEM_CLOCK.now, constraints=[SQL("DEFAULT now()")])
     updated_at = UtcDateTimeField(default=SYSTEM_CLOCK.now, constraints=[SQL("DEFAULT now()")])
@@ -193,11 +193,11 @@ class BulkImportEntity(StatefulModel):
     namespace_id = BigIntegerField(null=True)
     project_id = BigIntegerField(null=True)
     organization_id = BigIntegerField(null=True)
-    source_type = EnumField(SourceType)
+    source_type = IntEnumField(SourceType)
     source_full_path = TextField()
     destination_name = TextField(default="", constraints=[SQL("DEFAULT ''")])
     destination_namespace = TextField(default="", constraints=[SQL("DEFAULT ''")])
-    status = EnumField(ImportStatus, default=ImportStatus.CREATED)
+    status = IntEnumField(ImportStatus, default=ImportStatus.CREATED)
     jid = TextField(null=True)
     has_failures = BooleanField(default=False, constraints=[SQL("DEFAULT false")])
     created_at = UtcDateTimeField(default=SYSTEM_CLOCK.now, constraints=[SQL("DEFAULT now()")])
@@ -239,7 +239,7 @@ class BulkImportTracker(StatefulModel):
     bulk_import_entity = ForeignKeyField(BulkImportEntity, backref="trackers", on_delete="CASCADE", index=False)
     relation = TextField()
     stage = IntegerField(default=0, constraints=[SQL("DEFAULT 0")])
-    status = EnumField(TrackerStatus, default=TrackerStatus.CREATED)
+    status = IntEnumField(TrackerStatus, default=TrackerStatus.CREATED)
     has_next_page = BooleanField(default=False, constraints=[SQL("DEFAULT false")])
     next_page = TextField(null=True)
     jid = TextField(null=True)
