@@ -238,7 +238,38 @@ def each_answer_of(*states: State) -> Callable[..., None]:
 
 
 def fault_of_terminal(state: State, asked: str, shop: Night) -> str:
-    """Return what is wrong with the answer of the terminal; empty if nothing is."""
+    """Return what stays wrong with the answer of the terminal; empty if nothing does."""
+
+    def type_again() -> str:
+        if fault := _fault_of_terminal(state, asked, shop):
+            shop.printed.clear()
+        return fault
+
+    return _fault_that_stays(type_again)
+
+
+def fault_of_pages(state: State, asked: str, shop: Night) -> str:
+    """Return what stays wrong with the answer of the pages; empty if nothing does."""
+    return _fault_that_stays(lambda: _followed(shop, state.answer(asked), asked))
+
+
+def _fault_that_stays(look: Callable[[], str]) -> str:
+    """Return what is wrong after half a minute: a page may be some seconds old, and a tick's run be at work."""
+    found = ""
+
+    def is_right() -> bool:
+        nonlocal found
+        found = look()
+        return not found
+
+    try:
+        eventually(is_right, patience_s=30)
+    except AssertionError:
+        return found
+    return ""
+
+
+def _fault_of_terminal(state: State, asked: str, shop: Night) -> str:
     answer, printed = state.answer(asked), ""
     steps = answer.type or QUESTIONS[asked].type
     assert len(steps) <= 3
@@ -246,26 +277,10 @@ def fault_of_terminal(state: State, asked: str, shop: Night) -> str:
         for name in re.findall(r"{(\w+)}", step):
             if not re.search(rf"\b{shop.values[name]}\b", printed):
                 return f"{name} is not in: {printed}"
-        if len(steps) > 1 or step not in shop.printed:
+        if asked == SLOWER or step not in shop.printed:
             shop.printed[step] = shop.type(_filled(step, shop))
         printed = shop.printed[step]
     return _fault(printed, answer.says, answer.never, shop)
-
-
-def fault_of_pages(state: State, asked: str, shop: Night) -> str:
-    """Return what is wrong with the answer of the pages, which may be some seconds old; empty if nothing is."""
-    found = ""
-
-    def is_right() -> bool:
-        nonlocal found
-        found = _followed(shop, state.answer(asked), asked)
-        return not found
-
-    try:
-        eventually(is_right, patience_s=5)
-    except AssertionError:
-        return found
-    return ""
 
 
 def _confused_with(state: State, others: Sequence[State], shop: Night) -> str:
@@ -278,7 +293,7 @@ def _confused_with(state: State, others: Sequence[State], shop: Night) -> str:
         for other in others
         for asked in (STUCK, SAFE)
         if not (asked == SAFE and other.answer(asked) == state.answer(asked))
-        and not fault_of_terminal(other, asked, shop)
+        and not _fault_of_terminal(other, asked, shop)
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 import psycopg2
+import redis
 from dramatiq import Message
 
 from housekeeping import Settings
@@ -29,6 +30,7 @@ from tests.acceptance.test_dashboard import TOKEN
 from tests.command_processes import CommandProcesses
 from tests.internals.brokers import message_broker
 from tests.internals.embedded import embedded
+from tests.internals.ledger import RedisHeartbeats
 
 HOUSEKEEPING: Final = [sys.executable, "-m", "housekeeping"]
 ORDERS: Final = "shop.orders"
@@ -118,7 +120,7 @@ class Browser:
 
     def _send(self, path: str, form: bytes | None) -> str:
         try:
-            with self._opener.open(f"{self._address}{path}", form, timeout=30) as answer:
+            with self._opener.open(f"{self._address}{path}", form, timeout=90) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return error.read().decode()
@@ -205,6 +207,9 @@ class Night:
     def start_idle(self, threads: int = 1) -> tuple[Process, Process]:
         """Start a worker and a scheduler, and return them when both are idle."""
         worker, scheduler = self.start("worker", "-t", str(threads)), self.start("scheduler")
+        with redis.Redis.from_url(self.servers.redis_url) as client:
+            heartbeats = RedisHeartbeats(client, self.settings.namespace)
+            eventually(lambda: len(heartbeats.read()) == 2, worker, scheduler)
         self.status_says("worker idle", worker)
         self.status_says("scheduler idle", scheduler)
         return worker, scheduler

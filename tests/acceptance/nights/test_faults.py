@@ -161,9 +161,9 @@ STATES: Final = (
                 (
                     r"^No worker: cronjob, since .* Start housekeeping worker",
                     r"(?m)^\S+:\d+ +worker +dead\? no heartbeat for",
-                    rf"(?m)^{ORDERS} .* lost\? no heartbeat for 1.\d min",
+                    rf"(?m)^{ORDERS} .* lost\? no heartbeat for \S+ min",
                 ),
-                ("No worker: cronjob, since .* Start housekeeping worker", "lost\\? no heartbeat for 1.\\d min"),
+                ("No worker: cronjob, since .* Start housekeeping worker", r"lost\? no heartbeat for \S+ min"),
                 ("All right",),
             ),
             CATCH_UP: Answer(
@@ -189,8 +189,8 @@ STATES: Final = (
             ),
             UNDO: _UNDO_OF_CUT_RUN,
             LEASE: Answer(
-                (rf"{CALLS} +{CALLS} on \S+:\d+ .* no heartbeat for 1.\d min: the next run takes over",),
-                (rf"Leases.* {CALLS} on \S+:\d+ .* no heartbeat for 1.\d min: the next run takes over",),
+                (rf"{CALLS} +{CALLS} on \S+:\d+ .* no heartbeat for \S+ min: the next run takes over",),
+                (rf"Leases.* {CALLS} on \S+:\d+ .* no heartbeat for \S+ min: the next run takes over",),
             ),
             TICK: Answer(
                 ("it was sent, but no worker serves the queue 'cronjob' since",),
