@@ -19,6 +19,7 @@ from tests.twins import Twin
 from tests.twins.planting import in_text, instead
 
 _REDIS: Final = "tests/integration/brokers/redis/test_brokers.py::"
+_UNREADABLE: Final = "tests/integration/brokers/dead_letters/test_unreadable.py::"
 _LOST: Final = "tests/integration/brokers/redis/test_lost_deliveries.py::"
 _SENDING: Final = "tests/integration/brokers/rabbitmq/test_sending.py::"
 _FOLDER: Final = "tests/integration/middleware/"
@@ -80,7 +81,7 @@ TWINS: Final[list[Twin]] = [
     Twin(
         "B3",
         "skips_message_validation",
-        _REDIS + "test_unreadable_message_affects_no_other",
+        _UNREADABLE + "test_unreadable_message_affects_no_other",
         _skips_validation,
         slow=True,
     ),

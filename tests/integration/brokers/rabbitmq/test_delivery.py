@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -22,36 +21,6 @@ from tests.rabbitmq_look import bodies
 HOURS_MS = 3 * 3_600_000
 
 
-def of_queue(queue: str, **fields: object) -> bytes:
-    message: Message[Any] = Message(queue_name=queue, actor_name="good", args=(), kwargs={}, options={})
-    return Message(**{**message.asdict(), **fields}).encode()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"\x80not json",
-        b'{"queue_name": "default"}',
-        b"[]",
-    ],
-)
-def test_unreadable_message_affects_no_other(  # B3
-    broker: Any, body: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_affects_no_other(broker, body, caplog)
-
-
-@pytest.mark.parametrize(("name", "part"), [("options", []), ("actor_name", ["good"]), ("message_id", {})])
-def test_decodable_but_invalid_message_affects_no_other(  # B3
-    broker: Any, name: str, part: object, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_affects_no_other(broker, of_queue("default", **{name: part}), caplog)
-
-
-def test_message_of_another_queue_affects_no_other(broker: Any, caplog: pytest.LogCaptureFixture) -> None:  # B3
-    assert_affects_no_other(broker, of_queue("elsewhere"), caplog)
-
-
 @pytest.mark.parametrize("priority", ["a", 256, -1, True, []])
 def test_retry_of_a_message_with_an_invalid_priority_affects_no_other(broker: Any, priority: object) -> None:  # B3
     ran: list[int] = []
@@ -69,24 +38,6 @@ def test_retry_of_a_message_with_an_invalid_priority_affects_no_other(broker: An
         eventually(lambda: ran == [1, 1])
         fragile.send(2)
         eventually(lambda: ran == [1, 1, 2])
-
-
-def assert_affects_no_other(broker: Any, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    ran: list[int] = []
-
-    @dramatiq.actor(broker=broker)
-    def good() -> None:
-        ran.append(1)
-
-    good.send()
-    broker.channel.basic_publish("", broker.physical("default"), body)
-    good.send()
-    with working(broker):
-        eventually(lambda: len(ran) == 2)
-        eventually(lambda: bodies(broker, "default.XQ") == [body])
-
-    assert [r.levelno for r in caplog.records if "Unreadable message" in r.getMessage()] == [logging.ERROR]
-    assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
 
 
 def test_message_of_a_lost_connection_acknowledges_no_other(broker: Any) -> None:  # B1
@@ -133,7 +84,8 @@ def test_running_message_whose_connection_is_lost_has_one_effect(broker: Any, qu
 def test_worker_does_not_hold_delayed_messages_for_long(broker: Any, settings: Settings) -> None:
     # RabbitMQ closes the channel of a consumer that holds a message for half an hour.
     work = dramatiq.actor(broker=broker, actor_name="work")(lambda: None)
-    far = of_queue("default.DQ", actor_name="work", options={"eta": int(time.time() * 1000) + HOURS_MS})
+    eta = int(time.time() * 1000) + HOURS_MS
+    far = Message("default.DQ", "work", (), {}, {"eta": eta}).encode()
     broker.declare_queue("default", ensure=True)
     broker.channel.basic_publish("", broker.physical("default.DQ"), far)
     work.send_with_options(delay=HOURS_MS)
@@ -194,17 +146,3 @@ def test_message_that_is_never_due_waits_in_the_longest_level(eta: float) -> Non
     message: Message[Any] = Message("default.DQ", "work", (), {}, {"eta": eta})
 
     assert delay_queues.level_for(message) == LEVELS[-1]
-
-
-def test_dead_letter_names_its_error(broker: Any) -> None:  # R6
-    @dramatiq.actor(broker=broker, max_retries=0)
-    def failing() -> None:
-        raise ValueError("disk full")
-
-    failing.send()
-    with working(broker):
-        eventually(lambda: queued(broker, "default.XQ"))
-
-    [dead] = queued(broker, "default.XQ")
-    assert "ValueError: disk full" in dead.options["traceback"]
-    assert queued(broker) == []

@@ -1,13 +1,11 @@
-"""Unreadable messages, prefetch and heartbeats of the Redis broker."""
+"""Prefetch and heartbeats of the Redis broker, and messages that only Redis holds."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from datetime import timedelta
-from typing import Any
 
 import dramatiq
 import pytest
@@ -16,7 +14,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
 
 from housekeeping import Settings, enqueue_many, install
-from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, queued, working
+from tests.integration.middleware.applications import PATIENCE_S, eventually, installed, working
 from tests.integration.middleware.step_worker import StepWorker
 from tests.internals.brokers import redis as redis_broker
 from tests.internals.core import shared_redis
@@ -28,81 +26,6 @@ def put(broker: RedisBroker, redis_id: str, body: bytes) -> None:
 
 def of_queue(queue: str, **options: object) -> bytes:
     return Message(queue_name=queue, actor_name="good", args=(), kwargs={}, options=dict(options)).encode()
-
-
-def with_part(name: str, part: object) -> bytes:
-    """Return a message that is valid except for this part."""
-    good = json.loads(of_queue("default", redis_message_id="poison"))
-    return json.dumps({**good, name: part}).encode()
-
-
-def nested(levels: int) -> list[Any]:
-    """Return an empty list within other lists."""
-    return [nested(levels - 1)] if levels > 1 else []
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"\x80not json",
-        b'{"queue_name": "default"}',
-        b"[]",
-        of_queue("default"),
-        with_part("options", []),
-        with_part("actor_name", ["good"]),
-        with_part("message_id", {}),
-        with_part("message_id", ["a"]),
-        with_part("message_id", "a\0"),
-        with_part("message_id", "\ud800"),
-        with_part("options", {"redis_message_id": "\ud800"}),
-        with_part("options", {"redis_message_id": "poison", "throws": ["ValueError"]}),
-        with_part("options", {"redis_message_id": "poison", "time_limit": "60000"}),
-        with_part("args", [nested(501)]),
-        with_part("message_timestamp", "now"),
-        with_part("kwargs", []),
-    ],
-)
-def test_unreadable_message_affects_no_other(  # B3
-    broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_affects_no_other(broker, body, caplog)
-
-
-def test_deeply_nested_arguments_are_processed(broker: RedisBroker) -> None:  # B3
-    ran: list[Any] = []
-    dramatiq.actor(broker=broker, actor_name="work")(ran.append).send(nested(500))
-
-    with working(broker):
-        eventually(lambda: not queued(broker))
-
-    assert ran == [nested(500)]
-
-
-def test_message_of_another_queue_affects_no_other(  # B3
-    broker: RedisBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_affects_no_other(broker, of_queue("elsewhere", redis_message_id="poison"), caplog)
-
-
-def assert_affects_no_other(broker: RedisBroker, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    ran = []
-
-    @dramatiq.actor(broker=broker)
-    def good() -> None:
-        ran.append(1)
-
-    good.send()
-    put(broker, "poison", body)
-    good.send()
-    good.send()
-    with working(broker):
-        eventually(lambda: len(ran) == 3)
-
-    dead = f"{broker.namespace}:default.XQ"
-    assert broker.client.hgetall(f"{dead}.msgs") == {b"poison": body}
-    assert broker.client.zcard(dead) == 1
-    assert [r.levelno for r in caplog.records if "Unreadable message" in r.getMessage()] == [logging.ERROR]
-    assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
 
 
 def test_unreadable_message_affects_no_other_on_an_applications_broker(  # B3
