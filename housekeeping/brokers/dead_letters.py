@@ -6,8 +6,8 @@
     page = search(store, LetterFilter(actor="send_invoice", error="timed out"))
     apply(store, "requeue", readable(page.letters))
 
-A message that cannot be read becomes a dead letter, too: `read` checks each one. Texts for people have their secrets
-masked. `redis` and `rabbitmq` have the stores, beside the brokers that fill them.
+A message that `read_message` cannot read becomes a dead letter, too. Texts for people have their secrets masked.
+`redis` and `rabbitmq` have the stores, beside the brokers that fill them.
 """
 
 from __future__ import annotations
@@ -25,72 +25,13 @@ from uuid import uuid4
 
 from dramatiq import Broker, Message
 from dramatiq.common import current_millis
-from dramatiq.errors import DecodeError
 from dramatiq.middleware import MiddlewareError
 
-from housekeeping.brokers.dramatiq_internals import SkipEnqueue, StoreUnavailable, wrong_option
+from housekeeping.brokers.dramatiq_internals import SkipEnqueue, StoreUnavailable, read_message
 from housekeeping.core.clock import SYSTEM_CLOCK, Clock, RunBudget
 from housekeeping.core.errors import DeadLetterRefused, HousekeepingError, RedisUnavailable, WrongArgument
 from housekeeping.core.logs import counted, error_line, in_one_line, is_secret, mask_secrets
-from housekeeping.core.redis import is_storable
 from housekeeping.database.errors import error_in
-
-_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    "actor_name": str,
-    "message_id": str,
-    "message_timestamp": (int, float),  # other programs send fractions of a millisecond
-    "kwargs": dict,
-    "options": dict,
-}
-#: Deepest nesting of a message. Python reads JSON that is nested almost as deeply as its stack allows, which is 1000
-#: frames. A thread that logs such a message, or enqueues it again, would end, and lose the message.
-_DEEPEST: Final = 500
-
-
-def read(body: bytes, queue: str | None = None) -> tuple[Message[Any] | None, str]:
-    """Return the message, or None and why it cannot be read, or taken from this queue."""
-    try:
-        message: Message[Any] = Message.decode(body)
-    except (DecodeError, RecursionError) as error:
-        return None, error_line(error.__cause__ or error)
-    wrong = _wrong_type(message, body)
-    if not wrong and queue not in (None, message.queue_name):
-        wrong = f"it says that its queue is {message.queue_name!r}"
-    return (None, wrong) if wrong else (message, "")
-
-
-def time_of(ms: float) -> datetime | None:
-    """Return the time of milliseconds since 1970; None for 0, and for a number that another program wrote."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _wrong_type(message: Message[Any], body: bytes) -> str:
-    """Return which part of a message is invalid, or an empty text.
-
-    Note: It leaves out the value, which may be a password.
-    """
-    for name, kind in _TYPES.items():
-        part = getattr(message, name)
-        if not isinstance(part, kind):
-            return f"its {name} is of type {type(part).__name__}"
-    if not is_storable(message.message_id):
-        return "its message_id contains a NUL character or a lone surrogate"
-    if wrong := wrong_option(message.options):
-        return f"its option {wrong[0]} is of type {type(message.options[wrong[0]]).__name__}"
-    if body.count(b"[") + body.count(b"{") > _DEEPEST and _is_deep([*message.args, message.kwargs, message.options]):
-        return f"it is nested more than {_DEEPEST} levels deep"
-    return ""
-
-
-def _is_deep(values: list[Any]) -> bool:
-    for _ in range(_DEEPEST):
-        nested = [each.values() if isinstance(each, dict) else each for each in values if isinstance(each, dict | list)]
-        values = [inner for each in nested for inner in each]
-    return bool(values)
-
 
 #: Message options of the past attempts. A `tick` stays, because the requeued message is another attempt at that tick.
 #: An `idempotency_key` and callbacks stay, because the message is the same.
@@ -109,6 +50,14 @@ _UNDECLARED: Final = (
     "the worker process that took it does not declare this actor: restart it with the sender's code and settings, then "
     "requeue"
 )
+
+
+def time_of(ms: float) -> datetime | None:
+    """Return the time of milliseconds since 1970; None for 0, and for a number that another program wrote."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -141,7 +90,7 @@ class DeadLetter:
 
     @cached_property
     def _decoded(self) -> tuple[Message[Any] | None, str]:
-        return read(self.body)
+        return read_message(self.body)
 
     @property
     def message(self) -> Message[Any] | None:

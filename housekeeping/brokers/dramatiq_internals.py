@@ -30,16 +30,16 @@ from dramatiq import Broker, Message, MessageProxy, Middleware, Worker, get_enco
 from dramatiq.brokers.redis import RedisBroker, _RedisConsumer
 from dramatiq.common import current_millis
 from dramatiq.encoder import JSONEncoder
-from dramatiq.errors import Retry
+from dramatiq.errors import DecodeError, Retry
 from dramatiq.middleware import MiddlewareError, SkipMessage, TimeLimit
 from dramatiq.results import ResultBackend
 from dramatiq.results.backends import RedisBackend
 from dramatiq.results.result import wrap_exception
 
 from housekeeping.core.errors import DeclarationError, RedisUnavailable, SettingsError
+from housekeeping.core.logs import error_line, typed_error_line
 from housekeeping.core.logs import logger as named_logger
-from housekeeping.core.logs import typed_error_line
-from housekeeping.core.redis import translate_redis_errors
+from housekeeping.core.redis import is_storable, translate_redis_errors
 
 logger = named_logger(__name__)
 
@@ -235,6 +235,55 @@ def wrong_option(options: Mapping[str, Any]) -> tuple[str, str] | None:
         isinstance(None, options.get("throws") or ())
         return None
     return "throws", "an exception class, or a tuple of them"
+
+
+_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
+    "actor_name": str,
+    "message_id": str,
+    "message_timestamp": (int, float),  # other programs send fractions of a millisecond
+    "kwargs": dict,
+    "options": dict,
+}
+#: Deepest nesting of a message. Python reads JSON that is nested almost as deeply as its stack allows, which is 1000
+#: frames. A thread that logs such a message, or enqueues it again, would end, and lose the message.
+_DEEPEST: Final = 500
+
+
+def read_message(body: bytes, queue: str | None = None) -> tuple[Message[Any] | None, str]:
+    """Return the message, or None and why it cannot be read, or taken from this queue."""
+    try:
+        message: Message[Any] = Message.decode(body)
+    except (DecodeError, RecursionError) as error:
+        return None, error_line(error.__cause__ or error)
+    wrong = _wrong_type(message, body)
+    if not wrong and queue not in (None, message.queue_name):
+        wrong = f"it says that its queue is {message.queue_name!r}"
+    return (None, wrong) if wrong else (message, "")
+
+
+def _wrong_type(message: Message[Any], body: bytes) -> str:
+    """Return which part of a message is invalid, or an empty text.
+
+    Note: It leaves out the value, which may be a password.
+    """
+    for name, kind in _TYPES.items():
+        part = getattr(message, name)
+        if not isinstance(part, kind):
+            return f"its {name} is of type {type(part).__name__}"
+    if not is_storable(message.message_id):
+        return "its message_id contains a NUL character or a lone surrogate"
+    if wrong := wrong_option(message.options):
+        return f"its option {wrong[0]} is of type {type(message.options[wrong[0]]).__name__}"
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _is_deep([*message.args, message.kwargs, message.options]):
+        return f"it is nested more than {_DEEPEST} levels deep"
+    return ""
+
+
+def _is_deep(values: list[Any]) -> bool:
+    for _ in range(_DEEPEST):
+        nested = [each.values() if isinstance(each, dict) else each for each in values if isinstance(each, dict | list)]
+        values = [inner for each in nested for inner in each]
+    return bool(values)
 
 
 def exception_of(message: MessageProxy) -> BaseException | None:

@@ -33,8 +33,8 @@ from dramatiq.errors import ConnectionClosed
 from pika.adapters.utils.connection_workflow import AMQPConnectorException, AMQPConnectorStackTimeout
 from pika.exceptions import AMQPChannelError, AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
-from housekeeping.brokers.dead_letters import DeadLetter, LetterAction, LetterResult, read, requeue
-from housekeeping.brokers.dramatiq_internals import body_of_dead_letter, change_class, forked_with
+from housekeeping.brokers.dead_letters import DeadLetter, LetterAction, LetterResult, requeue
+from housekeeping.brokers.dramatiq_internals import body_of_dead_letter, change_class, forked_with, read_message
 from housekeeping.brokers.redis import DEAD_MESSAGE_TTL_MS
 from housekeeping.core.clock import PATIENCE_S, contacting, is_impatient, is_silent, waiting
 from housekeeping.core.errors import BrokerUnavailable, SettingsError
@@ -161,7 +161,7 @@ class ReliableConsumer(_RabbitmqConsumer):
             raise ConnectionClosed(f"RabbitMQ: {pika_error_line(error)}") from None
         if method is None:
             return None
-        message, wrong = read(body, self.queue_name)
+        message, wrong = read_message(body, self.queue_name)
         if message is None:
             self.broker.bury(self.queue_name, body)
             self.channel.basic_ack(method.delivery_tag)

@@ -23,7 +23,7 @@ from dramatiq.brokers.redis import DEFAULT_MAINTENANCE_CHANCE, MAINTENANCE_SCALE
 from dramatiq.common import compute_backoff, q_name
 from dramatiq.errors import ConnectionClosed
 
-from housekeeping.brokers.dead_letters import DeadLetter, LetterAction, LetterResult, read, requeue
+from housekeeping.brokers.dead_letters import DeadLetter, LetterAction, LetterResult, requeue
 from housekeeping.brokers.dramatiq_internals import (
     RedisConsumer,
     body_of_dead_letter,
@@ -32,6 +32,7 @@ from housekeeping.brokers.dramatiq_internals import (
     dispatch_script,
     exception_of,
     forked_with,
+    read_message,
 )
 from housekeeping.core.errors import HousekeepingError
 from housekeeping.core.logs import error_line
@@ -312,7 +313,7 @@ def _read(body: bytes | None, queue_name: str) -> tuple[Message[Any] | None, str
     """Return a fetched message, or None and why Dramatiq could not process it."""
     if body is None:
         return None, "it is missing"
-    message, why = read(body, queue_name)
+    message, why = read_message(body, queue_name)
     redis_id = None if message is None else message.options.get("redis_message_id")
     if message is not None and not (isinstance(redis_id, str) and is_storable(redis_id)):
         return None, "it has no valid redis_message_id in its options"

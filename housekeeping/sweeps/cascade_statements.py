@@ -196,7 +196,7 @@ class Window:
         return found
 
     def keys(self, numbers: Sequence[int]) -> list[Values]:
-        """Return the keys of the rows with these numbers, likewise."""
+        """Return the keys of the rows with these numbers, in this order."""
         return [self.table.key_in(row) for row in self.values(numbers)]
 
 

@@ -179,7 +179,7 @@ class PartitionStage:
 
     Attributes:
       table: The table, as `candidates` has read it.
-      left_by_others: Name -> the worker that has detached the table and not dropped it; likewise.
+      left_by_others: Name -> the worker that has detached the table and not dropped it, as `candidates` has read them.
     """
 
     batch_size: Final = 1
