@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from housekeeping.embedded.server import Server, ServerAccount, spawn, unprivileged_account
+from housekeeping.embedded.server import Server, UnprivilegedUser, spawn, unprivileged_user
 from housekeeping.embedded.servers import clear_folder, create_folder
 
 DATABASE: Final = "visits"
@@ -61,17 +61,17 @@ class MariaDB(Server):
         """Return the path of the socket."""
         return self._part / "socket"
 
-    def __init__(self, program_path: Path, folder: Path, account: ServerAccount | None) -> None:
-        super().__init__(program_path, folder, account)
+    def __init__(self, program_path: Path, folder: Path, user: UnprivilegedUser | None) -> None:
+        super().__init__(program_path, folder, user)
         options = [f"--datadir={self._part / 'data'}", "--auth-root-authentication-method=normal", "--skip-test-db"]
         command: list[str | Path] = [program("mariadb-install-db"), "--no-defaults", "--skip-name-resolve", *options]
-        if spawn(command, self._account, self._part, self._log).wait(_SETUP_SECONDS) != 0:
+        if spawn(command, self._user, self._part, self._log).wait(_SETUP_SECONDS) != 0:
             raise self._failure("could not be set up by mariadb-install-db")
 
     def launch(self) -> None:
         command: list[str | Path] = [self._program, "--no-defaults", "--skip-networking", f"--socket={self.socket}"]
         command += [f"--datadir={self._part / 'data'}", *(f"--{name}={value}" for name, value in SETTINGS.items())]
-        self.process = spawn(command, self._account, self._part, self._log)
+        self.process = spawn(command, self._user, self._part, self._log)
 
     def _ready(self) -> bool:
         return subprocess.run([*self.client(""), "-e", "SELECT 1"], capture_output=True).returncode == 0
@@ -99,11 +99,11 @@ def started() -> Iterator[MariaDB]:
     Raises:
       EmbeddedServerError: The server does not start.
     """
-    account = unprivileged_account()
-    folder, lock = create_folder(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))), account)
+    user = unprivileged_user()
+    folder, lock = create_folder(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))), user)
     server: MariaDB | None = None
     try:
-        server = MariaDB(Path(program("mariadbd")), folder, account)
+        server = MariaDB(Path(program("mariadbd")), folder, user)
         server.start()
         subprocess.run([*server.client(""), "-e", f"CREATE DATABASE {DATABASE}"], check=True)
         yield server

@@ -15,7 +15,7 @@ from typing import Final
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from benchmarks.comparison import Contestant, Place
-from housekeeping.embedded.server import identity_of, unprivileged_account
+from housekeeping.embedded.server import identity_of, unprivileged_user
 
 _PORT: Final = 16_432
 _START_S: Final = 10.0
@@ -32,13 +32,13 @@ def through_pgbouncer(contestant: Contestant) -> Contestant:
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {_PORT}\nunix_socket_dir =\nauth_type = any\n"
             "pool_mode = transaction\ndefault_pool_size = 4\n"
         )
-        account = unprivileged_account()
-        if account is not None:
-            os.chown(place.folder, account.uid, account.gid)
-            os.chown(configuration, account.uid, account.gid)
+        user = unprivileged_user()
+        if user is not None:
+            os.chown(place.folder, user.uid, user.gid)
+            os.chown(configuration, user.uid, user.gid)
         program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or "pgbouncer"
         process = subprocess.Popen(
-            [program, str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **identity_of(account)
+            [program, str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **identity_of(user)
         )
         atexit.register(process.kill)
         _await_port(process)

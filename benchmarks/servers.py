@@ -16,7 +16,7 @@ from psycopg2.extensions import connection as Connection
 
 from housekeeping import embedded
 from housekeeping.database.connection import connect_to, database
-from housekeeping.embedded.server import Postgres, data_folder, find_postgres, unprivileged_account
+from housekeeping.embedded.server import Postgres, data_folder, find_postgres, unprivileged_user
 from housekeeping.embedded.servers import clear_folder, create_folder
 from housekeeping.ledger import schema
 
@@ -79,12 +79,12 @@ def started(*, durable: bool) -> Iterator[Servers]:
     settings = {**_SETTINGS, **(_DURABLE if durable else _QUICK)}
     if any(program.path.parents[1].glob("lib/**/pg_stat_statements.so")):
         settings["shared_preload_libraries"] = "pg_stat_statements"
-    account = unprivileged_account()
+    user = unprivileged_user()
     with embedded.start(postgres=False) as redis:
-        folder, lock = create_folder([redis.folder.parent], account)
+        folder, lock = create_folder([redis.folder.parent], user)
         postgres: Postgres | None = None
         try:
-            postgres = Postgres(program.path, folder, account)
+            postgres = Postgres(program.path, folder, user)
             postgres.settings = settings
             postgres.start()
             versions = {"postgres": program.version, **redis.versions}

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from tests.internals.embedded import identity_of, unprivileged_account
+from tests.internals.embedded import identity_of, unprivileged_user
 from tests.rabbitmq_server import free_ports
 
 START_S: Final = 20.0
@@ -37,7 +37,7 @@ class PgBouncer:
 
     def __init__(self, target: str, folder: Path, pool_size: int = POOL_SIZE, lines: str = "") -> None:
         self._folder = folder
-        self._account = unprivileged_account()
+        self._account = unprivileged_user()
         given = parse_dsn(target)
         self._database, self._user = given.pop("dbname", "postgres"), given.setdefault("user", "postgres")
         [self.port] = free_ports(1)

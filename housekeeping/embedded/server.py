@@ -37,15 +37,15 @@ VERSION_SECONDS: Final = 60  # a program that does not print its version by then
 
 
 @dataclass(frozen=True, slots=True)
-class ServerAccount:
-    """Unprivileged account of PostgreSQL, used if this process runs as root."""
+class UnprivilegedUser:
+    """Unprivileged user of the operating system, which runs PostgreSQL if this process belongs to root."""
 
     name: str
     uid: int
     gid: int
 
     def may_enter(self, folder: Path) -> bool:
-        """Return whether the permissions of `folder` and all its parents let this account enter it."""
+        """Return whether the permissions of `folder` and all its parents let this user enter it."""
         return all(self._has_x(part.stat()) for part in (folder, *folder.parents))
 
     def _has_x(self, status: os.stat_result) -> bool:
@@ -54,27 +54,27 @@ class ServerAccount:
         return bool(status.st_mode & (stat.S_IXGRP if status.st_gid == self.gid else stat.S_IXOTH))
 
 
-def unprivileged_account() -> ServerAccount | None:
-    """Return the account for PostgreSQL: ``nobody`` if this is root, otherwise None for the current user.
+def unprivileged_user() -> UnprivilegedUser | None:
+    """Return the user for PostgreSQL: ``nobody`` if this is root, otherwise None for the current user.
 
     Raises:
-      EmbeddedServerError: This is root, and the account ``nobody`` does not exist.
+      EmbeddedServerError: This is root, and the user ``nobody`` does not exist.
     """
-    # PostgreSQL refuses to run as root, and as an account without a name.
+    # PostgreSQL refuses to run as root, and as a user without a name.
     if os.geteuid() != 0:
         return None
     try:
         nobody = pwd.getpwnam("nobody")
     except KeyError:
         raise EmbeddedServerError(
-            "PostgreSQL refuses to run as root and this machine has no account 'nobody': run as an ordinary user"
+            "PostgreSQL refuses to run as root and this machine has no user 'nobody': run as an ordinary user"
         ) from None
-    return ServerAccount(nobody.pw_name, nobody.pw_uid, nobody.pw_gid)
+    return UnprivilegedUser(nobody.pw_name, nobody.pw_uid, nobody.pw_gid)
 
 
-def identity_of(account: ServerAccount | None) -> dict[str, Any]:
-    """Return the options of `subprocess.Popen` that run a program as this account."""
-    return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+def identity_of(user: UnprivilegedUser | None) -> dict[str, Any]:
+    """Return the options of `subprocess.Popen` that run a program as this user."""
+    return {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,13 @@ def find_redis() -> Program:
     return _first_supported(_redis_paths(_sources()), _REDIS, "Redis or Valkey", "Redis")
 
 
-def runnable_postgres(program: Path, account: ServerAccount, folder: Path) -> Path:
-    """Return `program`, or a copy of it in `folder` if `account` cannot run the original or its ``initdb``.
+def runnable_postgres(program: Path, user: UnprivilegedUser, folder: Path) -> Path:
+    """Return `program`, or a copy of it in `folder` if `user` cannot run the original or its ``initdb``.
 
     PostgreSQL's files are copied with it. The original and the folders above it, such as a venv below /root, keep their
     permissions.
     """
-    if all(_version_output(each, account) is not None for each in (program, program.with_name("initdb"))):
+    if all(_version_output(each, user) is not None for each in (program, program.with_name("initdb"))):
         return program
 
     # Programs find their libraries by relative paths, so the layout is kept: PACKAGE/INSTALL/bin, lib and share; and in
@@ -153,8 +153,8 @@ def _first_supported(paths: Iterable[Path], form: tuple[re.Pattern[str], int], w
     )
 
 
-def _version_output(program: Path, account: ServerAccount | None = None) -> str | None:
-    """Return what the program prints for ``--version``; None if the account cannot run it."""
+def _version_output(program: Path, user: UnprivilegedUser | None = None) -> str | None:
+    """Return what the program prints for ``--version``; None if the user cannot run it."""
     try:
         done = subprocess.run(
             [program, "--version"],
@@ -162,7 +162,7 @@ def _version_output(program: Path, account: ServerAccount | None = None) -> str 
             capture_output=True,
             cwd="/",
             timeout=VERSION_SECONDS,
-            **identity_of(account),
+            **identity_of(user),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -231,11 +231,11 @@ class Server(abc.ABC):
     stop_signal: signal.Signals
     process: subprocess.Popen[bytes] | None = None
 
-    def __init__(self, program: Path, folder: Path, account: ServerAccount | None) -> None:
+    def __init__(self, program: Path, folder: Path, user: UnprivilegedUser | None) -> None:
         self._program = program
-        self._account = account
+        self._user = user
         self._folder = folder
-        self._part = create_inside(folder / self.part, account)
+        self._part = create_inside(folder / self.part, user)
         self._log = folder / f"{type(self).__name__.lower()}.log"
         # A start waits for the end of a stop in another thread: a server that ends removes the socket of the next one.
         self._changing = threading.RLock()
@@ -322,15 +322,15 @@ class Postgres(Server):
         "dynamic_shared_memory_type": "mmap",
     }
 
-    def __init__(self, program: Path, folder: Path, account: ServerAccount | None) -> None:
-        super().__init__(program, folder, account)
-        create_inside(folder / "s", account)
-        if account is not None:
-            self._program = runnable_postgres(program, account, folder)
+    def __init__(self, program: Path, folder: Path, user: UnprivilegedUser | None) -> None:
+        super().__init__(program, folder, user)
+        create_inside(folder / "s", user)
+        if user is not None:
+            self._program = runnable_postgres(program, user, folder)
         command: list[str | Path] = [self._program.with_name("initdb"), "-D", data_folder(folder)]
         # C is the only collation that every machine has.
         command += ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-        self._initdb = spawn(command, account, self._part, self._log)
+        self._initdb = spawn(command, user, self._part, self._log)
 
     def launch(self) -> None:
         if not _wait(lambda: self._initdb.poll() is not None, _INITDB_S):
@@ -340,7 +340,7 @@ class Postgres(Server):
         command: list[str | Path] = [self._program, "-D", data_folder(self._folder)]
         for name, value in {**self.settings, "unix_socket_directories": self._folder / "s"}.items():
             command += ["-c", f"{name}={value}"]
-        self.process = spawn(command, self._account, self._part, self._log)
+        self.process = spawn(command, self._user, self._part, self._log)
 
     def _ready(self) -> bool:
         # The same check as in pg_ctl. The file of a killed predecessor has another process id in its first line.
@@ -356,14 +356,14 @@ class Redis(Server):
     part = "r"
     stop_signal = signal.SIGTERM
 
-    def __init__(self, program: Path, folder: Path, account: ServerAccount | None) -> None:
+    def __init__(self, program: Path, folder: Path, user: UnprivilegedUser | None) -> None:
         super().__init__(program, folder, None)
 
     def launch(self) -> None:
         command: list[str | Path] = [self._program, "--port", "0", "--unixsocket", self._part / "redis.sock"]
         command += ["--unixsocketperm", "700", "--dir", self._part, "--save", "", "--appendonly", "no"]
         command += ["--daemonize", "no", "--maxmemory-policy", "noeviction"]
-        self.process = spawn(command, self._account, self._part, self._log)
+        self.process = spawn(command, self._user, self._part, self._log)
 
     def _ready(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client:
@@ -376,11 +376,11 @@ class Redis(Server):
                 return False
 
 
-def create_inside(folder: Path, account: ServerAccount | None) -> Path:
-    """Create `folder`, accessible only to `account`, or only to this user if None."""
+def create_inside(folder: Path, user: UnprivilegedUser | None) -> Path:
+    """Create `folder`, accessible only to `user`, or to the current user if None."""
     folder.mkdir(mode=0o700)
-    if account is not None:
-        os.chown(folder, account.uid, account.gid)
+    if user is not None:
+        os.chown(folder, user.uid, user.gid)
     return folder
 
 
@@ -389,8 +389,8 @@ def data_folder(folder: Path) -> Path:
     return folder / "pg" / "data"
 
 
-def spawn(command: list[str | Path], account: ServerAccount | None, folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start `command` in `folder` as `account`, in its own process group, with its output in `log`.
+def spawn(command: list[str | Path], user: UnprivilegedUser | None, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start `command` in `folder` as `user`, in its own process group, with its output in `log`.
 
     Raises:
       EmbeddedServerError: When the program cannot be run.
@@ -410,10 +410,10 @@ def spawn(command: list[str | Path], account: ServerAccount | None, folder: Path
                 cwd=folder,
                 umask=0o077,
                 process_group=0,
-                **identity_of(account),
+                **identity_of(user),
             )
         except OSError as error:
-            who = f" as '{account.name}'" if account else ""
+            who = f" as '{user.name}'" if user else ""
             raise EmbeddedServerError(f"cannot run {command[0]}{who}: {error.strerror}") from error
 
 

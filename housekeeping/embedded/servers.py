@@ -26,12 +26,12 @@ from housekeeping.embedded.server import (
     Program,
     Redis,
     Server,
-    ServerAccount,
+    UnprivilegedUser,
     find_postgres,
     find_redis,
     release_shared_memory,
     stop_all_in,
-    unprivileged_account,
+    unprivileged_user,
 )
 
 _PREFIX: Final = "housekeeping-"
@@ -94,8 +94,8 @@ class Servers:
         parents = list(dict.fromkeys(Path(os.path.realpath(each)) for each in (tempfile.gettempdir(), "/tmp")))
         try:
             clear_leftovers(parents)
-            account = unprivileged_account()
-            self.folder, self._lock = create_folder(parents, account)
+            user = unprivileged_user()
+            self.folder, self._lock = create_folder(parents, user)
         except (EmbeddedServerError, OSError) as error:
             raise EmbeddedServerError(f"cannot start embedded servers: {error}") from error
         self._guard: subprocess.Popen[bytes] | None = None
@@ -110,7 +110,7 @@ class Servers:
                 start_new_session=True,
             )
             kinds: dict[str, type[Server]] = {"postgres": Postgres, "redis": Redis}
-            self._servers = {name: kinds[name](each.path, self.folder, account) for name, each in programs.items()}
+            self._servers = {name: kinds[name](each.path, self.folder, user) for name, each in programs.items()}
             for server in reversed(self._servers.values()):  # initdb continues while Redis starts
                 server.launch()
             for server in self._servers.values():
@@ -229,11 +229,11 @@ def clear_leftovers(parents: Iterable[Path | str]) -> None:
             os.close(lock)
 
 
-def create_folder(parents: Iterable[Path], account: ServerAccount | None) -> tuple[Path, int]:
+def create_folder(parents: Iterable[Path], user: UnprivilegedUser | None) -> tuple[Path, int]:
     """Create a folder in the first suitable one of `parents`, and return it with its lock.
 
     Raises:
-      EmbeddedServerError: When no parent is both short enough for a unix socket and open to `account`.
+      EmbeddedServerError: When no parent is both short enough for a unix socket and open to `user`.
     """
     rejected: list[str] = []
     for parent in parents:
@@ -241,22 +241,22 @@ def create_folder(parents: Iterable[Path], account: ServerAccount | None) -> tup
             rejected.append(f"{parent} is too long for a unix socket")
         elif not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
             rejected.append(f"{parent} is not a folder one can write to")
-        elif account is not None and not account.may_enter(parent):
-            rejected.append(f"{parent} is closed to '{account.name}'")
+        elif user is not None and not user.may_enter(parent):
+            rejected.append(f"{parent} is closed to '{user.name}'")
         else:
-            return _create_in(parent, account)
+            return _create_in(parent, user)
     raise EmbeddedServerError(f"no temporary folder fits: {'; '.join(rejected)}; set TMPDIR to a short, open one")
 
 
-def _create_in(parent: Path, account: ServerAccount | None) -> tuple[Path, int]:
+def _create_in(parent: Path, user: UnprivilegedUser | None) -> tuple[Path, int]:
     lock = None
     while lock is None:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         # None if another process has found the folder while it was still empty, and removed it as a leftover.
         lock = _lock(path)
     (path / _MARKER).write_text("Made by housekeeping.embedded; removed when no process holds a lock on the folder.\n")
-    if account is not None:
-        # PostgreSQL's account may pass through but not list; the servers' own folders below are closed to all others.
+    if user is not None:
+        # PostgreSQL's user may pass through but not list; the servers' own folders below are closed to all others.
         path.chmod(0o711)
     return path, lock
 

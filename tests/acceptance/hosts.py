@@ -26,7 +26,7 @@ from tests.internals.embedded import (
     find_redis,
     runnable_postgres,
     spawn,
-    unprivileged_account,
+    unprivileged_user,
 )
 
 _END_S: Final = 60
@@ -108,18 +108,18 @@ def _ip(*arguments: str) -> None:
 def servers(address: str) -> Iterator[Urls]:
     """Yield PostgreSQL and Redis that listen on the bridge's address."""
     folder = Path(tempfile.mkdtemp(prefix="housekeeping-hosts-", dir="/tmp"))
-    account = unprivileged_account()
+    user = unprivileged_user()
     data_folder(folder).parent.mkdir()
     for each in (folder, data_folder(folder).parent):
-        if account is not None:
-            os.chown(each, account.uid, account.gid)
+        if user is not None:
+            os.chown(each, user.uid, user.gid)
     log, data, postgres, redis_server = folder / "log", data_folder(folder), find_postgres().path, find_redis().path
-    if account is not None:
-        # That account may not be able to read their folder, for example in a home directory.
-        postgres = runnable_postgres(postgres, account, folder)
+    if user is not None:
+        # That user may not be able to read their folder, for example in a home directory.
+        postgres = runnable_postgres(postgres, user, folder)
 
     def run(*command: str | Path) -> subprocess.Popen[bytes]:
-        return spawn(list(command), None if command[0] == redis_server else account, folder, log)
+        return spawn(list(command), None if command[0] == redis_server else user, folder, log)
 
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)

@@ -6,7 +6,7 @@ from housekeeping import embedded
 from housekeeping.embedded import server as programs
 from housekeeping.embedded import servers
 from housekeeping.embedded.server import (
-    ServerAccount,
+    UnprivilegedUser,
     data_folder,
     find_postgres,
     find_redis,
@@ -15,6 +15,6 @@ from housekeeping.embedded.server import (
     runnable_postgres,
     spawn,
     stop_all_in,
-    unprivileged_account,
+    unprivileged_user,
 )
 from housekeeping.embedded.servers import Servers, clear_leftovers, create_folder

@@ -29,7 +29,7 @@ from tests.acceptance.nights.questions import (
 )
 from tests.acceptance.nights.shop import ORDERS, Night
 from tests.acceptance.processes import eventually
-from tests.internals.embedded import embedded, unprivileged_account
+from tests.internals.embedded import embedded, unprivileged_user
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ def servers() -> Iterator[Servers]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tempfile, "tempdir", str(disk))
             queues = stack.enter_context(embedded.start(postgres=False))
-        place, account = disk / "tables", unprivileged_account()
+        place, user = disk / "tables", unprivileged_user()
         place.mkdir()
-        if account is not None:
-            os.chown(place, account.uid, account.gid)
+        if user is not None:
+            os.chown(place, user.uid, user.gid)
         yield Servers(postgres.database_url, queues.redis_url, disk)
 
 

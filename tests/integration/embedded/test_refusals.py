@@ -10,7 +10,7 @@ from tests.faults import at_step
 from tests.integration.embedded.observing import fake_program
 from tests.internals.core import EmbeddedServerError, SettingsError, how_to_install
 from tests.internals.embedded import (
-    ServerAccount,
+    UnprivilegedUser,
     embedded,
     find_postgres,
     find_redis,
@@ -143,8 +143,8 @@ def test_hanging_program_counts_as_not_runnable(tmp_path: Path, monkeypatch: pyt
         (installed / name).write_text("#!/bin/sh\nexec /bin/sleep 60\n")
         (installed / name).chmod(0o755)
     monkeypatch.setattr(programs, "VERSION_SECONDS", 0.1)
-    account = ServerAccount("self", os.geteuid(), os.getegid())
+    user = UnprivilegedUser("self", os.geteuid(), os.getegid())
 
-    runnable = runnable_postgres(installed / "postgres", account, tmp_path)
+    runnable = runnable_postgres(installed / "postgres", user, tmp_path)
 
     assert runnable == tmp_path / "programs" / "package" / "install" / "bin" / "postgres"

@@ -21,7 +21,7 @@ IPC_PRIVATE, IPC_RMID = 0, 0
 
 def leave_behind(place: Path) -> Path:
     """Folder of a killed run without running processes."""
-    folder, lock = create_folder([place], account=None)
+    folder, lock = create_folder([place], user=None)
     os.close(lock)
     return folder
 
@@ -158,7 +158,7 @@ def test_folder_being_created_is_never_abandoned(place: Path) -> None:
     clearer.start()
     try:
         for _ in range(500):
-            folder, lock = create_folder([place], account=None)
+            folder, lock = create_folder([place], user=None)
             made.append(folder.is_dir())
             shutil.rmtree(folder)
             os.close(lock)

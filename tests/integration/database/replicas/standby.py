@@ -22,7 +22,7 @@ from tests.internals.embedded import (
     runnable_postgres,
     spawn,
     stop_all_in,
-    unprivileged_account,
+    unprivileged_user,
 )
 
 PATIENCE_S: Final = 60.0
@@ -46,7 +46,7 @@ class Standby:
         backup = self._program.with_name("pg_basebackup")
         if not backup.is_file():
             pytest.skip(f"{self._program.parent} has no pg_basebackup")
-        self._account = unprivileged_account()
+        self._account = unprivileged_user()
         self._folder, self._log = folder, folder / "log"
         data = data_folder(folder)
         data.parent.mkdir()
