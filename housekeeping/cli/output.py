@@ -390,7 +390,16 @@ def print_page(
     limit: int,
     **conditions: Any,
 ) -> None:
-    """Print a page of rows with ids, which `read` returns, as `print_list` does."""
+    """Read one page of rows with ids, and print it as `print_list` does.
+
+    Parameters:
+      read: Returns the rows; called with the limit, `before` and the conditions.
+      before: The value of ``--before``.
+      limit: Rows of a page.
+
+    Raises:
+      WrongArgument: `before` is not an id.
+    """
     if before is not None and not before.isdecimal():
         raise WrongArgument(f"{before!r} is no ID; housekeeping {name} --json has them")
     found = read(limit + 1, before=None if before is None else int(before), **conditions)

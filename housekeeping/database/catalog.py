@@ -119,7 +119,7 @@ def quoted(name: str) -> str:
 
 
 def listed_for_sql(names: Iterable[str]) -> str:
-    """Return names as a list for SQL that people read: each is quoted only if necessary."""
+    """Return names as a comma-separated list for a printed statement. Names are quoted only if SQL requires it."""
     query = "SELECT quote_ident(name) FROM unnest(%s::text[]) WITH ORDINALITY AS names (name, place) ORDER BY place"
     return ", ".join(name for (name,) in database.execute_sql(query, ([*names],)))
 

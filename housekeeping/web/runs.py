@@ -38,7 +38,7 @@ def add_action_log(app: Flask) -> None:
 
 
 def _list(template: str, read: Callable[..., Sequence[Any]], *names: str) -> tuple[str, int]:
-    """Return a page of rows with ids, filtered by these fields and by time, and the status."""
+    """Return one page of rows with ids as HTML, and its HTTP status. Fields of the form filter it, and times."""
     form = Form(request.args, *names, "since", "until")
     (since, until), before = form.times(), request.args.get("before", type=int)
     limit, typed = 0 if form.errors else _SHOWN + 1, {name: form.typed.get(name) for name in names}
